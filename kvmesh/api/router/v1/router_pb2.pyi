@@ -1,0 +1,300 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from kvmesh.api.errors.v1 import errors_pb2 as _errors_pb2
+from kvmesh.api.types.v1 import kv_pb2 as _kv_pb2
+from kvmesh.api.types.v1 import load_pb2 as _load_pb2
+from kvmesh.api.types.v1 import model_pb2 as _model_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReportKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPORT_KIND_UNSPECIFIED: _ClassVar[ReportKind]
+    REPORT_KIND_PREFILLED: _ClassVar[ReportKind]
+    REPORT_KIND_FIRST_TOKEN: _ClassVar[ReportKind]
+    REPORT_KIND_PROGRESS: _ClassVar[ReportKind]
+    REPORT_KIND_FINISHED: _ClassVar[ReportKind]
+    REPORT_KIND_FAILED: _ClassVar[ReportKind]
+    REPORT_KIND_CANCELLED: _ClassVar[ReportKind]
+
+class IndexTrust(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INDEX_TRUST_UNSPECIFIED: _ClassVar[IndexTrust]
+    INDEX_TRUST_EXACT: _ClassVar[IndexTrust]
+    INDEX_TRUST_RECOVERING: _ClassVar[IndexTrust]
+    INDEX_TRUST_APPROXIMATE: _ClassVar[IndexTrust]
+REPORT_KIND_UNSPECIFIED: ReportKind
+REPORT_KIND_PREFILLED: ReportKind
+REPORT_KIND_FIRST_TOKEN: ReportKind
+REPORT_KIND_PROGRESS: ReportKind
+REPORT_KIND_FINISHED: ReportKind
+REPORT_KIND_FAILED: ReportKind
+REPORT_KIND_CANCELLED: ReportKind
+INDEX_TRUST_UNSPECIFIED: IndexTrust
+INDEX_TRUST_EXACT: IndexTrust
+INDEX_TRUST_RECOVERING: IndexTrust
+INDEX_TRUST_APPROXIMATE: IndexTrust
+
+class RouteRequest(_message.Message):
+    __slots__ = ("hello", "ask", "report")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ask: Ask
+    report: Report
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("frontend_id",)
+    FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
+    frontend_id: str
+    def __init__(self, frontend_id: _Optional[str] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("ask_id", "request_id", "model", "prompt_tokens", "expected_output_tokens", "block_hashes", "block_size_tokens", "adapter", "tenant", "priority", "timeout", "session_id", "choices", "required_features", "required_labels", "preferred_labels", "excluded_worker_ids", "pinned_prefill_worker_id", "pinned_decode_worker_id", "attempt")
+    class RequiredLabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class PreferredLabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ASK_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_LABELS_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_LABELS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ask_id: int
+    request_id: str
+    model: str
+    prompt_tokens: int
+    expected_output_tokens: int
+    block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    block_size_tokens: int
+    adapter: str
+    tenant: str
+    priority: int
+    timeout: _duration_pb2.Duration
+    session_id: str
+    choices: int
+    required_features: _containers.RepeatedScalarFieldContainer[str]
+    required_labels: _containers.ScalarMap[str, str]
+    preferred_labels: _containers.ScalarMap[str, str]
+    excluded_worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    pinned_prefill_worker_id: str
+    pinned_decode_worker_id: str
+    attempt: int
+    def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class RouteResponse(_message.Message):
+    __slots__ = ("placement", "refusal")
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    placement: Placement
+    refusal: Refusal
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("ask_id", "reservation_id", "prefill", "decode", "handoff", "rendezvous_address", "cached_tokens", "expected_ttft", "reasons")
+    ASK_ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TTFT_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    ask_id: int
+    reservation_id: str
+    prefill: _model_pb2.WorkerRef
+    decode: _model_pb2.WorkerRef
+    handoff: _kv_pb2.Handoff
+    rendezvous_address: str
+    cached_tokens: int
+    expected_ttft: _duration_pb2.Duration
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ask_id: _Optional[int] = ..., reservation_id: _Optional[str] = ..., prefill: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., handoff: _Optional[_Union[_kv_pb2.Handoff, str]] = ..., rendezvous_address: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., expected_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("ask_id", "error")
+    ASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ask_id: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, ask_id: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id")
+    ASK_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    FAILED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ask_id: int
+    kind: ReportKind
+    elapsed: _duration_pb2.Duration
+    cached_tokens: int
+    output_tokens: int
+    error: _errors_pb2.ErrorDetail
+    failed_worker_id: str
+    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("request_id", "policy", "decided_at", "candidates", "placement", "error", "reports")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    policy: str
+    decided_at: _timestamp_pb2.Timestamp
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    placement: Placement
+    error: _errors_pb2.ErrorDetail
+    reports: _containers.RepeatedCompositeFieldContainer[Report]
+    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., decided_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("prefill", "decode", "cost", "terms", "removed_by")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BY_FIELD_NUMBER: _ClassVar[int]
+    prefill: _model_pb2.WorkerRef
+    decode: _model_pb2.WorkerRef
+    cost: float
+    terms: _containers.RepeatedCompositeFieldContainer[CostTerm]
+    removed_by: str
+    def __init__(self, prefill: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., cost: _Optional[float] = ..., terms: _Optional[_Iterable[_Union[CostTerm, _Mapping]]] = ..., removed_by: _Optional[str] = ...) -> None: ...
+
+class CostTerm(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers", "index_blocks")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerView]
+    index_blocks: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ..., index_blocks: _Optional[int] = ...) -> None: ...
+
+class WorkerView(_message.Message):
+    __slots__ = ("worker", "role", "model", "trust", "trust_reason", "load", "index_blocks", "requests_in_flight", "prompt_tokens_in_flight", "excluded_by", "kv_compatibility_hash")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    TRUST_REASON_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_BY_FIELD_NUMBER: _ClassVar[int]
+    KV_COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
+    worker: _model_pb2.WorkerRef
+    role: _model_pb2.Role
+    model: str
+    trust: IndexTrust
+    trust_reason: str
+    load: _load_pb2.LoadRecord
+    index_blocks: int
+    requests_in_flight: int
+    prompt_tokens_in_flight: int
+    excluded_by: str
+    kv_compatibility_hash: str
+    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[str] = ..., trust: _Optional[_Union[IndexTrust, str]] = ..., trust_reason: _Optional[str] = ..., load: _Optional[_Union[_load_pb2.LoadRecord, _Mapping]] = ..., index_blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., prompt_tokens_in_flight: _Optional[int] = ..., excluded_by: _Optional[str] = ..., kv_compatibility_hash: _Optional[str] = ...) -> None: ...
+
+class SyncPeersRequest(_message.Message):
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
+    settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
+    sequence: int
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class SyncPeersResponse(_message.Message):
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
+    settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
+    sequence: int
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class Reservation(_message.Message):
+    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_prompt_tokens", "kv_blocks", "is_prefilled")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    IS_PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: str
+    prefill_worker_id: str
+    decode_worker_id: str
+    uncached_prompt_tokens: int
+    kv_blocks: int
+    is_prefilled: bool
+    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_prompt_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,36 @@
+"""The nouns of the mesh: plain values without behaviour, shared by everything else."""
+
+from kvmesh.core.generation import Generation, Media, MediaKind
+from kvmesh.core.kv import KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
+from kvmesh.core.output import FinishReason, TokenLogprob, Usage
+from kvmesh.core.routing import Ask, Placement, ReportKind
+from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
+from kvmesh.core.worker import Capabilities, Handoff, LoadRecord, ModelCard, Role, WorkerRef
+
+__all__ = [
+    "Ask",
+    "Capabilities",
+    "Constraint",
+    "ConstraintKind",
+    "FinishReason",
+    "Generation",
+    "Handoff",
+    "KvCleared",
+    "KvEvent",
+    "KvHandle",
+    "KvRemoved",
+    "KvStored",
+    "KvTier",
+    "LoadRecord",
+    "Media",
+    "MediaKind",
+    "ModelCard",
+    "Placement",
+    "Rendezvous",
+    "ReportKind",
+    "Role",
+    "SamplingParams",
+    "TokenLogprob",
+    "Usage",
+    "WorkerRef",
+]

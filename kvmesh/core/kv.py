@@ -1,0 +1,73 @@
+"""KV blocks: how they are handed over and reported."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class KvTier(StrEnum):
+    """Where a block lies."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+    OBJECT = "object"
+    PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvHandle:
+    """KV blocks held under a lease until pulled. Opaque to everybody but the adapter that wrote `payload`.
+
+    `lease_s` is the time left when this value was made or received; whoever passes it on takes off what it spent.
+    """
+
+    handle_id: str
+    format: str
+    compatibility_hash: str
+    payload: bytes
+    worker_id: str
+    worker_epoch: int
+    tokens: int
+    lease_s: float
+    kv_bytes: int | None = None
+    first_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where two legs that start at once meet."""
+
+    host: str
+    port: int
+    room: int
+    prefill_data_parallel_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStored:
+    """A run of blocks became reusable, each the child of the one before; the first one's parent is `parent_hash`."""
+
+    block_hashes: Sequence[int]
+    parent_hash: int | None = None
+    tier: KvTier = KvTier.DEVICE
+    data_parallel_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvRemoved:
+    """Blocks left a tier."""
+
+    block_hashes: Sequence[int]
+    tier: KvTier = KvTier.DEVICE
+    data_parallel_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCleared:
+    """All blocks of the rank are gone, in all tiers."""
+
+    data_parallel_rank: int = 0
+
+
+KvEvent = KvStored | KvRemoved | KvCleared

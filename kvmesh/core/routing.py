@@ -1,0 +1,62 @@
+"""What is said between frontend and router."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvmesh.core.worker import Handoff, WorkerRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request to place; carries chained block hashes at `block_size_tokens`, never the prompt."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    block_hashes: Sequence[int] = ()
+    block_size_tokens: int = 0
+    expected_output_tokens: int = 0
+    adapter: str = ""
+    tenant: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    session_id: str = ""
+    choices: int = 1
+    required_features: Sequence[str] = ()
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    preferred_labels: Mapping[str, str] = field(default_factory=dict)
+    excluded_worker_ids: Sequence[str] = ()
+    pinned_prefill_worker_id: str = ""
+    pinned_decode_worker_id: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a request goes. No prefill worker: the decode worker computes the prompt."""
+
+    reservation_id: str
+    decode: WorkerRef
+    prefill: WorkerRef | None = None
+    handoff: Handoff | None = None
+    rendezvous_address: str = ""
+    cached_tokens: int = 0
+    expected_ttft_s: float | None = None
+    reasons: Sequence[str] = ()
+
+
+class ReportKind(StrEnum):
+    """Kinds of news of a placed request; the last three settle its reservation."""
+
+    PREFILLED = "prefilled"
+    FIRST_TOKEN = "first_token"
+    PROGRESS = "progress"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def settles(self) -> bool:
+        """True when nothing may follow it."""
+        return self in (ReportKind.FINISHED, ReportKind.FAILED, ReportKind.CANCELLED)

@@ -1,0 +1,87 @@
+"""Who a worker is, what it can do, and what it is busy with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a worker does in the mesh."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENCODE = "encode"
+
+
+class Handoff(StrEnum):
+    """How prefill and decode meet (see `protos/kvmesh/types/v1/kv.proto`)."""
+
+    SEQUENTIAL = "sequential"
+    RENDEZVOUS = "rendezvous"
+    PUSH = "push"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRef:
+    """A worker as placements name it. `address` is host:port; `epoch` changes when its process starts anew."""
+
+    worker_id: str
+    address: str
+    epoch: int = 0
+    data_parallel_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """A model as it is served. `source` is the directory or name that tokenizer and template are loaded from."""
+
+    name: str
+    source: str
+    context_tokens_max: int
+    vocabulary_size: int
+    revision: str = ""
+    eos_token_ids: Sequence[int] = ()
+    adapters: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do; the support matrix is made from these records.
+
+    `features` holds words of the closed list in `docs/support-matrix.md`.
+    """
+
+    engine: str
+    engine_version: str
+    handoffs: Sequence[Handoff] = ()
+    roles: Sequence[Role] = ()
+    features: Sequence[str] = ()
+    logprobs_max: int = 0
+    data_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRecord:
+    """Load of one worker after one engine step; fields as in `protos/kvmesh/types/v1/load.proto`."""
+
+    worker_id: str = ""
+    epoch: int = 0
+    sequence: int = 0
+    taken_at_s: float = 0.0
+    step: int = 0
+    running_requests: int = 0
+    waiting_requests: int = 0
+    waiting_prompt_tokens: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_free: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_leased: int = 0
+    running_requests_max: int = 0
+    step_s: float = 0.0
+    prompt_tokens_total: int = 0
+    output_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    transferred_tokens_total: int = 0
+    data_parallel_rank: int = 0
+    is_draining: bool = False
+    preempted_requests_total: int = 0
