@@ -1,0 +1,84 @@
+"""Checks of foreign values, used wherever they enter; each raises InvalidRequestError that names the field."""
+
+import math
+from collections.abc import Sequence
+
+from kvmesh.core import Generation, SamplingParams
+from kvmesh.errors import InvalidRequestError
+
+STOP_STRINGS_MAX = 16
+STOP_CHARACTERS_MAX = 256
+STOP_TOKENS_MAX = 64
+LOGPROBS_MAX = 20
+LOGIT_BIAS_MAX = 1024
+PRIORITY_MAX = 100
+CACHE_SALT_BYTES_MAX = 256
+REQUEST_ID_CHARACTERS_MAX = 128
+MEDIA_MAX = 64
+
+
+def check_range(value: float | None, field: str, low: float, high: float, *, above: bool = False) -> None:
+    """`low` to `high` inclusive; `above` excludes `low`. None passes; NaN and infinities do not."""
+    if value is None:
+        return
+    if not math.isfinite(value) or value > high or value < low or (above and value == low):
+        bound = f"above {low:g}" if above else f"at least {low:g}"
+        raise InvalidRequestError(f"{field} must be {bound} and at most {high:g}, not {value:g}", field=field)
+
+
+def check_length(length: int, field: str, low: int, high: int, unit: str) -> None:
+    """Length of a list or string within bounds."""
+    if not low <= length <= high:
+        raise InvalidRequestError(f"{field} must have {low} to {high} {unit}, not {length}", field=field)
+
+
+def check_sampling(params: SamplingParams, *, prefix: str = "sampling.") -> None:
+    """All ranges of `protos/kvmesh/types/v1/sampling.proto`."""
+    check_range(params.temperature, f"{prefix}temperature", 0, 2)
+    check_range(params.top_p, f"{prefix}top_p", 0, 1, above=True)
+    check_range(params.top_k, f"{prefix}top_k", 0, 2**31 - 1)
+    check_range(params.min_p, f"{prefix}min_p", 0, 1)
+    check_range(params.presence_penalty, f"{prefix}presence_penalty", -2, 2)
+    check_range(params.frequency_penalty, f"{prefix}frequency_penalty", -2, 2)
+    check_range(params.repetition_penalty, f"{prefix}repetition_penalty", 0, 10, above=True)
+    check_range(params.max_tokens, f"{prefix}max_tokens", 1, 2**31 - 1)
+    check_range(params.min_tokens, f"{prefix}min_tokens", 0, params.max_tokens or 2**31 - 1)
+    check_range(params.seed, f"{prefix}seed", -(2**63), 2**63 - 1)
+    check_range(params.logprobs, f"{prefix}logprobs", 0, LOGPROBS_MAX)
+    check_range(params.prompt_logprobs, f"{prefix}prompt_logprobs", 0, LOGPROBS_MAX)
+    check_stops(params.stop, f"{prefix}stop")
+    check_length(len(params.stop_token_ids), f"{prefix}stop_token_ids", 0, STOP_TOKENS_MAX, "entries")
+    check_length(len(params.logit_bias), f"{prefix}logit_bias", 0, LOGIT_BIAS_MAX, "entries")
+    for _, bias in params.logit_bias:
+        check_range(bias, f"{prefix}logit_bias", -100, 100)
+
+
+def check_stops(stops: Sequence[str], field: str) -> None:
+    """At most 16 strings of 1 to 256 characters."""
+    check_length(len(stops), field, 0, STOP_STRINGS_MAX, "entries")
+    for stop in stops:
+        check_length(len(stop), field, 1, STOP_CHARACTERS_MAX, "characters")
+
+
+def check_generation(generation: Generation, *, vocabulary_size: int, context_tokens_max: int) -> None:
+    """A generation against the model that will run it: token ids, prompt length, sampling."""
+    check_sampling(generation.sampling, prefix="generation.sampling.")
+    check_range(generation.priority, "generation.priority", -PRIORITY_MAX, PRIORITY_MAX)
+    check_length(len(generation.cache_salt.encode()), "generation.cache_salt", 0, CACHE_SALT_BYTES_MAX, "bytes")
+    check_length(len(generation.media), "generation.media", 0, MEDIA_MAX, "entries")
+    check_tokens(generation.token_ids, "generation.token_ids", vocabulary_size)
+    length = len(generation.token_ids) + len(generation.emitted_token_ids)
+    if length >= context_tokens_max:
+        raise InvalidRequestError(
+            f"the prompt has {length} tokens; the model takes at most {context_tokens_max - 1} and one to generate",
+            field="generation.token_ids",
+            reason="context_length_exceeded",
+        )
+
+
+def check_tokens(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:
+    """At least one token, each within the vocabulary."""
+    if not token_ids:
+        raise InvalidRequestError(f"{field} must not be empty", field=field)
+    if max(token_ids) >= vocabulary_size or min(token_ids) < 0:
+        raise InvalidRequestError(f"{field} must hold ids below {vocabulary_size}", field=field)
