@@ -5,7 +5,7 @@
     h[i]   = xxh3_64(le64(h[i-1]) || le32(token) ... || media hashes that begin in block i)
 
 Two prompts share block i exactly when they share everything up to its end, the adapter, the tenant salt and the media.
-Only full blocks have names. Figures: 0.25 us a block of 32 tokens in CPython with the xxhash package.
+Only full blocks have names. A block of 32 tokens takes about 0.5 us (CPython, xxhash package).
 """
 
 import sys
