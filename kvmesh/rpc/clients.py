@@ -1,0 +1,138 @@
+"""What a frontend calls, as plain values: one typed client per service.
+
+`prefill_client.py`, `decode_link.py` and `router_link.py` implement these over any channel that looks like a `grpc.aio.Channel`,
+the in-memory one included, so the pipeline above them cannot tell them apart. Failures arrive as MeshError, never as RpcError.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvmesh.core import (
+    Ask,
+    FinishReason,
+    Generation,
+    KvHandle,
+    Placement,
+    Rendezvous,
+    ReportKind,
+    TokenLogprob,
+    Usage,
+    WorkerRef,
+)
+from kvmesh.errors import MeshError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillResult:
+    """A computed prompt. `handle` is None after a rendezvous."""
+
+    handle: KvHandle | None
+    usage: Usage
+    queue_s: float
+    compute_s: float
+
+
+class PrefillClient(Protocol):
+    """Calls PrefillService on any worker."""
+
+    async def prefill(
+        self,
+        worker: WorkerRef,
+        *,
+        request_id: str,
+        generation: Generation,
+        timeout_s: float,
+        rendezvous: Rendezvous | None = None,
+        reservation_id: str = "",
+    ) -> PrefillResult:
+        """Computes a prompt. Cancelling it stops the worker's computation and frees its blocks."""
+        ...
+
+    async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
+        """Gives a handle back before its lease ends. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLeg:
+    """What is submitted to a decode worker."""
+
+    request_id: str
+    generation: Generation
+    timeout_s: float
+    handle: KvHandle | None = None
+    rendezvous: Rendezvous | None = None
+    reservation_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegFinish:
+    """The end of a decode leg. `error` is set exactly when the reason is ERROR."""
+
+    reason: FinishReason
+    usage: Usage = field(default_factory=Usage)
+    stop_token_id: int | None = None
+    error: MeshError | None = None
+    was_recomputed: bool = False
+
+
+class LegSink(Protocol):
+    """Receives one leg's tokens. Both methods are called from the link's reader, once per step frame, and must not block."""
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        """New tokens in order; at least one. `logprobs` has one entry per token when asked for."""
+        ...
+
+    def on_finish(self, finish: LegFinish) -> None:
+        """The end, exactly once, after all tokens; also when the worker is lost or silent (ERROR with LostError)."""
+        ...
+
+
+class DecodeLink(Protocol):
+    """All legs of this frontend on one decode worker, over one Attach stream."""
+
+    def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
+        """Queues a leg and returns its cancel function (idempotent; the CANCELLED finish follows).
+
+        Raises UnavailableError when the link is down, OverloadedError when the worker's submission limit is reached.
+        """
+        ...
+
+
+class DecodeLinks(Protocol):
+    """Links to all decode workers in use."""
+
+    async def link(self, worker: WorkerRef, *, timeout_s: float) -> DecodeLink:
+        """The standing link, or a new one once its Welcome came. UnavailableError when the worker cannot be reached."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A placement and the number under which it is reported on."""
+
+    ask_id: int
+    placement: Placement
+
+
+class RouterLink(Protocol):
+    """Asks and reports of this frontend, over one Route stream to one of the routers."""
+
+    async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
+        """Asks for a placement; a refusal is raised. Cancelling withdraws the ask."""
+        ...
+
+    def report_nowait(
+        self,
+        ask_id: int,
+        kind: ReportKind,
+        *,
+        elapsed_s: float,
+        cached_tokens: int | None = None,
+        output_tokens: int = 0,
+        error: MeshError | None = None,
+        failed_worker_id: str = "",
+    ) -> None:
+        """Tells how a placed request goes. Never waits, never raises; lost with the stream."""
+        ...
