@@ -1,0 +1,80 @@
+"""SamplingParams and constraints."""
+
+from kvmesh.api.types.v1 import sampling_pb2 as pb
+from kvmesh.checks import check_sampling
+from kvmesh.core import Constraint, ConstraintKind, SamplingParams
+from kvmesh.errors import InvalidRequestError
+from kvmesh.rpc.codec.scalars import optional_field
+
+_SCALARS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+def to_sampling(params: SamplingParams) -> pb.SamplingParams:
+    """The wire form. None stays absent."""
+    scalars = {name: value for name in _SCALARS if (value := getattr(params, name)) is not None}
+    message = pb.SamplingParams(
+        **scalars,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        skip_special_tokens=params.skip_special_tokens,
+    )
+    for token_id, bias in params.logit_bias:
+        message.logit_bias.add(token_id=token_id, bias=bias)
+    if params.constraint is not None:
+        message.constraint.CopyFrom(to_constraint(params.constraint))
+    return message
+
+
+def from_sampling(message: pb.SamplingParams, *, prefix: str = "sampling.") -> SamplingParams:
+    """The value, checked; errors name fields under `prefix`."""
+    scalars = {name: optional_field(message, name) for name in _SCALARS}
+    params = SamplingParams(
+        **scalars,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        constraint=from_constraint(message.constraint, prefix) if message.HasField("constraint") else None,
+        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+    )
+    check_sampling(params, prefix=prefix)
+    return params
+
+
+def to_constraint(constraint: Constraint) -> pb.Constraint:
+    """The wire form."""
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return pb.Constraint(json_object=True)
+        case ConstraintKind.CHOICE:
+            return pb.Constraint(choice=pb.Choice(options=constraint.options))
+        case kind:
+            return pb.Constraint(**{kind.value: constraint.text})
+
+
+def from_constraint(message: pb.Constraint, prefix: str) -> Constraint:
+    """The value; an empty or unknown constraint is refused."""
+    kind = message.WhichOneof("kind")
+    field = f"{prefix}constraint"
+    if kind is None or (kind == "json_object" and not message.json_object):
+        raise InvalidRequestError(f"{field} must set one kind", field=field)
+    if kind == "choice":
+        if not message.choice.options:
+            raise InvalidRequestError(f"{field}.choice must have options", field=f"{field}.choice")
+        return Constraint(kind=ConstraintKind.CHOICE, options=tuple(message.choice.options))
+    text = "" if kind == "json_object" else getattr(message, kind)
+    return Constraint(kind=ConstraintKind(kind), text=text)

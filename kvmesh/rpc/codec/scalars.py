@@ -1,0 +1,73 @@
+"""Durations, timestamps and enums."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from kvmesh.errors import InvalidRequestError
+
+_NANOS = 1_000_000_000
+T = TypeVar("T")
+
+
+def to_duration(seconds: float) -> Duration:
+    """Seconds as a Duration, rounded to nanoseconds."""
+    whole = math.floor(seconds)
+    return Duration(seconds=whole, nanos=min(_NANOS - 1, round((seconds - whole) * _NANOS)))
+
+
+def from_duration(duration: Duration) -> float:
+    """A Duration in seconds."""
+    return float(duration.seconds + duration.nanos / _NANOS)
+
+
+def optional_duration(message: Message, name: str) -> float | None:
+    """A Duration field in seconds, or None when absent."""
+    return from_duration(getattr(message, name)) if message.HasField(name) else None
+
+
+def positive_duration(message: Message, name: str, field: str, *, required: bool = False) -> float | None:
+    """A Duration above 0 s, or None when absent and not required."""
+    seconds = optional_duration(message, name)
+    if seconds is None:
+        if required:
+            raise InvalidRequestError(f"{field} is required", field=field)
+        return None
+    if seconds <= 0:
+        raise InvalidRequestError(f"{field} must be above 0 s, not {seconds:g} s", field=field)
+    return seconds
+
+
+def to_timestamp(seconds: float) -> Timestamp:
+    """Seconds since the Unix epoch as a Timestamp."""
+    whole = math.floor(seconds)
+    return Timestamp(seconds=whole, nanos=min(_NANOS - 1, round((seconds - whole) * _NANOS)))
+
+
+def from_timestamp(timestamp: Timestamp) -> float:
+    """A Timestamp as seconds since the Unix epoch."""
+    return float(timestamp.seconds + timestamp.nanos / _NANOS)
+
+
+def known_enum(value: int, table: Mapping[int, T], field: str) -> T:
+    """The domain value of an enum number; unspecified and unknown numbers are refused with the field's name."""
+    try:
+        return table[value]
+    except KeyError:
+        raise InvalidRequestError(f"{field} has no such value: {value}", field=field) from None
+
+
+def optional_field(message: Message, name: str) -> Any:
+    """A scalar with presence, or None when absent."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def required_text(value: str, field: str, characters_max: int) -> str:
+    """A string of 1 to `characters_max` characters."""
+    if not 1 <= len(value) <= characters_max:
+        raise InvalidRequestError(f"{field} must have 1 to {characters_max} characters, not {len(value)}", field=field)
+    return value

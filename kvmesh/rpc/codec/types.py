@@ -1,0 +1,218 @@
+"""Generations, KV handles, usage and log-probabilities."""
+
+from collections.abc import Sequence
+
+from kvmesh.api.types.v1 import kv_pb2, output_pb2, prompt_pb2
+from kvmesh.api.types.v1.model_pb2 import WorkerRef as WorkerRefPb
+from kvmesh.checks import MEDIA_MAX, check_length
+from kvmesh.core import (
+    FinishReason,
+    Generation,
+    KvHandle,
+    Media,
+    MediaKind,
+    Rendezvous,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+    WorkerRef,
+)
+from kvmesh.errors import InvalidRequestError
+from kvmesh.rpc.codec.sampling import from_sampling, to_sampling
+from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text, to_duration
+
+MEDIA_KINDS = {
+    prompt_pb2.MEDIA_KIND_IMAGE: MediaKind.IMAGE,
+    prompt_pb2.MEDIA_KIND_AUDIO: MediaKind.AUDIO,
+    prompt_pb2.MEDIA_KIND_VIDEO: MediaKind.VIDEO,
+}
+MEDIA_KIND_NUMBERS = {kind: number for number, kind in MEDIA_KINDS.items()}
+FINISH_REASONS = {
+    output_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    output_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    output_pb2.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
+    output_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+    output_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+    output_pb2.FINISH_REASON_HANDED_OFF: FinishReason.HANDED_OFF,
+}
+FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
+
+
+def to_generation(generation: Generation) -> prompt_pb2.Generation:
+    """The wire form."""
+    message = prompt_pb2.Generation(
+        model=generation.model,
+        token_ids=generation.token_ids,
+        emitted_token_ids=generation.emitted_token_ids,
+        sampling=to_sampling(generation.sampling),
+        adapter=generation.adapter,
+        cache_salt=generation.cache_salt,
+        priority=generation.priority,
+        traceparent=generation.traceparent,
+        data_parallel_rank=generation.data_parallel_rank,
+    )
+    message.media.extend(to_media(item) for item in generation.media)
+    return message
+
+
+def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
+    """The value; what depends on the model (vocabulary, context) is checked by the worker that knows it."""
+    check_length(len(message.media), f"{prefix}media", 0, MEDIA_MAX, "entries")
+    sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
+    return Generation(
+        model=required_text(message.model, f"{prefix}model", 256),
+        token_ids=list(message.token_ids),
+        sampling=sampling if message.HasField("sampling") else SamplingParams(),
+        emitted_token_ids=list(message.emitted_token_ids),
+        adapter=message.adapter,
+        cache_salt=message.cache_salt,
+        priority=message.priority,
+        media=tuple(from_media(item, f"{prefix}media[{i}].") for i, item in enumerate(message.media)),
+        traceparent=message.traceparent,
+        data_parallel_rank=optional_field(message, "data_parallel_rank"),
+    )
+
+
+def to_media(media: Media) -> prompt_pb2.Media:
+    """The wire form."""
+    return prompt_pb2.Media(
+        kind=MEDIA_KIND_NUMBERS[media.kind],
+        content_hash=media.content_hash,
+        data=media.data,
+        url=media.url,
+        encoder_handle=media.encoder_handle,
+        position=media.position,
+        length=media.length,
+    )
+
+
+def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
+    """The value, checked."""
+    check_length(len(message.content_hash), f"{prefix}content_hash", 16, 64, "bytes")
+    source = message.WhichOneof("source")
+    return Media(
+        kind=known_enum(message.kind, MEDIA_KINDS, f"{prefix}kind"),
+        content_hash=message.content_hash,
+        position=message.position,
+        length=message.length,
+        data=message.data if source == "data" else None,
+        url=message.url if source == "url" else None,
+        encoder_handle=message.encoder_handle if source == "encoder_handle" else None,
+    )
+
+
+def to_handle(handle: KvHandle) -> kv_pb2.KvHandle:
+    """The wire form."""
+    return kv_pb2.KvHandle(
+        handle_id=handle.handle_id,
+        format=handle.format,
+        compatibility_hash=handle.compatibility_hash,
+        payload=handle.payload,
+        worker_id=handle.worker_id,
+        worker_epoch=handle.worker_epoch,
+        tokens=handle.tokens,
+        kv_bytes=handle.kv_bytes,
+        lease=to_duration(max(0.0, handle.lease_s)),
+        first_token_ids=handle.first_token_ids,
+    )
+
+
+def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandle:
+    """The value, checked."""
+    lease_s = positive_duration(message, "lease", f"{prefix}lease", required=True)
+    assert lease_s is not None
+    return KvHandle(
+        handle_id=required_text(message.handle_id, f"{prefix}handle_id", 128),
+        format=required_text(message.format, f"{prefix}format", 128),
+        compatibility_hash=required_text(message.compatibility_hash, f"{prefix}compatibility_hash", 128),
+        payload=message.payload,
+        worker_id=required_text(message.worker_id, f"{prefix}worker_id", 128),
+        worker_epoch=message.worker_epoch,
+        tokens=message.tokens,
+        lease_s=lease_s,
+        kv_bytes=optional_field(message, "kv_bytes"),
+        first_token_ids=tuple(message.first_token_ids),
+    )
+
+
+def to_rendezvous(rendezvous: Rendezvous) -> kv_pb2.Rendezvous:
+    """The wire form."""
+    return kv_pb2.Rendezvous(
+        host=rendezvous.host,
+        port=rendezvous.port,
+        room=rendezvous.room,
+        prefill_data_parallel_rank=rendezvous.prefill_data_parallel_rank,
+    )
+
+
+def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") -> Rendezvous:
+    """The value, checked."""
+    if not 1 <= message.port <= 65535:
+        raise InvalidRequestError(f"{prefix}port must be 1 to 65535, not {message.port}", field=f"{prefix}port")
+    return Rendezvous(
+        host=required_text(message.host, f"{prefix}host", 255),
+        port=message.port,
+        room=message.room,
+        prefill_data_parallel_rank=optional_field(message, "prefill_data_parallel_rank"),
+    )
+
+
+def to_usage(usage: Usage) -> output_pb2.Usage:
+    """The wire form."""
+    return output_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
+        transferred_tokens=usage.transferred_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+    )
+
+
+def from_usage(message: output_pb2.Usage) -> Usage:
+    """The value."""
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        cached_tokens=message.cached_tokens,
+        transferred_tokens=message.transferred_tokens,
+        reasoning_tokens=message.reasoning_tokens,
+    )
+
+
+def to_logprobs(logprobs: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
+    """The packed wire form, one entry per token."""
+    alternatives = [pair for entry in logprobs for pair in entry.alternatives]
+    return output_pb2.Logprobs(
+        token_logprobs=[entry.logprob for entry in logprobs],
+        alternatives_counts=[len(entry.alternatives) for entry in logprobs],
+        alternative_token_ids=[token_id for token_id, _ in alternatives],
+        alternative_logprobs=[value for _, value in alternatives],
+    )
+
+
+def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
+    """The values, one per token."""
+    alternatives = list(zip(message.alternative_token_ids, message.alternative_logprobs, strict=True))
+    entries: list[TokenLogprob] = []
+    start = 0
+    for logprob, count in zip(message.token_logprobs, message.alternatives_counts, strict=True):
+        entries.append(TokenLogprob(logprob=logprob, alternatives=tuple(alternatives[start : start + count])))
+        start += count
+    return entries
+
+
+def to_worker_ref(ref: WorkerRef) -> WorkerRefPb:
+    """The wire form."""
+    return WorkerRefPb(
+        worker_id=ref.worker_id, address=ref.address, epoch=ref.epoch, data_parallel_rank=ref.data_parallel_rank
+    )
+
+
+def from_worker_ref(message: WorkerRefPb) -> WorkerRef:
+    """The value."""
+    return WorkerRef(
+        worker_id=message.worker_id,
+        address=message.address,
+        epoch=message.epoch,
+        data_parallel_rank=optional_field(message, "data_parallel_rank"),
+    )
