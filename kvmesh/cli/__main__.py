@@ -1,0 +1,37 @@
+"""The `kvmesh` command: one word picks what to do, each with a `--help` of its own."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "up": ("kvmesh.cli.up", "start a whole mesh on this machine"),
+    "chat": ("kvmesh.cli.chat", "talk to a mesh in the terminal"),
+    "status": ("kvmesh.cli.status", "show a mesh as tables"),
+}
+
+
+def usage() -> str:
+    """The list of commands."""
+    lines = [f"  kvmesh {name:<8} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: kvmesh COMMAND [--help]", "", *lines])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] not in COMMANDS:
+        print(f"kvmesh: no such command: {words[0]}\n\n{usage()}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[words[0]][0])
+    try:
+        return int(module.main(words[1:]))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The processes of a mesh: started, watched, ended in order, and never left behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+LOG_TAIL_LINES = 15
+
+
+class Process(Protocol):
+    """What a running child looks like, however it was started."""
+
+    pid: int
+
+    async def wait(self) -> int:
+        """Its exit status; negative for a signal."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """A child to start: `python -m module argv`, its output into `log_path`."""
+
+    name: str
+    module: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log_path: Path
+
+
+class Child:
+    """One running child. `exited` is set as soon as it is gone."""
+
+    def __init__(self, spec: ChildSpec, process: Process) -> None:
+        self.spec = spec
+        self.pid = process.pid
+        self.status: int | None = None
+        self.exited = asyncio.Event()
+        self._waiter = asyncio.create_task(self._wait(process), name=f"child-{spec.name}")
+
+    async def _wait(self, process: Process) -> None:
+        self.status = await process.wait()
+        self.exited.set()
+
+    def reason(self) -> str:
+        """Why it ended, for people: the status and the end of its log."""
+        status = self.status
+        how = f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"status {status}"
+        return f"{self.spec.name} (pid {self.pid}) ended with {how}; the end of {self.spec.log_path}:\n{self.log_tail()}"
+
+    def log_tail(self) -> str:
+        """The last lines it wrote."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = self.spec.log_path.read_text(errors="replace").splitlines()
+            return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:])
+        return "    (no log)"
+
+    def signal_nowait(self, number: int) -> None:
+        """Sends a signal, if it still runs."""
+        if not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Asks it to end and waits; after `timeout_s` it is killed."""
+        self.signal_nowait(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.exited.wait()
+        except TimeoutError:
+            self.signal_nowait(signal.SIGKILL)
+            await self.exited.wait()
+
+
+async def start_child(spec: ChildSpec) -> Child:
+    """Starts a child as a process of its own. It gets KVMESH_PARENT_PID and dies with this process."""
+    spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+    with spec.log_path.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            spec.module,
+            *spec.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **spec.env, "KVMESH_PARENT_PID": str(os.getpid())},
+            start_new_session=True,
+        )
+    return Child(spec, process)
+
+
+async def stop_children(groups: Sequence[Sequence[Child]], timeout_s: float) -> None:
+    """Stops groups one after the other, each group's children at once."""
+    for group in groups:
+        await asyncio.gather(*(child.stop(timeout_s) for child in group))
+
+
+async def wait_first_exit(children: Sequence[Child]) -> Child:
+    """The first child that ends."""
+    tasks = {asyncio.create_task(child.exited.wait()): child for child in children}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[next(iter(done))]
+    finally:
+        for task in tasks:
+            task.cancel()

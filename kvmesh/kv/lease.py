@@ -1,0 +1,42 @@
+"""Leases on handed-out KV: who holds what until when. No clock of its own."""
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+
+@dataclass(slots=True)
+class LeaseTable:
+    """Handles by id with their expiry.
+
+    Invariants: 1. a handle is in the table exactly from `add` until `remove` or its expiry is collected;
+    2. `collect_expired` gives each handle at most once. Memory is proportional to the leases of the last lease time.
+    """
+
+    _expiry_s: dict[str, float] = field(default_factory=dict)
+    _queue: list[tuple[float, str]] = field(default_factory=list)
+
+    def add(self, handle_id: str, expires_at_s: float) -> None:
+        """Starts or extends a lease."""
+        self._expiry_s[handle_id] = expires_at_s
+        heappush(self._queue, (expires_at_s, handle_id))
+
+    def remove(self, handle_id: str) -> bool:
+        """Ends a lease early. False: there was none."""
+        return self._expiry_s.pop(handle_id, None) is not None
+
+    def collect_expired(self, now_s: float) -> list[str]:
+        """Ends and returns the leases that are over."""
+        expired: list[str] = []
+        while self._queue and self._queue[0][0] <= now_s:
+            expires_at_s, handle_id = heappop(self._queue)
+            if self._expiry_s.get(handle_id) == expires_at_s:
+                del self._expiry_s[handle_id]
+                expired.append(handle_id)
+        return expired
+
+    def __len__(self) -> int:
+        return len(self._expiry_s)
+
+    def handle_ids(self) -> list[str]:
+        """All leased handles."""
+        return list(self._expiry_s)

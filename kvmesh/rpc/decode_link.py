@@ -1,0 +1,224 @@
+"""The frontend's end of DecodeService.Attach: one stream per worker, step frames out to one sink per leg.
+
+Protobuf step frames are read here directly, not through the codec: translating every frame into a value first costs more
+than all the rest of the link (one list per frame is made, nothing per token).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from grpc.aio import AioRpcError
+
+from kvmesh.api.decode.v1 import decode_pb2 as pb
+from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub
+from kvmesh.clock import Clock
+from kvmesh.core import FinishReason, WorkerRef
+from kvmesh.errors import InternalError, InvalidRequestError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish, LegSink
+from kvmesh.rpc.codec.legs import from_finish, to_submission
+from kvmesh.rpc.codec.scalars import from_duration
+from kvmesh.rpc.codec.types import from_logprobs
+from kvmesh.rpc.status import from_rpc_error
+
+log = logging.getLogger(__name__)
+
+SILENT_HEARTBEATS = 3
+"""Heartbeats that may be missed before a worker counts as silent."""
+
+
+class GrpcDecodeLink:
+    """One Attach stream. Made by GrpcDecodeLinks; ends when the stream does and is then replaced, not mended.
+
+    Invariants: 1. a slot is in `_sinks` exactly from submit until its sink heard `on_finish`; 2. after the stream's end no
+    slot is left.
+    """
+
+    def __init__(self, worker: WorkerRef, call: Any, clock: Clock) -> None:
+        self.worker = worker
+        self._call = call
+        self._clock = clock
+        self._sinks: dict[int, LegSink] = {}
+        self._free_slots: list[int] = []
+        self._slots_made = 0
+        self._submissions: list[pb.Submission] = []
+        self._cancels: list[int] = []
+        self._wakeup = asyncio.Event()
+        self._heard_at_s = clock.now()
+        self._heartbeat_s = 1.0
+        self._submissions_max = 0
+        self.is_up = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, frontend_id: str, timeout_s: float) -> None:
+        """Says hello and waits for the welcome."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id)))
+                response = await self._call.read()
+        except (TimeoutError, AioRpcError, asyncio.InvalidStateError) as error:
+            self._call.cancel()
+            raise self._unreachable(error) from error
+        except BaseException:
+            self._call.cancel()
+            raise
+        if not isinstance(response, pb.AttachResponse) or response.WhichOneof("kind") != "welcome":
+            self._call.cancel()
+            raise self._unreachable(None)
+        self._heartbeat_s = max(0.01, from_duration(response.welcome.heartbeat))
+        self._submissions_max = response.welcome.submissions_max
+        self._heard_at_s = self._clock.now()
+        self.is_up = True
+        name = self.worker.worker_id
+        self._tasks = [
+            asyncio.create_task(self._read(), name=f"decode-link-read-{name}"),
+            asyncio.create_task(self._write(), name=f"decode-link-write-{name}"),
+            asyncio.create_task(self._watch(), name=f"decode-link-watch-{name}"),
+        ]
+
+    def _unreachable(self, error: BaseException | None) -> MeshError:
+        if isinstance(error, AioRpcError):
+            mesh_error = from_rpc_error(error, where=self.worker.worker_id)
+            if not isinstance(mesh_error, LostError):
+                return mesh_error
+        return UnavailableError(
+            "the decode worker cannot be reached", reason="worker_unreachable", where=self.worker.worker_id
+        )
+
+    def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
+        """Queues a leg; see the protocol."""
+        if not self.is_up:
+            raise UnavailableError("the link is down", reason="worker_unreachable", where=self.worker.worker_id)
+        if len(self._sinks) >= self._submissions_max:
+            raise OverloadedError(
+                "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
+            )
+        slot = self._free_slots.pop() if self._free_slots else self._slots_made
+        self._slots_made = max(self._slots_made, slot + 1)
+        self._submissions.append(to_submission(slot, leg))
+        self._sinks[slot] = sink
+        self._wakeup.set()
+
+        def cancel() -> None:
+            if self._sinks.get(slot) is sink:
+                self._cancels.append(slot)
+                self._wakeup.set()
+
+        return cancel
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                request = pb.AttachRequest(submissions=self._submissions[:1024], cancels=self._cancels)
+                del self._submissions[:1024]
+                if self._submissions:
+                    self._wakeup.set()
+                self._cancels = []
+                await self._call.write(request)
+        except (AioRpcError, asyncio.InvalidStateError):
+            return  # The reader sees the same end and tells everybody.
+
+    async def _read(self) -> None:
+        error: MeshError = LostError("the worker ended the stream", reason="worker_lost", where=self.worker.worker_id)
+        try:
+            while isinstance(response := await self._call.read(), pb.AttachResponse):
+                self._heard_at_s = self._clock.now()
+                self._on_frame(response.frame)
+        except AioRpcError as rpc_error:
+            error = from_rpc_error(rpc_error, where=self.worker.worker_id)
+        except (InvalidRequestError, ValueError, IndexError) as problem:
+            log.error("frame_refused", extra={"data": {"worker": self.worker.worker_id, "problem": str(problem)}})
+            error = InternalError("the worker sent a frame that cannot be read", where=self.worker.worker_id)
+        finally:
+            self._on_end(error)
+
+    def _on_frame(self, frame: pb.StepFrame) -> None:
+        if frame.slots:
+            self._on_tokens(frame)
+        for message in frame.finishes:
+            sink = self._sinks.pop(message.slot, None)
+            if sink is not None:
+                self._free_slots.append(message.slot)
+                sink.on_finish(from_finish(message))
+
+    def _on_tokens(self, frame: pb.StepFrame) -> None:
+        sinks = self._sinks
+        token_ids = list(frame.token_ids)
+        if not frame.counts and not frame.logprobs:
+            for slot, token_id in zip(frame.slots, token_ids, strict=True):
+                if (sink := sinks.get(slot)) is not None:
+                    sink.on_tokens((token_id,), None)
+            return
+        logprobs = {entry.slot: from_logprobs(entry.logprobs) for entry in frame.logprobs}
+        counts = list(frame.counts) or [1] * len(frame.slots)
+        start = 0
+        for slot, count in zip(frame.slots, counts, strict=True):
+            if (sink := sinks.get(slot)) is not None:
+                sink.on_tokens(token_ids[start : start + count], logprobs.get(slot))
+            start += count
+
+    def _on_end(self, error: MeshError) -> None:
+        """Tells every sink that its worker is gone. A worker that went away took work with it, whatever the status says."""
+        self.is_up = False
+        self._call.cancel()
+        lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.on_finish(LegFinish(reason=FinishReason.ERROR, error=lost))
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def _watch(self) -> None:
+        limit_s = SILENT_HEARTBEATS * self._heartbeat_s
+        while (left_s := self._heard_at_s + limit_s - self._clock.now()) > 0:
+            await self._clock.sleep(left_s)
+        self._on_end(LostError("the worker has gone silent", reason="worker_silent", where=self.worker.worker_id))
+
+    async def aclose(self) -> None:
+        """Ends the stream; legs on it fail as lost."""
+        if self.is_up:
+            self._on_end(LostError("the frontend closed the link", reason="link_closed", where=self.worker.worker_id))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class GrpcDecodeLinks:
+    """Implements `kvmesh.rpc.clients.DecodeLinks`: at most one standing link per worker and epoch."""
+
+    def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock) -> None:
+        self._channels = channels
+        self._frontend_id = frontend_id
+        self._clock = clock
+        self._links: dict[str, GrpcDecodeLink] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def link(self, worker: WorkerRef, *, timeout_s: float) -> DecodeLink:
+        """The standing link or a new one; see the protocol."""
+        standing = self._links.get(worker.address)
+        if standing is not None and standing.is_up and standing.worker.epoch == worker.epoch:
+            return standing
+        async with self._opening.setdefault(worker.address, asyncio.Lock()):
+            standing = self._links.get(worker.address)
+            if standing is not None and standing.is_up and standing.worker.epoch == worker.epoch:
+                return standing
+            stub = DecodeServiceStub(self._channels.channel(worker.address))  # type: ignore[no-untyped-call]
+            link = GrpcDecodeLink(worker, stub.Attach(), self._clock)
+            await link.open(self._frontend_id, timeout_s)
+            if standing is not None:
+                await standing.aclose()
+            self._links[worker.address] = link
+            return link
+
+    def statistics(self) -> dict[str, int]:
+        """Legs in flight by worker."""
+        return {link.worker.worker_id: len(link._sinks) for link in self._links.values() if link.is_up}
+
+    async def aclose(self) -> None:
+        """Ends all links."""
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.aclose()

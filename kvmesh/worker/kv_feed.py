@@ -1,0 +1,146 @@
+"""A worker's KV cache as others see it: epoch, sequence, snapshot on subscribe, history for those who resume.
+
+The log is a pure value; `KvFeed` adds the watchers. `sequence` counts batches within the epoch from 1; a snapshot carries the
+sequence of the last batch it contains.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
+from kvmesh.errors import OverloadedError
+
+EVENTS_PER_MESSAGE = 4096
+RUN_BLOCKS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvBatch:
+    """One message of the feed (see WatchKvResponse)."""
+
+    epoch: int
+    sequence: int
+    events: Sequence[KvEvent]
+    is_snapshot: bool = False
+    is_complete: bool = True
+
+
+@dataclass(slots=True)
+class KvLog:
+    """Cached blocks by (rank, tier) and the newest batches.
+
+    Invariant: the snapshot equals the result of applying every batch since the epoch began, in order.
+    """
+
+    epoch: int
+    history_max: int
+    sequence: int = 0
+    _parents: dict[tuple[int, KvTier], dict[int, int | None]] = field(default_factory=dict)
+    _history: deque[KvBatch] = field(default_factory=deque)
+
+    def append(self, events: Sequence[KvEvent]) -> KvBatch:
+        """Applies changes and gives the batch that tells of them."""
+        for event in events:
+            self._apply(event)
+        self.sequence += 1
+        batch = KvBatch(epoch=self.epoch, sequence=self.sequence, events=tuple(events))
+        self._history.append(batch)
+        if len(self._history) > self.history_max:
+            self._history.popleft()
+        return batch
+
+    def _apply(self, event: KvEvent) -> None:
+        match event:
+            case KvStored():
+                blocks = self._parents.setdefault((event.data_parallel_rank, event.tier), {})
+                parent = event.parent_hash
+                for block_hash in event.block_hashes:
+                    blocks[block_hash] = parent
+                    parent = block_hash
+            case KvRemoved():
+                blocks = self._parents.get((event.data_parallel_rank, event.tier), {})
+                for block_hash in event.block_hashes:
+                    blocks.pop(block_hash, None)
+            case KvCleared():
+                for key in [key for key in self._parents if key[0] == event.data_parallel_rank]:
+                    del self._parents[key]
+
+    def since(self, epoch: int | None, sequence: int | None) -> list[KvBatch]:
+        """What a subscriber must hear first: the batches it missed, or a snapshot when they are not all here."""
+        if epoch == self.epoch and sequence is not None and sequence <= self.sequence:
+            missed = [batch for batch in self._history if batch.sequence > sequence]
+            if len(missed) == self.sequence - sequence:
+                return missed
+        return list(self._snapshot())
+
+    def _snapshot(self) -> Iterator[KvBatch]:
+        runs = list(self._runs())
+        parts = [runs[i : i + EVENTS_PER_MESSAGE] for i in range(0, len(runs), EVENTS_PER_MESSAGE)] or [[]]
+        for number, part in enumerate(parts):
+            yield KvBatch(
+                epoch=self.epoch,
+                sequence=self.sequence,
+                events=part,
+                is_snapshot=True,
+                is_complete=number == len(parts) - 1,
+            )
+
+    def _runs(self) -> Iterator[KvStored]:
+        for (rank, tier), blocks in self._parents.items():
+            run: list[int] = []
+            first_parent: int | None = None
+            for block_hash, parent in blocks.items():
+                if run and parent == run[-1] and len(run) < RUN_BLOCKS_MAX:
+                    run.append(block_hash)
+                    continue
+                if run:
+                    yield KvStored(block_hashes=run, parent_hash=first_parent, tier=tier, data_parallel_rank=rank)
+                run, first_parent = [block_hash], parent
+            if run:
+                yield KvStored(block_hashes=run, parent_hash=first_parent, tier=tier, data_parallel_rank=rank)
+
+    def blocks_count(self) -> int:
+        """Cached blocks over all ranks and tiers."""
+        return sum(len(blocks) for blocks in self._parents.values())
+
+
+class KvFeed:
+    """The log and its watchers. One task appends; any number watch, each behind a bounded buffer."""
+
+    def __init__(self, *, epoch: int, history_max: int, buffer_max: int) -> None:
+        self._log = KvLog(epoch=epoch, history_max=history_max)
+        self._buffer_max = buffer_max
+        self._watchers: dict[int, asyncio.Queue[KvBatch | None]] = {}
+        self._next_watcher = 0
+
+    def append_nowait(self, events: Sequence[KvEvent]) -> None:
+        """Applies changes and tells all watchers; one that lags behind its buffer is ended."""
+        batch = self._log.append(events)
+        for number, queue in list(self._watchers.items()):
+            if queue.qsize() >= self._buffer_max:
+                del self._watchers[number]
+                queue.put_nowait(None)
+            else:
+                queue.put_nowait(batch)
+
+    def blocks_count(self) -> int:
+        """Cached blocks over all ranks and tiers."""
+        return self._log.blocks_count()
+
+    async def watch(self, epoch: int | None = None, sequence: int | None = None) -> AsyncIterator[KvBatch]:
+        """What the subscriber missed, then every batch in order. OverloadedError when it does not keep up."""
+        queue: asyncio.Queue[KvBatch | None] = asyncio.Queue()
+        number = self._next_watcher
+        self._next_watcher += 1
+        first = self._log.since(epoch, sequence)
+        self._watchers[number] = queue
+        try:
+            for batch in first:
+                yield batch
+            while (item := await queue.get()) is not None:
+                yield item
+            raise OverloadedError("the watcher did not keep up; subscribe again", reason="watcher_too_slow", retry_after_s=0.1)
+        finally:
+            self._watchers.pop(number, None)

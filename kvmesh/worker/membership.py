@@ -1,0 +1,101 @@
+"""A worker in the registry: what it says of itself, its drain mark, its role."""
+
+import json
+from dataclasses import asdict
+
+from kvmesh.core import Role, WorkerRef
+from kvmesh.discovery.base import DECODE, PREFILL, Registration, Registry
+from kvmesh.discovery.presence import Presence
+from kvmesh.errors import UnsupportedError
+from kvmesh.worker.worker import Worker
+
+CARD_PREFIX = "kvmesh/workers/"
+SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
+
+
+class Membership:
+    """Keeps the registry's picture of one worker true. Meta holds what is looked at often, the key-value store the rest."""
+
+    def __init__(
+        self, worker: Worker, registry: Registry, *, host: str, port: int, metrics_port: int, uses_tls: bool
+    ) -> None:
+        self._worker = worker
+        self._registry = registry
+        self._host = host
+        self._port = port
+        self._metrics_port = metrics_port
+        self._uses_tls = uses_tls
+        self._presence: Presence | None = None
+
+    def worker_ref(self) -> WorkerRef:
+        """The worker as placements name it."""
+        identity = self._worker.identity
+        return WorkerRef(worker_id=identity.worker_id, address=f"{self._host}:{self._port}", epoch=identity.epoch)
+
+    def registration(self) -> Registration:
+        """What the registry is told."""
+        description = self._worker.description
+        return Registration(
+            service=SERVICE_OF_ROLE[description.role],
+            instance_id=self._worker.identity.worker_id,
+            host=self._host,
+            port=self._port,
+            uses_tls=self._uses_tls,
+            meta={
+                "model": description.model.name,
+                "role": description.role.value,
+                "engine": description.capabilities.engine,
+                "epoch": str(self._worker.identity.epoch),
+                "kv_compatibility_hash": description.kv_compatibility_hash,
+                "block_size_tokens": str(description.block_size_tokens),
+                "metrics_port": str(self._metrics_port),
+            },
+        )
+
+    def card(self) -> bytes:
+        """The whole description as JSON, for the registry's key-value store."""
+        description = self._worker.description
+        record = {
+            **asdict(description.model),
+            **asdict(description.capabilities),
+            "role": description.role.value,
+            "block_size_tokens": description.block_size_tokens,
+            "kv_blocks_total": description.kv_blocks_total,
+            "kv_compatibility_hash": description.kv_compatibility_hash,
+            "lease_s": description.lease_s,
+            "rendezvous_address": description.rendezvous_address,
+        }
+        return json.dumps(record, sort_keys=True).encode()
+
+    async def start(self) -> None:
+        """Registers; from now on heartbeats go out. The card is there before the instance is."""
+        await self.publish()
+        self._presence = Presence(self._registry, self.registration())
+        await self._presence.start()
+
+    async def publish(self) -> None:
+        """Tells the registry what changed in the card."""
+        await self._registry.put(CARD_PREFIX + self._worker.identity.worker_id, self.card())
+
+    async def set_draining(self, is_draining: bool) -> None:
+        """Marks the worker here at once, then in the registry."""
+        self._worker.set_draining(is_draining)
+        if self._presence is not None:
+            await self._presence.set_draining(is_draining, reason="drain requested")
+
+    async def set_role(self, role: Role) -> Role:
+        """The role that is served. One process serves one role's contract, so another role is UnsupportedError."""
+        if role is not self._worker.description.role:
+            raise UnsupportedError(
+                f"this process serves {self._worker.description.role.value}; start one for {role.value}",
+                reason="role_unsupported",
+                field="role",
+            )
+        return role
+
+    async def aclose(self) -> None:
+        """Leaves the registry. Bounded by the registry's own timeouts; idempotent."""
+        if self._presence is not None:
+            presence, self._presence = self._presence, None
+            await presence.aclose()
+            await self._registry.delete(CARD_PREFIX + self._worker.identity.worker_id)

@@ -1,0 +1,138 @@
+"""WorkerService: what prefill and decode workers share on the wire. Protobuf to worker and back, no decisions."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from kvmesh.api.worker.v1 import worker_pb2 as pb
+from kvmesh.api.worker.v1 import worker_pb2_grpc
+from kvmesh.clock import Clock
+from kvmesh.core import LoadRecord
+from kvmesh.errors import InvalidRequestError
+from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text, to_duration
+from kvmesh.rpc.codec.types import to_worker_ref
+from kvmesh.rpc.codec.worker import (
+    ROLE_NUMBERS,
+    ROLES,
+    to_capabilities,
+    to_kv_batch,
+    to_load,
+    to_model_card,
+)
+from kvmesh.worker.membership import Membership
+from kvmesh.worker.worker import Worker
+
+INTERVAL_MIN_S = 0.01
+INTERVAL_MAX_S = 60.0
+INTERVAL_DEFAULT_S = 0.1
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves one worker, whatever its role. Drain and role changes go through `membership`, which the registry hears of."""
+
+    def __init__(self, worker: Worker, membership: Membership, clock: Clock) -> None:
+        self._worker = worker
+        self._membership = membership
+        self._clock = clock
+
+    async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:  # noqa: N802
+        """Who the worker is, what it can do and holds."""
+        description = self._worker.description
+        return pb.DescribeResponse(
+            worker=to_worker_ref(self._membership.worker_ref()),
+            role=ROLE_NUMBERS[description.role],
+            model=to_model_card(description.model),
+            capabilities=to_capabilities(description.capabilities),
+            kv_compatibility_hash=description.kv_compatibility_hash,
+            block_size_tokens=description.block_size_tokens,
+            kv_blocks_total=description.kv_blocks_total,
+            lease=to_duration(description.lease_s),
+            rendezvous_address=description.rendezvous_address,
+            is_draining=self._worker.is_draining,
+        )
+
+    async def WatchKv(  # noqa: N802
+        self, request: pb.WatchKvRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.WatchKvResponse]:
+        """A snapshot or what was missed, then every change."""
+        epoch = optional_field(request, "resume_epoch")
+        sequence = optional_field(request, "resume_sequence")
+        async with aclosing(self._worker.kv_feed.watch(epoch, sequence)) as batches:  # type: ignore[type-var]
+            async for batch in batches:
+                yield to_kv_batch(batch)
+
+    async def WatchLoad(  # noqa: N802
+        self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.WatchLoadResponse]:
+        """The newest record, then one per interval in which something changed, and at least one per `load_interval_s`."""
+        interval_s = optional_duration(request, "interval") or INTERVAL_DEFAULT_S
+        if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
+            raise InvalidRequestError("interval must be 10 ms to 60 s", field="interval")
+        told: LoadRecord | None = None
+        told_at_s = 0.0
+        while True:
+            record = self._worker.load()
+            now_s = self._clock.now()
+            is_due = now_s - told_at_s >= self._worker.settings.load_interval_s
+            if told is None or is_due or _has_changed(told, record):
+                told, told_at_s = record, now_s
+                yield pb.WatchLoadResponse(load=to_load(record))
+            await self._clock.sleep(min(interval_s, self._worker.settings.load_interval_s))
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: ServicerContext[Any, Any]) -> pb.LoadAdapterResponse:  # noqa: N802
+        """Makes an adapter usable."""
+        name = required_text(request.name, "name", 256)
+        await self._worker.engine.load_adapter(name, required_text(request.source, "source", 4096))
+        await self._membership.publish()
+        return pb.LoadAdapterResponse(adapters=self._worker.description.model.adapters)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: pb.UnloadAdapterRequest, context: ServicerContext[Any, Any]
+    ) -> pb.UnloadAdapterResponse:
+        """Forgets an adapter."""
+        await self._worker.engine.unload_adapter(required_text(request.name, "name", 256))
+        await self._membership.publish()
+        return pb.UnloadAdapterResponse(adapters=self._worker.description.model.adapters)
+
+    async def Drain(self, request: pb.DrainRequest, context: ServicerContext[Any, Any]) -> pb.DrainResponse:  # noqa: N802
+        """Refuses new requests and waits for those in flight, or takes requests again."""
+        timeout_s = optional_duration(request, "timeout")
+        if timeout_s is not None and not 0 <= timeout_s <= 3600:
+            raise InvalidRequestError("timeout must be 0 s to 1 h", field="timeout")
+        if request.undo:
+            await self._membership.set_draining(False)
+            return pb.DrainResponse(requests_in_flight=self._worker.statistics().legs)
+        await self._membership.set_draining(True)
+        return pb.DrainResponse(requests_in_flight=await self._worker.drain(timeout_s))
+
+    async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:  # noqa: N802
+        """Changes the pool, where the engine can and the process serves both contracts."""
+        role = await self._membership.set_role(known_enum(request.role, ROLES, "role"))
+        return pb.SetRoleResponse(role=ROLE_NUMBERS[role])
+
+    async def ResetCache(self, request: pb.ResetCacheRequest, context: ServicerContext[Any, Any]) -> pb.ResetCacheResponse:  # noqa: N802
+        """Forgets cached blocks that nobody holds."""
+        return pb.ResetCacheResponse(is_reset=await self._worker.engine.reset_cache())
+
+    async def Sleep(self, request: pb.SleepRequest, context: ServicerContext[Any, Any]) -> pb.SleepResponse:  # noqa: N802
+        """Refuses requests and frees what the engine can free."""
+        level = request.level if request.HasField("level") else 1
+        if level not in (1, 2):
+            raise InvalidRequestError("level must be 1 or 2", field="level")
+        await self._membership.set_draining(True)
+        await self._worker.engine.sleep(level)
+        return pb.SleepResponse()
+
+    async def Wake(self, request: pb.WakeRequest, context: ServicerContext[Any, Any]) -> pb.WakeResponse:  # noqa: N802
+        """Ends Sleep."""
+        await self._worker.engine.wake()
+        await self._membership.set_draining(False)
+        return pb.WakeResponse()
+
+
+def _has_changed(told: LoadRecord, now: LoadRecord) -> bool:
+    """True when anything but the record's own number and time differs."""
+    return replace(told, sequence=now.sequence, taken_at_s=now.taken_at_s) != now

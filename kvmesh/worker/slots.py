@@ -1,0 +1,131 @@
+"""Who asked for what: links, slots and the keys an engine knows them by. Pure bookkeeping, no I/O and no time of its own.
+
+An engine key is `link number * 2^32 + slot`, so a step's keys become slots by masking and no per-request look-up is needed.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.errors import MeshError
+
+SLOT_BITS = 32
+SLOT_MASK = (1 << SLOT_BITS) - 1
+SLOTS_MAX = 1 << 31
+
+
+def key_of(link: int, slot: int) -> int:
+    """The engine key of a slot."""
+    return link << SLOT_BITS | slot
+
+
+@dataclass(slots=True)
+class LegRecord:
+    """One leg in the engine. `failure` overrides the finish the engine gives (deadline, drain)."""
+
+    request_id: str
+    leg: Leg
+    deadline_s: float
+    traceparent: str = ""
+    accepted_at_s: float = 0.0
+    failure: MeshError | None = None
+
+
+@dataclass(slots=True)
+class LinkStep:
+    """One step's share of one link."""
+
+    slots: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    counts: list[int] | None = None
+    finishes: list[EngineFinish] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LegTable:
+    """All legs in the engine.
+
+    Invariants: 1. a key is here exactly while the engine owes its finish; 2. request ids are unique among live legs;
+    3. `collect_overdue` gives each leg at most once.
+    """
+
+    _legs: dict[int, LegRecord] = field(default_factory=dict)
+    _keys_of_requests: dict[str, int] = field(default_factory=dict)
+    _deadlines: list[tuple[float, int, str]] = field(default_factory=list)
+    _legs_of_links: Counter[int] = field(default_factory=Counter)
+
+    def add(self, key: int, record: LegRecord) -> None:
+        """Remembers an accepted leg."""
+        self._legs[key] = record
+        self._keys_of_requests[record.request_id] = key
+        self._legs_of_links[key >> SLOT_BITS] += 1
+        heappush(self._deadlines, (record.deadline_s, key, record.request_id))
+
+    def remove(self, key: int) -> LegRecord | None:
+        """Forgets a finished leg."""
+        record = self._legs.pop(key, None)
+        if record is not None:
+            self._keys_of_requests.pop(record.request_id, None)
+            link = key >> SLOT_BITS
+            self._legs_of_links[link] -= 1
+            if not self._legs_of_links[link]:
+                del self._legs_of_links[link]
+        return record
+
+    def links(self) -> tuple[int, ...]:
+        """Links with live legs, those included whose caller is gone and whose cancels are on their way."""
+        return tuple(self._legs_of_links)
+
+    def get(self, key: int) -> LegRecord | None:
+        """The leg of a key."""
+        return self._legs.get(key)
+
+    def has_request(self, request_id: str) -> bool:
+        """True while a leg of this id is live."""
+        return request_id in self._keys_of_requests
+
+    def keys_of_link(self, link: int) -> list[int]:
+        """Keys of one link's live legs."""
+        return [key for key in self._legs if key >> SLOT_BITS == link]
+
+    def keys(self) -> list[int]:
+        """All live keys."""
+        return list(self._legs)
+
+    def collect_overdue(self, now_s: float) -> list[int]:
+        """Keys whose deadline passed, each once."""
+        overdue: list[int] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, key, request_id = heappop(self._deadlines)
+            record = self._legs.get(key)
+            if record is not None and record.request_id == request_id:
+                overdue.append(key)
+        return overdue
+
+    def __len__(self) -> int:
+        return len(self._legs)
+
+
+def split_by_link(output: StepOutput, links: Sequence[int]) -> dict[int, LinkStep]:
+    """A step's share of each link. `links` are all links with legs in the step; with one, this is a mask over the keys."""
+    if len(links) == 1:
+        slots = [key & SLOT_MASK for key in output.keys]
+        step = LinkStep(slots, output.token_ids, output.counts, list(output.finishes))
+        return {links[0]: step} if slots or step.finishes else {}
+    shares: dict[int, LinkStep] = {}
+    start = 0
+    for position, key in enumerate(output.keys):
+        share = shares.get(key >> SLOT_BITS)
+        if share is None:
+            share = shares[key >> SLOT_BITS] = LinkStep(counts=None if output.counts is None else [])
+        count = 1 if output.counts is None else output.counts[position]
+        share.slots.append(key & SLOT_MASK)
+        share.token_ids += output.token_ids[start : start + count]
+        if share.counts is not None:
+            share.counts.append(count)
+        start += count
+    for finish in output.finishes:
+        shares.setdefault(finish.key >> SLOT_BITS, LinkStep()).finishes.append(finish)
+    return shares

@@ -1,0 +1,350 @@
+"""One engine as a member of the mesh: slots, leases, drain, KV and load feeds. Prefill and decode services share it."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kvmesh.checks import check_generation
+from kvmesh.clock import Clock
+from kvmesh.core import FinishReason, Generation, KvHandle, LoadRecord, Rendezvous, TokenLogprob
+from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, Leg, StepOutput
+from kvmesh.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from kvmesh.kv.lease import LeaseTable
+from kvmesh.worker.kv_feed import KvFeed
+from kvmesh.worker.settings import WorkerSettings
+from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    """Who the worker is. `address` is host:port of its gRPC server, `epoch` new for every process."""
+
+    worker_id: str
+    epoch: int
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One leg as a service hands it to the worker."""
+
+    slot: int
+    request_id: str
+    leg: Leg
+    generation: Generation
+    timeout_s: float | None = None
+    handle: KvHandle | None = None
+    rendezvous: Rendezvous | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatistics:
+    """A snapshot of the worker's own bookkeeping; the engine's is in its LoadRecord."""
+
+    legs: int
+    links: int
+    leases: int
+    is_draining: bool
+    kv_blocks_announced: int
+
+
+class Outlet(Protocol):
+    """Where one link's steps go. Called from the step loop; must not block."""
+
+    def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
+        """One step's share; `logprobs` is keyed by engine key."""
+        ...
+
+    def on_lost(self, error: MeshError) -> None:
+        """The engine died; nothing more will come."""
+        ...
+
+
+class Link:
+    """One caller's slots on the worker. Closing it cancels whatever it still has in the engine."""
+
+    def __init__(self, worker: "Worker", number: int, outlet: Outlet) -> None:
+        self._worker = worker
+        self.number = number
+        self.outlet = outlet
+
+    def submit_nowait(self, submission: Submission) -> None:
+        """Accepts a leg or raises; see `Engine.submit_nowait`, plus OverloadedError and UnavailableError of the worker."""
+        self._worker.submit_nowait(self.number, submission)
+
+    def cancel_nowait(self, slot: int) -> None:
+        """Stops a leg; its finish follows. Unknown slots are ignored."""
+        self._worker.cancel_nowait(key_of(self.number, slot))
+
+    def close_nowait(self) -> None:
+        """Cancels all legs and hears no more. Idempotent."""
+        self._worker.close_link_nowait(self.number)
+
+
+class Worker:
+    """Owns the engine and everything that is known about its legs.
+
+    `start` before anything else; `wait_lost` ends when the engine dies. All methods run on one event loop.
+    """
+
+    def __init__(self, engine: Engine, identity: WorkerIdentity, settings: WorkerSettings, clock: Clock) -> None:
+        self.engine = engine
+        self.identity = identity
+        self.settings = settings
+        self._clock = clock
+        self._legs = LegTable()
+        self._leases = LeaseTable()
+        self._links: dict[int, Link] = {}
+        self._next_link = 0
+        self._draining = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost: MeshError | None = None
+        self._lost_event = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._load_sequence = 0
+        self.kv_feed = KvFeed(
+            epoch=identity.epoch,
+            history_max=settings.kv_history_batches,
+            buffer_max=settings.kv_watch_buffer_batches,
+        )
+
+    async def start(self) -> None:
+        """Loads the engine and starts reading from it."""
+        await self.engine.start()
+        self._tasks = [
+            asyncio.create_task(self._read_steps(), name="worker-steps"),
+            asyncio.create_task(self._read_kv_events(), name="worker-kv-events"),
+            asyncio.create_task(self._sweep(), name="worker-sweep"),
+        ]
+
+    @property
+    def description(self) -> EngineDescription:
+        """What the engine is."""
+        return self.engine.describe()
+
+    @property
+    def is_draining(self) -> bool:
+        """True while no new requests are taken."""
+        return bool(self._draining)
+
+    def open_link(self, outlet: Outlet) -> Link:
+        """A new caller with slots of its own."""
+        link = Link(self, self._next_link, outlet)
+        self._links[link.number] = link
+        self._next_link += 1
+        return link
+
+    def submit_nowait(self, link: int, submission: Submission) -> None:
+        """Checks a leg, then hands it to the engine; nothing is remembered when it is refused."""
+        self._check_open()
+        self._check_submission(link, submission)
+        key = key_of(link, submission.slot)
+        self.engine.submit_nowait(
+            EngineRequest(
+                key=key,
+                request_id=submission.request_id,
+                leg=submission.leg,
+                generation=submission.generation,
+                handle=submission.handle,
+                rendezvous=submission.rendezvous,
+            )
+        )
+        now_s = self._clock.now()
+        timeout_s = min(submission.timeout_s or self.settings.request_timeout_s, self.settings.request_timeout_s)
+        self._legs.add(
+            key,
+            LegRecord(
+                request_id=submission.request_id,
+                leg=submission.leg,
+                deadline_s=now_s + timeout_s,
+                traceparent=submission.generation.traceparent,
+                accepted_at_s=now_s,
+            ),
+        )
+        self._idle.clear()
+
+    def _check_open(self) -> None:
+        if self._lost is not None:
+            raise UnavailableError("the engine has died", reason="engine_lost", where=self.identity.worker_id)
+        if self._draining:
+            raise UnavailableError("the worker is draining", reason="draining", where=self.identity.worker_id)
+        if len(self._legs) >= self.settings.legs_max:
+            raise OverloadedError(
+                f"the worker already has {len(self._legs)} requests",
+                reason="worker_full",
+                retry_after_s=1.0,
+                where=self.identity.worker_id,
+            )
+
+    def _check_submission(self, link: int, submission: Submission) -> None:
+        model = self.description.model
+        if submission.generation.model != model.name:
+            raise NotFoundError(
+                f"this worker serves {model.name}", reason="model_not_found", field="generation.model"
+            )
+        if not 0 <= submission.slot < SLOTS_MAX:
+            raise InvalidRequestError("slot must be below 2^31", field="slot")
+        if self._legs.get(key_of(link, submission.slot)) is not None:
+            raise InvalidRequestError(f"slot {submission.slot} is in use", field="slot", reason="slot_in_use")
+        if self._legs.has_request(submission.request_id):
+            raise InvalidRequestError("a request of this id is running", field="request_id", reason="request_id_in_use")
+        check_generation(
+            submission.generation,
+            vocabulary_size=model.vocabulary_size,
+            context_tokens_max=model.context_tokens_max,
+        )
+
+    def cancel_nowait(self, key: int) -> None:
+        """Stops a leg."""
+        if self._legs.get(key) is not None:
+            self.engine.cancel_nowait(key)
+
+    def close_link_nowait(self, number: int) -> None:
+        """Cancels a link's legs; their finishes are swallowed."""
+        if self._links.pop(number, None) is None:
+            return
+        for key in self._legs.keys_of_link(number):
+            self.engine.cancel_nowait(key)
+
+    def release_nowait(self, handle_id: str) -> bool:
+        """Frees a handed-out handle's blocks."""
+        self._leases.remove(handle_id)
+        return self.engine.release_nowait(handle_id)
+
+    async def _read_steps(self) -> None:
+        try:
+            async with aclosing(self.engine.steps()) as steps:  # type: ignore[type-var]
+                async for output in steps:
+                    self._on_step(output)
+        except MeshError as error:
+            self._on_lost(error)
+        else:
+            self._on_lost(LostError("the engine was closed", reason="engine_closed"))
+
+    def _on_step(self, output: StepOutput) -> None:
+        links = self._legs.links()
+        if output.finishes:
+            output = replace(output, finishes=[self._settle(finish) for finish in output.finishes])
+        for number, share in split_by_link(output, links).items():
+            link = self._links.get(number)
+            if link is not None:
+                link.outlet.on_step(output.step, share, output.logprobs)
+
+    def _settle(self, finish: EngineFinish) -> EngineFinish:
+        record = self._legs.remove(finish.key)
+        if not len(self._legs):
+            self._idle.set()
+        if finish.handle is not None:
+            finish = self._lease(finish, finish.handle)
+        if record is not None and record.failure is not None:
+            return replace(finish, reason=FinishReason.ERROR, error=record.failure, handle=None)
+        return finish
+
+    def _lease(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
+        handle = replace(handle, worker_id=self.identity.worker_id, worker_epoch=self.identity.epoch)
+        self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s)
+        if finish.key >> SLOT_BITS not in self._links:
+            self.release_nowait(handle.handle_id)
+        return replace(finish, handle=handle)
+
+    def _on_lost(self, error: MeshError) -> None:
+        self._lost = LostError(error.message, reason=error.reason, where=self.identity.worker_id)
+        log.error("engine_lost", extra={"data": {"reason": error.reason, "detail": error.message}})
+        for link in list(self._links.values()):
+            link.outlet.on_lost(self._lost)
+        for key in self._legs.keys():
+            self._legs.remove(key)
+        self._idle.set()
+        self._lost_event.set()
+
+    async def _read_kv_events(self) -> None:
+        async with aclosing(self.engine.kv_events()) as batches:  # type: ignore[type-var]
+            async for events in batches:
+                self.kv_feed.append_nowait(events)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(self.settings.lease_check_s)
+            now_s = self._clock.now()
+            for handle_id in self._leases.collect_expired(now_s):
+                self.engine.release_nowait(handle_id)
+            for key in self._legs.collect_overdue(now_s):
+                self._fail(key, DeadlineError("the request ran out of time", where=self.identity.worker_id))
+
+    def _fail(self, key: int, error: MeshError) -> None:
+        record = self._legs.get(key)
+        if record is not None and record.failure is None:
+            record.failure = error
+            self.engine.cancel_nowait(key)
+
+    def set_draining(self, is_draining: bool, reason: str = "draining") -> None:
+        """Refuses new requests from now on, or takes them again."""
+        self._draining = reason if is_draining else ""
+
+    async def wait_idle(self) -> None:
+        """Until no leg is in the engine."""
+        await self._idle.wait()
+
+    async def wait_lost(self) -> MeshError:
+        """Until the engine dies; why."""
+        await self._lost_event.wait()
+        assert self._lost is not None
+        return self._lost
+
+    async def drain(self, timeout_s: float | None = None) -> int:
+        """Refuses new requests and waits for those in flight; how many are left when the time is over."""
+        self.set_draining(True)
+        limit_s = self.settings.drain_timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.wait_idle()
+        except TimeoutError:
+            pass
+        return len(self._legs)
+
+    def load(self) -> LoadRecord:
+        """The engine's load with the worker's identity on it; the sequence counts up with every call."""
+        self._load_sequence += 1
+        return replace(
+            self.engine.load(),
+            worker_id=self.identity.worker_id,
+            epoch=self.identity.epoch,
+            sequence=self._load_sequence,
+            taken_at_s=self._clock.wall(),
+            is_draining=self.is_draining,
+        )
+
+    def statistics(self) -> WorkerStatistics:
+        """The worker's own bookkeeping."""
+        return WorkerStatistics(
+            legs=len(self._legs),
+            links=len(self._links),
+            leases=len(self._leases),
+            is_draining=self.is_draining,
+            kv_blocks_announced=self.kv_feed.blocks_count(),
+        )
+
+    async def aclose(self) -> None:
+        """Fails what is left as lost, frees leased KV, ends the engine. Idempotent."""
+        self.set_draining(True, "stopping")
+        for handle_id in self._leases.handle_ids():
+            self.release_nowait(handle_id)
+        await self.engine.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []

@@ -1,0 +1,22 @@
+"""Whether a decode worker takes one more request. Pure: the load is an argument."""
+
+from dataclasses import dataclass
+
+from kvmesh.core import LoadRecord
+from kvmesh.errors import OverloadedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeAdmission:
+    """Sheds when more than `waiting_requests_max` requests wait for a place in the batch; 0 is no limit."""
+
+    waiting_requests_max: int
+
+    def check(self, load: LoadRecord) -> None:
+        """OverloadedError when the queue is full; the wait is estimated from the step time, one place freed per step."""
+        if self.waiting_requests_max and load.waiting_requests >= self.waiting_requests_max:
+            raise OverloadedError(
+                f"{load.waiting_requests} requests wait already",
+                reason="decode_queue_full",
+                retry_after_s=max(0.1, load.step_s * load.waiting_requests),
+            )

@@ -1,0 +1,203 @@
+"""DecodeService: protobuf to worker and back, no decisions.
+
+Step frames are built here directly from the engine's lists, without values between: see `kvmesh.rpc.decode_link`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from kvmesh.api.decode.v1 import decode_pb2 as pb
+from kvmesh.api.decode.v1 import decode_pb2_grpc
+from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.engines.base import EngineFinish, Leg
+from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError
+from kvmesh.rpc.clients import LegFinish
+from kvmesh.rpc.codec.legs import from_submission, generation_of, handle_of, rendezvous_of, to_finish
+from kvmesh.rpc.codec.scalars import required_text, to_duration
+from kvmesh.rpc.codec.types import to_logprobs
+from kvmesh.rpc.deadlines import remaining_s
+from kvmesh.worker.direct import DirectCalls
+from kvmesh.worker.slots import LinkStep, key_of
+from kvmesh.worker.worker import Link, Submission, Worker
+from services.decode.admit import DecodeAdmission
+
+
+class FrameOutlet:
+    """Frames of one Attach stream on their way out, in order, at most `frames_max` of them.
+
+    A frontend that lags further behind is cut off: its requests fail as lost there, and cannot hold the worker up.
+    """
+
+    def __init__(self, frames_max: int) -> None:
+        self.link: Link | None = None
+        self._frames: deque[pb.AttachResponse] = deque()
+        self._frames_max = frames_max
+        self._wakeup = asyncio.Event()
+        self.error: MeshError | None = None
+        self.is_closed = False
+
+    def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
+        """One frame for one step."""
+        assert self.link is not None
+        frame = pb.StepFrame(step=step, slots=share.slots, token_ids=share.token_ids, counts=share.counts)
+        if logprobs:
+            for slot in share.slots:
+                entries = logprobs.get(key_of(self.link.number, slot))
+                if entries is not None:
+                    frame.logprobs.add(slot=slot, logprobs=to_logprobs(entries))
+        for finish in share.finishes:
+            frame.finishes.append(engine_finish_to_pb(finish))
+        self.put_nowait(frame)
+
+    def on_lost(self, error: MeshError) -> None:
+        """Ends the stream with the engine's failure."""
+        self.fail_nowait(error)
+
+    def put_nowait(self, frame: pb.StepFrame) -> None:
+        """Queues a frame, or ends the stream when the frontend does not read."""
+        if len(self._frames) >= self._frames_max:
+            self.fail_nowait(OverloadedError("the frontend does not read its frames", reason="link_stalled"))
+            return
+        self._frames.append(pb.AttachResponse(frame=frame))
+        self._wakeup.set()
+
+    def fail_nowait(self, error: MeshError) -> None:
+        """Ends the stream after what is queued."""
+        self.error = self.error or error
+        self._wakeup.set()
+
+    def close_nowait(self) -> None:
+        """Ends the stream well after what is queued."""
+        self.is_closed = True
+        self._wakeup.set()
+
+    async def frames(self, heartbeat_s: float) -> AsyncIterator[pb.AttachResponse]:
+        """Frames as they come, and an empty one after each `heartbeat_s` of silence."""
+        heartbeat = pb.AttachResponse(frame=pb.StepFrame())
+        while True:
+            while self._frames:
+                yield self._frames.popleft()
+            if self.error is not None:
+                raise self.error
+            if self.is_closed:
+                return
+            self._wakeup.clear()
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                yield heartbeat
+
+
+def engine_finish_to_pb(finish: EngineFinish, slot: int | None = None) -> pb.Finish:
+    """A finish on its own slot."""
+    leg_finish = LegFinish(
+        reason=finish.reason,
+        usage=finish.usage,
+        stop_token_id=finish.stop_token_id,
+        error=finish.error,
+        was_recomputed=finish.was_recomputed,
+    )
+    return to_finish(finish.key & 0xFFFFFFFF if slot is None else slot, leg_finish)
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """Serves one worker in the decode role."""
+
+    def __init__(self, worker: Worker, admission: DecodeAdmission) -> None:
+        self._worker = worker
+        self._admission = admission
+        self._direct = DirectCalls(worker)
+
+    async def Attach(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
+    ) -> None:
+        """All requests of one frontend; see the protocol in decode.proto."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("hello"):
+            raise InvalidRequestError("the first message must be hello", field="hello")
+        required_text(first.hello.frontend_id, "hello.frontend_id", 128)
+        settings = self._worker.settings
+        outlet = FrameOutlet(settings.link_buffer_frames)
+        outlet.link = link = self._worker.open_link(outlet)
+        await context.write(pb.AttachResponse(welcome=self._welcome()))
+        reader = asyncio.create_task(self._read_requests(request_iterator, link, outlet))
+        try:
+            async for response in outlet.frames(settings.heartbeat_s):
+                await context.write(response)
+        finally:
+            link.close_nowait()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    def _welcome(self) -> pb.Welcome:
+        settings = self._worker.settings
+        return pb.Welcome(
+            worker_id=self._worker.identity.worker_id,
+            epoch=self._worker.identity.epoch,
+            heartbeat=to_duration(settings.heartbeat_s),
+            submissions_max=settings.submissions_max,
+        )
+
+    async def _read_requests(
+        self, requests: AsyncIterator[pb.AttachRequest], link: Link, outlet: FrameOutlet
+    ) -> None:
+        try:
+            async for request in requests:
+                for submission in request.submissions:
+                    self._submit(submission, link, outlet)
+                for slot in request.cancels:
+                    link.cancel_nowait(slot)
+        finally:
+            outlet.close_nowait()
+
+    def _submit(self, message: pb.Submission, link: Link, outlet: FrameOutlet) -> None:
+        """Hands a submission to the worker; a refusal is the slot's finish."""
+        try:
+            self._admission.check(self._worker.engine.load())
+            leg = from_submission(message)
+            link.submit_nowait(
+                Submission(
+                    slot=message.slot,
+                    request_id=leg.request_id,
+                    leg=Leg.DECODE,
+                    generation=leg.generation,
+                    timeout_s=leg.timeout_s,
+                    handle=leg.handle,
+                    rendezvous=leg.rendezvous,
+                )
+            )
+        except MeshError as error:
+            finish = LegFinish(reason=FinishReason.ERROR, error=error)
+            outlet.put_nowait(pb.StepFrame(finishes=[to_finish(message.slot, finish)]))
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """One request of a plain client."""
+        self._admission.check(self._worker.engine.load())
+        submission = Submission(
+            slot=0,
+            request_id=request.request_id or f"plain-{id(context):x}-{self._worker.identity.epoch:x}",
+            leg=Leg.DECODE,
+            generation=generation_of(request),
+            timeout_s=remaining_s(context),
+            handle=handle_of(request),
+            rendezvous=rendezvous_of(request),
+        )
+        stream = self._direct.stream(submission)
+        try:
+            async for step in stream:
+                if step.finish is not None and step.finish.error is not None:
+                    raise step.finish.error
+                yield pb.GenerateResponse(
+                    token_ids=step.token_ids,
+                    logprobs=None if step.logprobs is None else to_logprobs(step.logprobs),
+                    finish=None if step.finish is None else engine_finish_to_pb(step.finish, slot=0),
+                )
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
