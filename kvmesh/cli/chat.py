@@ -1,0 +1,81 @@
+"""`kvmesh chat`: a conversation in the terminal. An empty line or Ctrl-D ends it, `/new` starts over."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from kvmesh.cli.answer import stream_answer
+from kvmesh.cli.state import read_state
+from kvmesh.errors import MeshError
+from kvmesh.settings import SettingsError, load, setting
+
+HISTORY_MESSAGES_MAX = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings:
+    """Whom to talk to."""
+
+    url: str = setting("", "address of the frontend, http://host:port; empty: the mesh that `kvmesh up` started here")
+    model: str = setting("", "model to ask; empty: the first one that is served")
+    system: str = setting("", "system message; empty: none")
+
+
+async def _models(url: str) -> list[str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        return [entry["id"] for entry in (await response.json())["data"]]
+
+
+async def _chat(settings: ChatSettings, url: str) -> int:
+    model = settings.model
+    if not model:
+        models = await _models(url)
+        if not models:
+            print("kvmesh: the mesh serves no model yet", file=sys.stderr)
+            return 1
+        model = models[0]
+    start = [{"role": "system", "content": settings.system}] if settings.system else []
+    messages = list(start)
+    print(f"talking to {model} at {url}; an empty line ends, /new starts over", file=sys.stderr)
+    while line := await _read_line():
+        if line == "/new":
+            messages = list(start)
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            messages.append({"role": "assistant", "content": await stream_answer(url, model, messages)})
+        except MeshError as error:
+            print(f"kvmesh: {error.message}", file=sys.stderr)
+            messages.pop()
+        messages = messages[-HISTORY_MESSAGES_MAX:]
+    return 0
+
+
+async def _read_line() -> str:
+    """A line from the person; empty at the end of input."""
+    try:
+        return (await asyncio.to_thread(input, "> ")).strip()
+    except EOFError:
+        return ""
+
+
+def main(argv: Sequence[str]) -> int:
+    """`kvmesh chat`."""
+    try:
+        settings = load(ChatSettings, argv=argv, program="kvmesh chat", description=__doc__ or "")
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    state = read_state()
+    url = settings.url or (state.url if state else "")
+    if not url:
+        print("kvmesh: no mesh runs here; start one with `kvmesh up` or give --url", file=sys.stderr)
+        return 1
+    try:
+        return asyncio.run(_chat(settings, url.rstrip("/")))
+    except aiohttp.ClientError as error:
+        print(f"kvmesh: {url} cannot be reached: {error}", file=sys.stderr)
+        return 1

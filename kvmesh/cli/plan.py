@@ -1,0 +1,77 @@
+"""Which processes a mesh on one machine consists of. Pure: settings in, child specifications out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvmesh.cli.children import ChildSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlan:
+    """The children of one mesh. Workers load engines and take longest, so they are started first."""
+
+    workers: Sequence[ChildSpec]
+    routers: Sequence[ChildSpec]
+    frontends: Sequence[ChildSpec]
+    planners: Sequence[ChildSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshShape:
+    """What is asked for. `engine_argv` goes to every worker as it is."""
+
+    engine: str
+    model: Path
+    served_name: str
+    prefill: int
+    decode: int
+    host: str
+    port: int
+    grpc_port: int
+    registry: str
+    policy: str
+    log_level: str
+    run_dir: Path
+    engine_argv: Sequence[str] = ()
+
+
+def plan_mesh(shape: MeshShape) -> MeshPlan:
+    """One specification per process. Ports not named are picked by the processes themselves and told to the registry."""
+    return MeshPlan(
+        workers=[
+            *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
+            *(_worker(shape, "decode", number) for number in range(shape.decode)),
+        ],
+        routers=[_service(shape, "router", ("--policy", shape.policy))],
+        frontends=[
+            _service(
+                shape,
+                "frontend",
+                ("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+            )
+        ],
+        planners=[_service(shape, "planner", ())],
+    )
+
+
+def _worker(shape: MeshShape, role: str, number: int) -> ChildSpec:
+    argv = (
+        *("--engine", shape.engine),
+        *("--model", str(shape.model)),
+        *(("--served-name", shape.served_name) if shape.served_name else ()),
+        *shape.engine_argv,
+    )
+    return _service(shape, role, argv, number)
+
+
+def _service(shape: MeshShape, service: str, argv: Sequence[str], number: int = 0) -> ChildSpec:
+    name = f"{service}-{number}"
+    common = ("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level)
+    return ChildSpec(
+        name=name,
+        module=f"services.{service}",
+        argv=(*common, *argv),
+        env={},
+        log_path=shape.run_dir / f"{name}.log",
+    )

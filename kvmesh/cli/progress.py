@@ -1,0 +1,67 @@
+"""What `kvmesh up` tells while engines load."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+import aiohttp
+
+from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, PREFILL, ROUTER, Registry, View
+
+SERVICE_NAMES = {FRONTEND: "frontend", ROUTER: "router", PREFILL: "prefill", DECODE: "decode", PLANNER: "planner"}
+POLL_S = 0.02
+
+
+class Progress:
+    """Lines for people on one stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        """One line."""
+        print(f"kvmesh: {text}", file=self._stream, flush=True)
+
+    async def wait_ready(self, registry: Registry, names: Sequence[str], started_at_s: float) -> str:
+        """Until the frontend can answer for a model and every process is registered; the frontend's URL.
+
+        Tells of each service as it becomes ready.
+        """
+        self.say("starting " + ", ".join(names))
+        wanted = {service: sum(name.rpartition("-")[0] == short for name in names) for service, short in SERVICE_NAMES.items()}
+        async with asyncio.TaskGroup() as group:
+            waits = {
+                service: group.create_task(self._wait_service(registry, service, count, started_at_s))
+                for service, count in wanted.items()
+                if count
+            }
+        view = waits[FRONTEND].result()
+        frontend = view.instances[0]
+        url = f"http://{frontend.host}:{frontend.meta['http_port']}"
+        await _wait_healthy(url)
+        return url
+
+    async def _wait_service(self, registry: Registry, service: str, count: int, started_at_s: float) -> View:
+        told = 0
+        async for view in registry.watch(service):
+            ready = sum(instance.takes_requests for instance in view.instances)
+            if ready > told:
+                told = ready
+                took_s = time.monotonic() - started_at_s
+                self.say(f"{SERVICE_NAMES[service]:<8} {ready} of {count} ready after {took_s:.1f} s")
+            if ready >= count:
+                return view
+        raise AssertionError("a watch never ends by itself")
+
+
+async def _wait_healthy(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"{url}/health") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientConnectionError:
+                pass  # The frontend registers a moment before it listens.
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,185 @@
+"""`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C or the first death."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from kvmesh.cli.answer import stream_answer
+from kvmesh.cli.children import Child, ChildSpec, start_child, stop_children, wait_first_exit
+from kvmesh.cli.plan import MeshPlan, MeshShape, plan_mesh
+from kvmesh.cli.progress import Progress
+from kvmesh.cli.state import MeshState, remove_state, write_state
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.settings import SettingsError, load, setting
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpSettings:
+    """What to start."""
+
+    engine: str = setting("vllm", "engine of all workers", choices=("vllm", "simulated"))
+    model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout")
+    served_name: str = setting("", "name clients ask for; empty: the directory's name")
+    prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
+    decode: int = setting(1, "decode workers", min=1, max=64)
+    host: str = setting("127.0.0.1", "address the frontend listens on")
+    port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
+    grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
+    consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
+    policy: str = setting("kv", "how requests are placed", choices=("kv", "round_robin", "least_loaded", "random"))
+    engine_args: str = setting("", "more flags for every worker, as one string, e.g. '--simulated-time-factor 0'")
+    log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
+    run_dir: str = setting("run", "directory of the services' logs")
+    ready_timeout_s: float = setting(300.0, "longest wait until the mesh can answer", min=1.0)
+    stop_timeout_s: float = setting(20.0, "longest wait for each group of services to stop", min=0.1)
+    greeting: str = setting("Hello! Who are you?", "asked once the mesh is ready; empty: nothing is asked")
+    once: bool = setting(False, "stop after the greeting is answered")
+
+
+class Mesh:
+    """The running processes of one `kvmesh up`."""
+
+    def __init__(self, settings: UpSettings) -> None:
+        self._settings = settings
+        self._progress = Progress(sys.stderr)
+        self.started_at_s = time.monotonic()
+        self.children: list[Child] = []
+        self._groups: list[list[Child]] = []
+
+    async def run(self) -> int:
+        """Starts everything, serves, stops everything; the exit status."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop.set)
+        stopped = asyncio.create_task(stop.wait())
+        async with AsyncExitStack() as stack:
+            stack.callback(stopped.cancel)
+            registry_address = await self._start_registry(stack)
+            stack.push_async_callback(self._stop)
+            serving = asyncio.create_task(self._serve(registry_address))
+            stack.callback(serving.cancel)
+            await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
+            return 0 if stopped.done() else serving.result()
+
+    async def _start_registry(self, stack: AsyncExitStack) -> str:
+        if self._settings.consul:
+            return self._settings.consul
+        agent = EmbeddedAgent(host="127.0.0.1", port=0)
+        await agent.start()
+        stack.push_async_callback(agent.aclose)
+        return agent.address
+
+    async def _serve(self, registry_address: str) -> int:
+        """Until a child dies, or the greeting is answered with `once`."""
+        await self._start_children(plan_mesh(self._shape(registry_address)))
+        ready = asyncio.create_task(self._become_ready(registry_address))
+        death = asyncio.create_task(wait_first_exit(self.children))
+        try:
+            await asyncio.wait({ready, death}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done() and not death.done():
+                if not ready.result():
+                    return 1
+                if self._settings.once:
+                    return 0
+                await death
+            self._progress.say("a part of the mesh died: " + death.result().reason())
+            return 1
+        finally:
+            ready.cancel()
+            death.cancel()
+
+    def _shape(self, registry_address: str) -> MeshShape:
+        settings = self._settings
+        model = Path(settings.model).expanduser()
+        return MeshShape(
+            engine=settings.engine,
+            model=model.resolve() if model.exists() else model,
+            served_name=settings.served_name,
+            prefill=settings.prefill,
+            decode=settings.decode,
+            host=settings.host,
+            port=settings.port,
+            grpc_port=settings.grpc_port,
+            registry=registry_address,
+            policy=settings.policy,
+            log_level=settings.log_level,
+            run_dir=Path(settings.run_dir).resolve(),
+            engine_argv=tuple(settings.engine_args.split()),
+        )
+
+    async def _start_children(self, plan: MeshPlan) -> None:
+        for specs in (plan.workers, plan.routers, plan.frontends, plan.planners):
+            self._groups.append([await self._start(spec) for spec in specs])
+
+    async def _start(self, spec: ChildSpec) -> Child:
+        spec.log_path.unlink(missing_ok=True)
+        child = await start_child(spec)
+        self.children.append(child)
+        return child
+
+    async def _become_ready(self, registry_address: str) -> bool:
+        """Waits for the frontend to have a model, tells people, and asks the greeting."""
+        async with AsyncExitStack() as stack:
+            registry = ConsulRegistry(DiscoverySettings(address=registry_address))
+            stack.push_async_callback(registry.aclose)
+            names = [child.spec.name for child in self.children]
+            try:
+                async with asyncio.timeout(self._settings.ready_timeout_s):
+                    url = await self._progress.wait_ready(registry, names, self.started_at_s)
+            except TimeoutError:
+                self._progress.say(f"not ready after {self._settings.ready_timeout_s:g} s; logs are in {self._settings.run_dir}")
+                return False
+            write_state(MeshState(registry=registry_address, url=url, pid=os.getpid()))
+            stack.callback(lambda: remove_state(os.getpid()) if self._settings.once else None)
+            self._progress.say(f"ready after {time.monotonic() - self.started_at_s:.1f} s: {url}")
+            await self._greet(url)
+            return True
+
+    async def _greet(self, url: str) -> None:
+        model = await _first_model(url)
+        print(curl_line(url, model), flush=True)
+        if self._settings.greeting:
+            print(f"\n> {self._settings.greeting}", flush=True)
+            await stream_answer(url, model, [{"role": "user", "content": self._settings.greeting}], self.started_at_s)
+            print(flush=True)
+
+    async def _stop(self) -> None:
+        """Frontends first, so that no request is taken that nobody can finish; workers last."""
+        self._progress.say("stopping")
+        remove_state(os.getpid())
+        await stop_children(list(reversed(self._groups)), self._settings.stop_timeout_s)
+
+
+async def _first_model(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        body = await response.json()
+    return str(body["data"][0]["id"])
+
+
+def curl_line(url: str, model: str) -> str:
+    """A line to paste into a shell."""
+    body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Hello!"}}]}}'
+    return f"\ncurl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+
+
+def main(argv: Sequence[str]) -> int:
+    """`kvmesh up`."""
+    try:
+        settings = load(UpSettings, argv=argv, environ=os.environ, program="kvmesh up", description=__doc__ or "")
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return asyncio.run(Mesh(settings).run())
