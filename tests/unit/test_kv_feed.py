@@ -1,0 +1,99 @@
+"""The KV feed gives every subscriber a view equal to the worker's cache."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
+from kvmesh.errors import OverloadedError
+from kvmesh.worker.kv_feed import KvBatch, KvFeed, KvLog
+
+HASHES = st.integers(min_value=1, max_value=12)
+EVENTS = st.one_of(
+    st.builds(
+        KvStored,
+        block_hashes=st.lists(HASHES, min_size=1, max_size=4, unique=True),
+        parent_hash=st.none() | HASHES,
+        tier=st.sampled_from([KvTier.DEVICE, KvTier.HOST]),
+        data_parallel_rank=st.integers(0, 1),
+    ),
+    st.builds(
+        KvRemoved,
+        block_hashes=st.lists(HASHES, min_size=1, max_size=4, unique=True),
+        tier=st.sampled_from([KvTier.DEVICE, KvTier.HOST]),
+        data_parallel_rank=st.integers(0, 1),
+    ),
+    st.builds(KvCleared, data_parallel_rank=st.integers(0, 1)),
+)
+Block = tuple[int, KvTier, int]
+
+
+def apply_slowly(blocks: set[Block], events: Sequence[KvEvent]) -> set[Block]:
+    """The obvious version: a set of (rank, tier, hash)."""
+    for event in events:
+        rank = event.data_parallel_rank
+        if isinstance(event, KvStored):
+            blocks = blocks | {(rank, event.tier, h) for h in event.block_hashes}
+        elif isinstance(event, KvRemoved):
+            blocks = blocks - {(rank, event.tier, h) for h in event.block_hashes}
+        else:
+            blocks = {block for block in blocks if block[0] != rank}
+    return blocks
+
+
+@given(batches=st.lists(st.lists(EVENTS, min_size=1, max_size=3), max_size=20), known=st.integers(0, 20))
+def test_a_subscriber_ends_with_the_workers_cache(batches: list[list[KvEvent]], known: int) -> None:
+    """Snapshot or resume, from any point, within history or not: the view is the cache."""
+    log = KvLog(epoch=7, history_max=5)
+    at_known: set[Block] = set()
+    now: set[Block] = set()
+    for number, events in enumerate(batches, start=1):
+        now = apply_slowly(now, events)
+        log.append(events)
+        if number == known:
+            at_known = now
+    heard = log.since(7 if known else None, known or None)
+    view = set() if heard and heard[0].is_snapshot else at_known
+    for batch in heard:
+        view = apply_slowly(view, batch.events)
+    if known <= len(batches):
+        assert view == now
+    assert log.blocks_count() == len(now)
+    assert all(batch.sequence <= log.sequence for batch in heard)
+
+
+def test_another_epoch_gets_a_snapshot() -> None:
+    """What a router knows of a former process is not resumed."""
+    log = KvLog(epoch=2, history_max=5)
+    log.append([KvStored(block_hashes=[1, 2, 3])])
+    heard = log.since(1, 1)
+    assert heard == [
+        KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, is_complete=True)
+    ]
+
+
+async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:
+    """Nothing is lost between the snapshot and the first change."""
+    feed = KvFeed(epoch=1, history_max=10, buffer_max=10)
+    feed.append_nowait([KvStored(block_hashes=[1])])
+    watch = feed.watch()
+    first = await anext(watch)
+    feed.append_nowait([KvStored(block_hashes=[2], parent_hash=1)])
+    second = await anext(watch)
+    assert (first.is_snapshot, first.sequence, second.is_snapshot, second.sequence) == (True, 1, False, 2)
+    await watch.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_watcher_that_lags_is_ended() -> None:
+    """A slow router costs a bounded buffer and is told to subscribe again."""
+    feed = KvFeed(epoch=1, history_max=10, buffer_max=2)
+    watch = feed.watch()
+    await anext(watch)
+    for number in range(4):
+        feed.append_nowait([KvStored(block_hashes=[number])])
+    with pytest.raises(OverloadedError) as caught:
+        async for _ in watch:
+            pass
+    assert caught.value.reason == "watcher_too_slow"

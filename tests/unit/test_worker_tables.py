@@ -1,0 +1,121 @@
+"""Slots, leases and block names: the pure bookkeeping of a worker."""
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from kvmesh.core import FinishReason, Media, MediaKind
+from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.kv.blocks import block_hashes, chain_hash, pack_tokens, seed_hash
+from kvmesh.kv.lease import LeaseTable
+from kvmesh.worker.slots import LegRecord, LegTable, LinkStep, key_of, split_by_link
+
+
+def record(request_id: str, deadline_s: float = 10.0) -> LegRecord:
+    """A decode leg."""
+    return LegRecord(request_id=request_id, leg=Leg.DECODE, deadline_s=deadline_s)
+
+
+def test_one_link_keeps_the_engines_lists() -> None:
+    """With one frontend a step is a mask over the keys; the token list is passed on as it is."""
+    tokens = [5, 6, 7]
+    output = StepOutput(step=1, keys=[key_of(3, 0), key_of(3, 9)], counts=[1, 2], token_ids=tokens)
+    shares = split_by_link(output, (3,))
+    assert shares == {3: LinkStep([0, 9], [5, 6, 7], [1, 2], [])}
+    assert shares[3].token_ids is tokens
+
+
+@given(
+    entries=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 3)), max_size=30, unique_by=lambda e: e[:2]),
+    has_counts=st.booleans(),
+)
+def test_a_step_is_split_without_loss(entries: list[tuple[int, int, int]], has_counts: bool) -> None:
+    """Every link gets exactly its slots' tokens, in order, and its finishes."""
+    if not has_counts:
+        entries = [(link, slot, 1) for link, slot, _ in entries]
+    tokens = list(range(sum(count for _, _, count in entries)))
+    keys = [key_of(link, slot) for link, slot, _ in entries]
+    output = StepOutput(
+        step=4,
+        keys=keys,
+        counts=[count for _, _, count in entries] if has_counts else None,
+        token_ids=tokens,
+        finishes=[EngineFinish(key=key, reason=FinishReason.STOP) for key in keys[::2]],
+    )
+    links = tuple({link for link, _, _ in entries})
+    shares = split_by_link(output, links)
+    expected: dict[int, list[tuple[int, list[int]]]] = {}
+    start = 0
+    for link, slot, count in entries:
+        expected.setdefault(link, []).append((slot, tokens[start : start + count]))
+        start += count
+    for link, share in shares.items():
+        got, start = [], 0
+        for position, slot in enumerate(share.slots):
+            count = share.counts[position] if share.counts is not None else 1
+            got.append((slot, share.token_ids[start : start + count]))
+            start += count
+        assert got == expected.get(link, [])
+        assert all(finish.key >> 32 == link for finish in share.finishes)
+    assert sum(len(share.finishes) for share in shares.values()) == len(keys[::2])
+
+
+def test_a_closed_links_finish_is_not_given_to_another() -> None:
+    """Links of live legs decide, not links that are open: a cancelled caller's finish has nowhere to go."""
+    legs = LegTable()
+    legs.add(key_of(0, 5), record("gone"))
+    legs.add(key_of(1, 5), record("here"))
+    links = legs.links()
+    output = StepOutput(
+        step=1, keys=[key_of(1, 5)], token_ids=[9], finishes=[EngineFinish(key=key_of(0, 5), reason=FinishReason.CANCELLED)]
+    )
+    shares = split_by_link(output, links)
+    assert shares[1].finishes == [] and len(shares[0].finishes) == 1
+    legs.remove(key_of(0, 5))
+    assert legs.links() == (1,)
+
+
+def test_a_deadline_is_collected_once_and_not_for_a_reused_slot() -> None:
+    """A slot that was freed and taken again does not inherit the old deadline."""
+    legs = LegTable()
+    legs.add(1, record("first", deadline_s=5.0))
+    legs.remove(1)
+    legs.add(1, record("second", deadline_s=50.0))
+    assert legs.collect_overdue(6.0) == []
+    assert legs.collect_overdue(60.0) == [1]
+    assert legs.collect_overdue(60.0) == []
+
+
+def test_leases_expire_once_and_can_be_extended() -> None:
+    """An extended lease expires at its new time; a removed one never."""
+    leases = LeaseTable()
+    leases.add("a", 5.0)
+    leases.add("b", 5.0)
+    leases.add("a", 8.0)
+    assert leases.remove("b") and not leases.remove("b")
+    assert leases.collect_expired(6.0) == []
+    assert leases.collect_expired(8.0) == ["a"]
+    assert len(leases) == 0
+
+
+def test_block_names_are_the_stated_formula() -> None:
+    """Anybody can compute a block's name from the documentation alone."""
+    tokens = list(range(100, 170))
+    seed = seed_hash("adapter", "tenant")
+    assert seed == xxh3_64_intdigest(b"adapter\0tenant") and seed_hash() == 0
+    first = xxh3_64_intdigest(struct.pack("<Q", seed) + struct.pack("<32I", *tokens[:32]))
+    second = xxh3_64_intdigest(struct.pack("<Q", first) + struct.pack("<32I", *tokens[32:64]))
+    assert block_hashes(tokens, 32, seed=seed) == [first, second]
+    assert chain_hash(first, pack_tokens(tokens[32:64])) == second
+
+
+def test_media_change_the_blocks_they_touch_and_those_after() -> None:
+    """Two pictures behind equal placeholders do not share KV."""
+    tokens = [1] * 64
+    one = Media(kind=MediaKind.IMAGE, content_hash=b"a" * 16, position=20, length=4)
+    other = Media(kind=MediaKind.IMAGE, content_hash=b"b" * 16, position=20, length=4)
+    plain, first, second = (block_hashes(tokens, 16, media=media) for media in ((), (one,), (other,)))
+    assert plain[0] == first[0] == second[0]
+    assert len({plain[1], first[1], second[1]}) == 3 and len({plain[3], first[3], second[3]}) == 3
