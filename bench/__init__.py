@@ -1,0 +1,1 @@
+"""Load generator, scenarios and side-by-side runs."""

@@ -1,0 +1,158 @@
+"""OpenAI HTTP over bare asyncio protocols: the generator must cost a small share of what it measures.
+
+The answer is not parsed while it streams; only arrival times are taken, and usage is read from the last bytes.
+"""
+
+import asyncio
+import json
+import re
+import time
+from urllib.parse import urlsplit
+
+from bench.target import LoadRequest, LoadResult
+
+PROMPT_TOKENS = re.compile(rb'"prompt_tokens": ?(\d+)')
+OUTPUT_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
+CACHED_TOKENS = re.compile(rb'"cached_tokens": ?(\d+)')
+END = b"0\r\n\r\n"
+KEPT_BYTES = 4096
+
+
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection with one request at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.done: asyncio.Future[None] | None = None
+        self.is_open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.is_open = True
+
+    def start(self, data: bytes) -> asyncio.Future[None]:
+        """Sends a request; the future ends with its response."""
+        self.first_at_s = self.last_at_s = 0.0
+        self.head = b""
+        self.tail = b""
+        self.chunks = 0
+        self.gaps_s: list[float] = []
+        self.done = asyncio.get_running_loop().create_future()
+        assert self.transport is not None
+        self.transport.write(data)
+        return self.done
+
+    def data_received(self, data: bytes) -> None:
+        now_s = time.perf_counter()
+        events = data.count(b"data: {")
+        if not self.head:
+            self.head = data[:KEPT_BYTES]
+        if events and not self.first_at_s:
+            self.first_at_s = now_s
+        elif events:
+            self.gaps_s.append(now_s - self.last_at_s)
+        self.chunks += events
+        self.last_at_s = now_s
+        self.tail = (self.tail + data)[-KEPT_BYTES:]
+        if self.tail.endswith(END) or (not self.chunks and self._has_whole_body()):
+            self._finish(None)
+
+    def _has_whole_body(self) -> bool:
+        """True when a response with a Content-Length is complete (errors and unary answers)."""
+        header, separator, body = self.tail.partition(b"\r\n\r\n")
+        match = re.search(rb"(?i)content-length: (\d+)", header)
+        return bool(separator) and match is not None and len(body) >= int(match.group(1))
+
+    def _finish(self, error: Exception | None) -> None:
+        done, self.done = self.done, None
+        if done is not None and not done.done():
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._finish(ConnectionError(f"connection lost: {exc}"))
+
+
+class HttpTarget:
+    """`POST /v1/chat/completions` or `/v1/completions`, streaming with usage."""
+
+    def __init__(self, url: str, model: str, *, is_chat: bool = True, timeout_s: float = 120.0) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._model = model
+        self._is_chat = is_chat
+        self._timeout_s = timeout_s
+        self._idle: list[_Connection] = []
+
+    def encode(self, request: LoadRequest) -> bytes:
+        """The whole HTTP request."""
+        body: dict[str, object] = {
+            "model": self._model,
+            "max_tokens": request.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._is_chat:
+            body["messages"] = [{"role": "user", "content": request.prompt}]
+        else:
+            body["prompt"] = request.prompt
+        data = json.dumps(body).encode()
+        path = "/v1/chat/completions" if self._is_chat else "/v1/completions"
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        return head.encode() + data
+
+    async def _connection(self) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
+        return connection
+
+    async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
+        """One request; a connection that fails is not used again."""
+        result = LoadResult()
+        connection: _Connection | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                connection = await self._connection()
+                await connection.start(self.encode(request))
+        except (OSError, TimeoutError) as error:
+            result.error = repr(error)
+            if connection is not None and connection.transport is not None:
+                connection.transport.abort()
+            return result
+        self._idle.append(connection)
+        return self._read(connection, intended_at_s, request, result)
+
+    def _read(self, connection: _Connection, intended_at_s: float, request: LoadRequest, result: LoadResult) -> LoadResult:
+        if b" 200 " not in connection.head[:16] or b"[DONE]" not in connection.tail:
+            result.error = (connection.head if connection.chunks == 0 else connection.tail)[-300:].decode(errors="replace")
+            return result
+        result.ttft_s = connection.first_at_s - intended_at_s
+        result.total_s = connection.last_at_s - intended_at_s
+        result.chunks = connection.chunks
+        result.gaps_s = connection.gaps_s
+        result.prompt_tokens = _number(PROMPT_TOKENS, connection.tail)
+        result.output_tokens = _number(OUTPUT_TOKENS, connection.tail)
+        result.cached_tokens = _number(CACHED_TOKENS, connection.tail)
+        if result.output_tokens != request.output_tokens:
+            result.error = f"{result.output_tokens} tokens instead of {request.output_tokens}"
+        return result
+
+    async def aclose(self) -> None:
+        """Ends idle connections."""
+        for connection in self._idle:
+            if connection.transport is not None:
+                connection.transport.close()
+
+
+def _number(pattern: re.Pattern[bytes], data: bytes) -> int:
+    found = pattern.findall(data)
+    return int(found[-1]) if found else 0

@@ -1,0 +1,41 @@
+"""CPU time and memory of process trees, from /proc."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUse:
+    """What a process tree has used so far; children that ended are counted once they were waited for."""
+
+    cpu_s: float
+    rss_mib: float
+
+
+def process_use(pid: int) -> ProcessUse:
+    """The tree under `pid`; zero for one that is gone."""
+    cpu_s, rss = 0.0, 0
+    for member in [pid, *_descendants(pid)]:
+        try:
+            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        cpu_s += sum(int(value) for value in fields[11:15]) / TICKS_PER_S
+        rss += int(fields[21]) * PAGE_BYTES
+    return ProcessUse(cpu_s=cpu_s, rss_mib=rss / 2**20)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = [
+            int(word)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for word in (task / "children").read_text().split()
+        ]
+    except FileNotFoundError:
+        return []
+    return [member for child in children for member in [child, *_descendants(child)]]
