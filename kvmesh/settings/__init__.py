@@ -1,0 +1,22 @@
+"""Settings: one frozen dataclass per component, filled from flags, environment, a file and defaults, strongest first.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class LeaseSettings:
+        lease_s: float = setting(30.0, "How long a handle that nobody pulls is kept.", min=0.1, max=3600)
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class PrefillSettings:
+        model: str = required("Model directory or hub name.")
+        kv: LeaseSettings = field(default_factory=LeaseSettings)
+
+    settings = load_or_exit(PrefillSettings, program="python -m services.prefill")
+
+gives `--model`, `--kv-lease-s`, `KVMESH_MODEL`, `KVMESH_KV_LEASE_S`, and the keys `model` and `kv.lease_s` of the TOML
+file that `--config` or `KVMESH_CONFIG` names.
+"""
+
+from kvmesh.settings.declare import required, setting
+from kvmesh.settings.load import SettingsError, load, load_or_exit
+from kvmesh.settings.show import describe, help_text
+
+__all__ = ["SettingsError", "describe", "help_text", "load", "load_or_exit", "required", "setting"]

@@ -1,0 +1,150 @@
+"""How a setting is declared, and the list of all settings of a dataclass."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+PREFIX = "KVMESH_"
+# The last words of a name that say its unit, and how help prints them.
+_UNITS = {
+    "s": "seconds",
+    "ms": "milliseconds",
+    "bytes": "bytes",
+    "tokens": "tokens",
+    "blocks": "blocks",
+    "ratio": "0 to 1",
+    "percent": "percent",
+}
+
+
+class Required:
+    """The default of a setting that has none."""
+
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = Required()
+
+
+def setting(
+    default: T,
+    help: str,  # noqa: A002 (the word of the declaration)
+    *,
+    unit: str = "",
+    min: float | None = None,  # noqa: A002
+    max: float | None = None,  # noqa: A002
+    choices: Sequence[str] = (),
+    secret: bool = False,
+) -> T:
+    """A dataclass field with a default. `unit` is taken from the name's ending (`_s`, `_bytes`...) when not given.
+
+    `min` and `max` are inclusive. A secret is left out of `repr` and masked by `describe` and `--help`.
+    """
+    metadata = {"help": help, "unit": unit, "min": min, "max": max, "choices": tuple(choices), "secret": secret}
+    if isinstance(default, Required):
+        return typing.cast(T, dataclasses.field(repr=not secret, metadata=metadata))
+    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
+
+
+def required(help: str, **checks: Any) -> Any:  # noqa: A002
+    """A dataclass field without a default: loading fails unless some source gives it."""
+    return setting(REQUIRED, help, **checks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One setting: where it stands, what type it has, what it may be."""
+
+    path: tuple[str, ...]
+    type: type
+    is_optional: bool
+    default: Any
+    help: str
+    unit: str
+    min: float | None
+    max: float | None
+    choices: tuple[str, ...]
+    is_secret: bool
+
+    @property
+    def flag(self) -> str:
+        """`--kv-lease-s`."""
+        return "--" + "-".join(self.path).replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """`KVMESH_KV_LEASE_S`."""
+        return PREFIX + "_".join(self.path).upper()
+
+    @property
+    def key(self) -> str:
+        """`kv.lease_s`."""
+        return ".".join(self.path)
+
+    @property
+    def names(self) -> str:
+        """All three names, for messages."""
+        return f"{self.flag} ({self.variable}, {self.key} in the file)"
+
+
+def is_group(hint: Any) -> bool:
+    """Whether a field of this type holds settings of its own."""
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
+def specs(cls: type, *, path: tuple[str, ...] = (), defaults: Any = None) -> Iterator[Spec]:
+    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's own."""
+    hints = typing.get_type_hints(cls)
+    for each in dataclasses.fields(cls):
+        if not each.init:
+            continue
+        hint, default = hints[each.name], _default(each, defaults)
+        if is_group(hint):
+            yield from specs(hint, path=(*path, each.name), defaults=None if default is REQUIRED else default)
+        else:
+            yield _spec(each, hint, default, (*path, each.name))
+
+
+def _default(each: "dataclasses.Field[Any]", defaults: Any) -> Any:
+    if defaults is not None:
+        return getattr(defaults, each.name)
+    if each.default is not dataclasses.MISSING:
+        return each.default
+    if each.default_factory is not dataclasses.MISSING:
+        return each.default_factory()
+    return REQUIRED
+
+
+def _spec(each: "dataclasses.Field[Any]", hint: Any, default: Any, path: tuple[str, ...]) -> Spec:
+    metadata: Mapping[str, Any] = each.metadata
+    base, is_optional = _base_type(hint, where=".".join(path))
+    return Spec(
+        path=path,
+        type=base,
+        is_optional=is_optional,
+        default=default,
+        help=metadata.get("help", ""),
+        unit=metadata.get("unit")
+        or next((_UNITS[word] for word in reversed(each.name.split("_")) if word in _UNITS), ""),
+        min=metadata.get("min"),
+        max=metadata.get("max"),
+        choices=tuple(member.value for member in base) if issubclass(base, StrEnum) else metadata.get("choices", ()),
+        is_secret=metadata.get("secret", False),
+    )
+
+
+def _base_type(hint: Any, *, where: str) -> tuple[type, bool]:
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        return _base_type(next(each for each in arguments if each is not type(None)), where=where)[0], True
+    if typing.get_origin(hint) is tuple and arguments == (str, ...):
+        return tuple, False
+    if hint in (str, int, float, bool) or (isinstance(hint, type) and issubclass(hint, StrEnum)):
+        return hint, False
+    raise TypeError(f"{where}: settings cannot have the type {hint}")

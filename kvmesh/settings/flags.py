@@ -1,0 +1,68 @@
+"""Reads the command line. Not argparse, which stops at the first problem."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kvmesh.settings.declare import Spec
+from kvmesh.settings.parse import from_text
+
+CONFIG_FLAG = "--config"
+
+
+class Flags:
+    """What a command line gives: `found` maps a setting's path to the flag used and how to make its value."""
+
+    def __init__(self, known: Sequence[Spec]) -> None:
+        self.found: dict[tuple[str, ...], tuple[str, Callable[[Spec], Any]]] = {}
+        self.config = ""
+        self.problems: list[str] = []
+        self._by_flag = {spec.flag: spec for spec in known}
+        self._negated = {"--no-" + spec.flag[2:]: spec for spec in known if spec.type is bool}
+        self._lists: dict[tuple[str, ...], str] = {}
+
+    def read(self, argv: Sequence[str]) -> None:
+        """Reads all words. Of a flag given twice the last counts, except that a list's values add up."""
+        rest = list(argv)
+        while rest:
+            flag, has_value, value = rest.pop(0).partition("=")
+            if flag in self._by_flag:
+                self._known(self._by_flag[flag], flag, value if has_value else None, rest)
+            elif flag in self._negated:
+                self._no(self._negated[flag], flag, is_bare=not has_value)
+            elif flag == CONFIG_FLAG:
+                self.config = self._value(flag, value if has_value else None, rest) or ""
+            else:
+                self._unknown(flag, bool(has_value), rest)
+
+    def _known(self, spec: Spec, flag: str, value: str | None, rest: list[str]) -> None:
+        if spec.type is bool and value is None:
+            self.found[spec.path] = (flag, lambda spec: True)
+            return
+        text = self._value(flag, value, rest)
+        if text is None:
+            return
+        if spec.type is tuple:
+            text = self._lists[spec.path] = f"{self._lists.get(spec.path, '')},{text}"
+        self.found[spec.path] = (flag, partial(from_text, text=text))
+
+    def _no(self, spec: Spec, flag: str, *, is_bare: bool) -> None:
+        if not is_bare:
+            self.problems.append(f"{flag} takes no value")
+        self.found[spec.path] = (flag, lambda spec: False)
+
+    def _value(self, flag: str, value: str | None, rest: list[str]) -> str | None:
+        if value is not None:
+            return value
+        if not rest or rest[0].startswith("--"):
+            self.problems.append(f"{flag} needs a value")
+            return None
+        return rest.pop(0)
+
+    def _unknown(self, flag: str, has_value: bool, rest: list[str]) -> None:
+        guess = difflib.get_close_matches(flag, [*self._by_flag, *self._negated], n=1)
+        self.problems.append(f"{flag} is unknown" + (f"; did you mean {guess[0]}?" if guess else ""))
+        # The value of an unknown flag is not a problem of its own.
+        if flag.startswith("-") and not has_value and rest and not rest[0].startswith("-"):
+            rest.pop(0)

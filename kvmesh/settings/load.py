@@ -1,0 +1,197 @@
+"""Collects a component's settings from all sources and reports all problems at once."""
+
+import dataclasses
+import difflib
+import logging
+import os
+import sys
+import tomllib
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvmesh.settings.declare import PREFIX, REQUIRED, Spec, is_group, specs
+from kvmesh.settings.flags import Flags
+from kvmesh.settings.parse import from_file, from_text
+from kvmesh.settings.show import help_text
+
+S = TypeVar("S")
+CONFIG_VARIABLE = PREFIX + "CONFIG"
+# Above this likeness a foreign variable counts as a slip of the pen. Names that differ in a whole word stay below it.
+_TYPO_RATIO = 0.88
+
+_logger = logging.getLogger(__name__)
+
+
+class SettingsError(ValueError):
+    """What is wrong with the settings, all of it; each problem names the flag, the variable or the file's key."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def load(
+    cls: type[S],
+    *,
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    program: str = "kvmesh",
+    description: str = "",
+    foreign_variables: Collection[str] = (),
+) -> S:
+    """Settings from flags, `KVMESH_*`, file and defaults, strongest first; sources default to the process's own.
+
+    Prints help and raises SystemExit(0) on `--help`. Raises SettingsError with every problem. Unknown flags and file
+    keys are problems. An unknown `KVMESH_*` variable is one only when it looks like a known name misspelt, since one
+    environment may serve several components; the others are logged in one warning, except `foreign_variables`, which
+    the caller knows.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    environ = os.environ if environ is None else environ
+    known = tuple(specs(cls))
+    if "--help" in argv or "-h" in argv:
+        print(help_text(cls, program=program, description=description))  # noqa: T201 (asked for by a person)
+        raise SystemExit(0)
+    problems: list[str] = []
+    flags = Flags(known)
+    flags.read(argv)
+    problems += flags.problems
+    variables = _read_variables(known, environ, foreign_variables, problems)
+    in_file = _read_file(known, flags.config or environ.get(CONFIG_VARIABLE, ""), problems)
+    values: dict[tuple[str, ...], Any] = {}
+    for spec in known:
+        _choose(spec, (flags.found, variables, in_file), values, problems)
+    if problems:
+        raise SettingsError(problems)
+    settings = _build(cls, values, (), problems)
+    if problems:
+        raise SettingsError(problems)
+    return typing.cast(S, settings)
+
+
+def load_or_exit(cls: type[S], *, program: str, description: str = "", **sources: Any) -> S:
+    """`load` for the top of a process: prints the problems and exits with status 2."""
+    try:
+        return load(cls, program=program, description=description, **sources)
+    except SettingsError as error:
+        print(f"{program}: the settings have {len(error.problems)} problem(s):", file=sys.stderr)  # noqa: T201
+        for problem in error.problems:
+            print(f"  {problem}", file=sys.stderr)  # noqa: T201
+        print(f"`{program} --help` lists all settings.", file=sys.stderr)  # noqa: T201
+        raise SystemExit(2) from None
+
+
+Found = dict[tuple[str, ...], tuple[str, Callable[[Spec], Any]]]
+
+
+def _choose(spec: Spec, sources: Sequence[Found], values: dict[tuple[str, ...], Any], problems: list[str]) -> None:
+    # A weaker source is parsed too: a wrong value in the file is reported though a flag hides it today.
+    is_found = False
+    for found in sources:
+        if spec.path not in found:
+            continue
+        name, parse = found[spec.path]
+        try:
+            value = parse(spec)
+        except ValueError as error:
+            problems.append(f"{name} {error}")
+        else:
+            if not is_found:
+                values[spec.path] = value
+        is_found = True
+    if is_found:
+        return
+    if spec.default is REQUIRED:
+        problems.append(f"{spec.names} is required")
+    else:
+        values[spec.path] = spec.default
+
+
+def _read_variables(
+    known: Sequence[Spec], environ: Mapping[str, str], foreign: Collection[str], problems: list[str]
+) -> Found:
+    by_variable = {spec.variable: spec for spec in known}
+    unknown = sorted(
+        name for name in environ
+        if name.startswith(PREFIX) and name not in by_variable and name not in foreign and name != CONFIG_VARIABLE
+    )  # fmt: skip
+    passed_over = []
+    for name in unknown:
+        guess = difflib.get_close_matches(name.removeprefix(PREFIX), _bare(by_variable), n=1, cutoff=_TYPO_RATIO)
+        if guess:
+            problems.append(f"{name} is unknown; did you mean {PREFIX}{guess[0]}?")
+        else:
+            passed_over.append(name)
+    if passed_over:
+        _logger.warning("settings_variables_unknown: %s", " ".join(passed_over))
+    return {
+        spec.path: (name, partial(from_text, text=environ[name]))
+        for name, spec in by_variable.items()
+        if name in environ
+    }
+
+
+def _bare(variables: Collection[str]) -> list[str]:
+    return [name.removeprefix(PREFIX) for name in variables]
+
+
+def _read_file(known: Sequence[Spec], path: str, problems: list[str]) -> Found:
+    if not path:
+        return {}
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror}")
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: is not TOML: {error}")
+        return {}
+    found: Found = {}
+    _read_table(tables, (), {spec.path for spec in known}, path, found, problems)
+    return found
+
+
+def _read_table(
+    table: Mapping[str, Any],
+    at: tuple[str, ...],
+    leaves: set[tuple[str, ...]],
+    file: str,
+    found: Found,
+    problems: list[str],
+) -> None:
+    for key, value in table.items():
+        path = (*at, key)
+        name = f"{file}: {'.'.join(path)}"
+        if path in leaves:
+            found[path] = (name, partial(from_file, value=value))
+        elif any(leaf[: len(path)] == path for leaf in leaves):
+            if isinstance(value, dict):
+                _read_table(value, path, leaves, file, found, problems)
+            else:
+                problems.append(f"{name} must be a table")
+        else:
+            guess = difflib.get_close_matches(".".join(path), [".".join(leaf) for leaf in leaves], n=1)
+            problems.append(f"{name} is unknown" + (f"; did you mean {guess[0]}?" if guess else ""))
+
+
+def _build(cls: type, values: Mapping[tuple[str, ...], Any], at: tuple[str, ...], problems: list[str]) -> Any:
+    hints = typing.get_type_hints(cls)
+    arguments = {
+        each.name: _build(hints[each.name], values, (*at, each.name), problems)
+        if is_group(hints[each.name])
+        else values[(*at, each.name)]
+        for each in dataclasses.fields(cls)
+        if each.init
+    }
+    try:
+        return cls(**arguments)
+    except ValueError as error:
+        # A dataclass's own check of how its fields go together.
+        problems.append(f"{'.'.join(at) or 'settings'}: {error}")
+        return None
+
+
+__all__ = ["SettingsError", "load", "load_or_exit"]

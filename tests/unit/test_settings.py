@@ -1,0 +1,161 @@
+"""Settings come from flags, variables, a file and defaults, and every problem is told at once."""
+
+import logging
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from kvmesh.settings import SettingsError, describe, help_text, load, load_or_exit, required, setting
+
+
+class Policy(StrEnum):
+    KV = "kv"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenSettings:
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(0, "Port; 0: a free one.", min=0, max=65535)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    model: str = required("Model.")
+    lease_s: float = setting(30.0, "Lease.", min=0.1, max=3600)
+    is_eager: bool = setting(True, "Whether.")
+    policy: Policy = setting(Policy.KV, "Policy.")
+    peers: tuple[str, ...] = setting((), "Peers.")
+    seed: int | None = setting(None, "Seed.")
+    token: str = setting("", "Token.", secret=True)
+    listen: ListenSettings = field(default_factory=lambda: ListenSettings(port=7001))
+
+    def __post_init__(self) -> None:
+        if self.policy is Policy.RANDOM and self.seed is None:
+            raise ValueError("policy random needs a seed")
+
+
+def router(*argv: str, **environ: str) -> RouterSettings:
+    return load(RouterSettings, argv=["--model", "m", *argv], environ=environ)
+
+
+def problems(*argv: str, **environ: str) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        load(RouterSettings, argv=argv, environ=environ)
+    return caught.value.problems
+
+
+def test_defaults_and_a_group_s_own_defaults() -> None:
+    """Nothing given: the defaults, those that a component sets for a shared group included."""
+    assert router() == RouterSettings(model="m", listen=ListenSettings(port=7001))
+
+
+def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
+    """The strongest source counts, setting by setting."""
+    file = tmp_path / "mesh.toml"
+    file.write_text('lease_s = 1\nmodel = "file"\npeers = ["a", "b"]\n[listen]\nport = 1\nhost = "file"\n')
+    environ = {"KVMESH_LEASE_S": "2", "KVMESH_LISTEN_PORT": "2", "KVMESH_CONFIG": str(file)}
+    settings = load(RouterSettings, argv=["--listen-port=3"], environ=environ)
+    assert settings == RouterSettings(
+        model="file", lease_s=2.0, peers=("a", "b"), listen=ListenSettings(host="file", port=3)
+    )
+
+
+def test_every_type_as_a_flag() -> None:
+    """Each type has one spelling on the command line; a negative number is a value, not a flag."""
+    settings = router(
+        "--no-is-eager", "--policy", "random", "--peers", "a,b", "--peers", "c", "--seed", "-5", "--lease-s", "0.5"
+    )
+    assert (settings.is_eager, settings.policy, settings.peers) == (False, Policy.RANDOM, ("a", "b", "c"))
+    assert (settings.seed, settings.lease_s) == (-5, 0.5)
+
+
+def test_an_empty_optional_is_none() -> None:
+    """A variable can take back what the file sets."""
+    assert router(KVMESH_SEED="").seed is None
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    """One run shows all that is wrong, with the name that the person used."""
+    file = tmp_path / "bad.toml"
+    file.write_text('lease_s = "soon"\nlisten = 5\nleases = 1\nseed = true\n')
+    found = problems(
+        "--listen-port", "70000", "--polcy", "kv", "--is-eager=maybe", "stray", "--config", str(file),
+        KVMESH_POLICY="best", KVMESH_LEASE_S="nan", KVMESH_TOKN="x",
+    )  # fmt: skip
+    text = "\n".join(found)
+    for words in (
+        "--listen-port must be at most 65535, not 70000",
+        "--polcy is unknown; did you mean --policy?",
+        "--is-eager must be true or false",
+        "stray is unknown",
+        "KVMESH_POLICY must be one of kv, random, not 'best'",
+        "KVMESH_LEASE_S must be a finite number",
+        "KVMESH_TOKN is unknown; did you mean KVMESH_TOKEN?",
+        "bad.toml: lease_s must be a number, not 'soon'",
+        "bad.toml: listen must be a table",
+        "bad.toml: leases is unknown; did you mean lease_s?",
+        "bad.toml: seed must be an integer, not True",
+        "--model (KVMESH_MODEL, model in the file) is required",
+    ):
+        assert words in text
+    assert len(found) == 12
+
+
+def test_a_component_s_own_check_is_a_problem() -> None:
+    """How settings go together is checked by the dataclass and reported the same way."""
+    assert problems("--model", "m", "--policy", "random") == ("settings: policy random needs a seed",)
+
+
+def test_a_variable_of_another_component_only_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """One environment may serve several components, so a name unlike any known one is no error."""
+    with caplog.at_level(logging.WARNING):
+        router(KVMESH_ENGINE_PROFILE="x", KVMESH_PLANNER="y", PATH="/bin")
+    assert "KVMESH_ENGINE_PROFILE KVMESH_PLANNER" in caplog.text
+    caplog.clear()
+    load(RouterSettings, argv=["--model", "m"], environ={"KVMESH_X": "1"}, foreign_variables=["KVMESH_X"])
+    assert not caplog.text
+
+
+def test_secrets_are_not_shown() -> None:
+    """A secret appears in no repr, no description, no help and no message about a wrong value."""
+    settings = router("--token", "hunter2")
+    assert settings.token == "hunter2"
+    assert "hunter2" not in repr(settings)
+    assert describe(settings)["token"] == "***"
+    assert describe(settings)["listen.port"] == 7001
+
+
+def test_help_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` tells each setting's flag, unit, limits, default and variable, and ends the process well."""
+    with pytest.raises(SystemExit) as ended:
+        load(RouterSettings, argv=["--help"], environ={})
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.strip() == help_text(RouterSettings, program="kvmesh").strip()
+    assert "--lease-s NUMBER\n      Lease. [seconds; at least 0.1; at most 3600; default 30.0] KVMESH_LEASE_S" in text
+    assert "--is-eager / --no-is-eager" in text
+    assert "--policy kv|random" in text
+    assert "[default 7001" not in text
+    assert "default 7001] KVMESH_LISTEN_PORT" in text
+
+
+def test_a_missing_or_broken_file_is_a_problem(tmp_path: Path) -> None:
+    """A named file must exist and be TOML."""
+    broken = tmp_path / "broken.toml"
+    broken.write_text("= 5")
+    assert "cannot be read" in problems("--model=m", "--config", str(tmp_path / "none.toml"))[0]
+    assert "is not TOML" in problems("--model=m", f"--config={broken}")[0]
+    assert problems("--model=m", "--config") == ("--config needs a value",)
+
+
+def test_exit_status_and_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """A process with wrong settings ends with status 2 and lists them on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        load_or_exit(RouterSettings, program="router", argv=["--listen-port=x"], environ={})
+    assert ended.value.code == 2
+    text = capsys.readouterr().err
+    assert "2 problem(s)" in text
+    assert "--listen-port must be an integer, not 'x'" in text
