@@ -140,8 +140,9 @@ def install_torch() -> None:
     """The CPU build, from where this machine's pip looks, otherwise from PyTorch's own index."""
     torch = next(line for line in LOCKS["cpu"].read_text().splitlines() if line.startswith("torch=="))
     if pip_status("--no-deps", torch) != 0:
-        say("pip's own sources have no CPU build of torch; asking PyTorch's index")
-        pip("--no-deps", "--extra-index-url", TORCH_CPU_INDEX, torch)
+        say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
+        if pip_status("--no-deps", "--extra-index-url", TORCH_CPU_INDEX, torch) != 0:
+            fail(f"pip install {torch} (without vLLM, for simulated engines only: KVMESH_ENGINE=none)")
 
 
 def compile_all() -> None:
