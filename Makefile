@@ -1,0 +1,60 @@
+# Commands of this repository. `make up` and `make test` start from a bare clone and need nothing but Python 3.11+.
+#
+#   make up ARGS="--engine simulated --prefill 2"    arguments of `kvmesh up`
+#   make test ARGS="tests/unit -k hashes"            arguments of pytest; without: the whole suite
+#
+# KVMESH_VENV, KVMESH_CACHE   where packages and downloads go (.venv, .cache)
+# KVMESH_ENGINE               engine build: cpu, gpu or none; by default what the machine has
+# KVMESH_PYTHON               which Python to build on
+
+KVMESH_VENV ?= $(CURDIR)/.venv
+KVMESH_CACHE ?= $(CURDIR)/.cache
+export KVMESH_VENV KVMESH_CACHE
+
+BIN := $(KVMESH_VENV)/bin
+ARGS ?=
+
+# Set-up writes to standard error only and is silent when there is nothing to do.
+SETUP = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up.py
+
+.PHONY: help up test setup check format proto lock bench clean
+.DEFAULT_GOAL := help
+
+help: ## Show the commands
+	@sed -n 's/^\([a-z]*\): .*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+
+up: ## Install what is missing and start a whole mesh on this machine
+	@$(SETUP)
+	@exec "$(BIN)/kvmesh" up $(ARGS)
+
+test: setup ## Install what is missing and run the tests
+	@"$(BIN)/python" -m pytest $(ARGS)
+
+setup: ## Only install: packages, engine, the tests' real servers
+	@$(SETUP) --tests
+
+check: setup ## Format, lint, types, import contracts, proto lint, generated code
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/ruff" check .
+	"$(BIN)/mypy"
+	"$(BIN)/python" scripts/check_imports.py
+	"$(BIN)/buf" lint
+	"$(BIN)/python" scripts/generate_protos.py --check
+
+format: setup ## Format the code and mend what the linter can mend
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+
+proto: setup ## Generate kvmesh/api from protos/
+	"$(BIN)/python" scripts/generate_protos.py
+
+lock: setup ## Write constraints*.txt from what .venv holds
+	"$(BIN)/python" scripts/write_lock.py
+
+bench: setup ## Run the load scenarios against a mesh of simulated engines
+	@"$(BIN)/python" -m bench $(ARGS)
+
+clean: ## Remove all that set-up, tests and checks wrote
+	rm -rf "$(KVMESH_VENV)" "$(KVMESH_CACHE)" kvmesh.egg-info build dist
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find kvmesh services scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

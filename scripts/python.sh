@@ -1,0 +1,15 @@
+#!/bin/sh
+# Print the path of a Python that set-up can use: 3.11 first, which is what the lock was written and tested with.
+# KVMESH_PYTHON names another one.
+for name in ${KVMESH_PYTHON:-python3.11 python3.12 python3.13 python3}; do
+  path=$(command -v "$name") || continue
+  # A name on PATH may be a launcher without that version behind it, so the version is asked of the program itself.
+  if "$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "$path"
+    exit 0
+  fi
+  seen="$seen $name ($("$path" -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'does not run'))"
+done
+echo "kvmesh needs Python 3.11 or later; found:${seen:- none of python3.11, python3.12, python3.13, python3 on PATH}." >&2
+echo "Install it (Debian, Ubuntu: apt-get install python3.11 python3.11-venv) or set KVMESH_PYTHON." >&2
+exit 1

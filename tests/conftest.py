@@ -1,0 +1,48 @@
+"""Fixtures that any test may ask for. Real servers are in tests/servers.py, what a machine may lack in tests/parts.py.
+
+Coroutine tests run on asyncio's own event loop, not on uvloop: debug mode, virtual time and its error messages need it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Server, consul_server, free_ports, prometheus_server
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on loopback that nothing listened on a moment ago; `tests.servers.free_ports` gives several at once."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="session")
+def consul(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One real Consul for the whole run: use service names and keys of your own, and leave it running."""
+    with consul_server(tmp_path_factory.mktemp("consul")) as server:
+        yield server
+
+
+@pytest.fixture
+def start_consul(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start a real Consul of this test's own, `start_consul({"acl": ...})`, that it may kill or configure."""
+    with ExitStack() as servers:
+
+        def start(config: Mapping[str, Any] | None = None) -> Server:
+            return servers.enter_context(consul_server(tmp_path, config))
+
+        yield start
+
+
+@pytest.fixture
+def start_prometheus(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
+    """Start a real Prometheus with a configuration file."""
+    with ExitStack() as servers:
+
+        def start(config: Path) -> Server:
+            return servers.enter_context(prometheus_server(tmp_path, config))
+
+        yield start

@@ -1,0 +1,70 @@
+"""Real parts that tests run against and that a machine may lack: `require_part("consul")` returns its path or skips.
+
+Where parts are required (CI, or KVMESH_REQUIRE_PARTS=1) a missing part fails the test instead, if this kind of machine
+can have it: otherwise a whole suite of skips would look like a pass.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache")
+
+Part = Literal["consul", "prometheus", "nixl", "vllm"]
+# The package of each Python part, and its backends, one of which must be there.
+PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "nixl": ("nixl", ("nixl_cu13", "nixl_cu12", "nixl_rocm")),
+    "vllm": ("vllm", ("vllm",)),
+}
+
+
+def require_part(name: Part) -> Path:
+    """The part's binary or package folder; ends the test with the reason where there is none."""
+    found = _package(name) if name in PACKAGES else _binary(name)
+    if isinstance(found, Path):
+        return found
+    if _is_required() and _can_be_had(name):
+        pytest.fail(f"{name} is required here: {found}", pytrace=False)
+    pytest.skip(f"no {name}: {found}")
+
+
+def _binary(name: str) -> Path | str:
+    """A server's path, or why there is none, as scripts/install_parts.py left it."""
+    if on_path := shutil.which(name):
+        return Path(on_path)
+    outcomes = CACHE / "parts.json"
+    outcome = json.loads(outcomes.read_text()).get(name, {}) if outcomes.exists() else {}
+    if "path" in outcome and Path(outcome["path"]).exists():
+        return Path(outcome["path"])
+    return str(outcome.get("reason", "not set up; run `make setup`"))
+
+
+def _package(name: str) -> Path | str:
+    """A package's folder, or what is not installed."""
+    package, backends = PACKAGES[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return f"the package {package} is not installed"
+    if not any(importlib.util.find_spec(backend) for backend in backends):
+        return f"none of {', '.join(backends)} is installed"
+    return Path(spec.origin).parent
+
+
+def _is_required() -> bool:
+    """Whether a missing part is a failure."""
+    return bool(os.environ.get("CI")) or os.environ.get("KVMESH_REQUIRE_PARTS") == "1"
+
+
+def _can_be_had(name: str) -> bool:
+    """Whether set-up can provide the part on this kind of machine."""
+    if name in PACKAGES:
+        return sys.platform == "linux" and platform.machine() == "x86_64"
+    return Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None
