@@ -29,7 +29,9 @@ class GrpcTarget:
         )
         if self._is_chat:
             message = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=request.prompt)
-            call = self._stub.Chat(pb.ChatRequest(model=self._model, messages=[message], options=options), timeout=self._timeout_s)
+            call = self._stub.Chat(
+                pb.ChatRequest(model=self._model, messages=[message], options=options), timeout=self._timeout_s
+            )
         else:
             call = self._stub.Generate(
                 pb.GenerateRequest(model=self._model, text=request.prompt, options=options), timeout=self._timeout_s

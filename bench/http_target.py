@@ -131,9 +131,13 @@ class HttpTarget:
         self._idle.append(connection)
         return self._read(connection, intended_at_s, request, result)
 
-    def _read(self, connection: _Connection, intended_at_s: float, request: LoadRequest, result: LoadResult) -> LoadResult:
+    def _read(
+        self, connection: _Connection, intended_at_s: float, request: LoadRequest, result: LoadResult
+    ) -> LoadResult:
         if b" 200 " not in connection.head[:16] or b"[DONE]" not in connection.tail:
-            result.error = (connection.head if connection.chunks == 0 else connection.tail)[-300:].decode(errors="replace")
+            result.error = (connection.head if connection.chunks == 0 else connection.tail)[-300:].decode(
+                errors="replace"
+            )
             return result
         result.ttft_s = connection.first_at_s - intended_at_s
         result.total_s = connection.last_at_s - intended_at_s

@@ -1,8 +1,8 @@
 """Load generator: closed loop (a number in flight) or open loop (arrivals by rate or trace), against any Target.
 
-    python -m bench.load --url http://127.0.0.1:8000 --model demo --concurrency 32 --requests 500 --isl 128 --osl 128
-    python -m bench.load --grpc 127.0.0.1:9000 --model demo --rate 50 --duration 20
-    python -m bench.load --url ... --trace shared/traces/conversation_trace.jsonl.gz --speed 10 --tokens-scale 0.05
+python -m bench.load --url http://127.0.0.1:8000 --model demo --concurrency 32 --requests 500 --isl 128 --osl 128
+python -m bench.load --grpc 127.0.0.1:9000 --model demo --rate 50 --duration 20
+python -m bench.load --url ... --trace shared/traces/conversation_trace.jsonl.gz --speed 10 --tokens-scale 0.05
 """
 
 import argparse
@@ -67,7 +67,9 @@ def percentiles(values_s: Sequence[float]) -> dict[str, float]:
         return {}
     ordered = sorted(values_s)
     ranks = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    picked = {name: 1000 * ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)] for name, share in ranks.items()}
+    picked = {
+        name: 1000 * ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)] for name, share in ranks.items()
+    }
     return {**picked, "mean": 1000 * sum(ordered) / len(ordered)}
 
 
@@ -182,7 +184,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefix-share", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout-s", type=float, default=120.0)
-    parser.add_argument("--watch", action="append", default=[], metavar="NAME=PID", help="take CPU and memory of a tree")
+    parser.add_argument(
+        "--watch", action="append", default=[], metavar="NAME=PID", help="take CPU and memory of a tree"
+    )
     return parser
 
 

@@ -52,7 +52,9 @@ class Child:
         """Why it ended, for people: the status and the end of its log."""
         status = self.status
         how = f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"status {status}"
-        return f"{self.spec.name} (pid {self.pid}) ended with {how}; the end of {self.spec.log_path}:\n{self.log_tail()}"
+        return (
+            f"{self.spec.name} (pid {self.pid}) ended with {how}; the end of {self.spec.log_path}:\n{self.log_tail()}"
+        )
 
     def log_tail(self) -> str:
         """The last lines it wrote."""

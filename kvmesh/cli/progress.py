@@ -29,7 +29,9 @@ class Progress:
         Tells of each service as it becomes ready.
         """
         self.say("starting " + ", ".join(names))
-        wanted = {service: sum(name.rpartition("-")[0] == short for name in names) for service, short in SERVICE_NAMES.items()}
+        wanted = {
+            service: sum(name.rpartition("-")[0] == short for name in names) for service, short in SERVICE_NAMES.items()
+        }
         async with asyncio.TaskGroup() as group:
             waits = {
                 service: group.create_task(self._wait_service(registry, service, count, started_at_s))

@@ -51,7 +51,16 @@ def worker_row(view: WorkerView) -> Row:
     """One worker as the router sees it."""
     load_record = view.load
     if load_record is None:
-        return (view.worker.worker_id, "-", "-", "-", "-", str(view.index_blocks), str(view.requests_in_flight), view.excluded_by)
+        return (
+            view.worker.worker_id,
+            "-",
+            "-",
+            "-",
+            "-",
+            str(view.index_blocks),
+            str(view.requests_in_flight),
+            view.excluded_by,
+        )
     return (
         view.worker.worker_id,
         str(load_record.running_requests),
@@ -119,7 +128,9 @@ async def _show(settings: StatusSettings, address: str) -> int:
 def main(argv: Sequence[str]) -> int:
     """`kvmesh status`."""
     try:
-        settings = load(StatusSettings, argv=argv, environ=os.environ, program="kvmesh status", description=__doc__ or "")
+        settings = load(
+            StatusSettings, argv=argv, environ=os.environ, program="kvmesh status", description=__doc__ or ""
+        )
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2

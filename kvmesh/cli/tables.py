@@ -8,5 +8,8 @@ Row = tuple[str, ...]
 def render_table(columns: Sequence[str], rows: Sequence[Row]) -> str:
     """Left-aligned columns, two spaces apart; a line says so when there are no rows."""
     widths = [max([len(columns[i]), *(len(row[i]) for row in rows)]) for i in range(len(columns))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [columns, *rows]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [columns, *rows]
+    ]
     return "\n".join(lines if rows else [lines[0], "(none)"])

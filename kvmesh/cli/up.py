@@ -140,7 +140,9 @@ class Mesh:
                 async with asyncio.timeout(self._settings.ready_timeout_s):
                     url = await self._progress.wait_ready(registry, names, self.started_at_s)
             except TimeoutError:
-                self._progress.say(f"not ready after {self._settings.ready_timeout_s:g} s; logs are in {self._settings.run_dir}")
+                self._progress.say(
+                    f"not ready after {self._settings.ready_timeout_s:g} s; logs are in {self._settings.run_dir}"
+                )
                 return False
             write_state(MeshState(registry=registry_address, url=url, pid=os.getpid()))
             stack.callback(lambda: remove_state(os.getpid()) if self._settings.once else None)

@@ -141,6 +141,8 @@ class KvFeed:
                 yield batch
             while (item := await queue.get()) is not None:
                 yield item
-            raise OverloadedError("the watcher did not keep up; subscribe again", reason="watcher_too_slow", retry_after_s=0.1)
+            raise OverloadedError(
+                "the watcher did not keep up; subscribe again", reason="watcher_too_slow", retry_after_s=0.1
+            )
         finally:
             self._watchers.pop(number, None)

@@ -38,7 +38,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._membership = membership
         self._clock = clock
 
-    async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:  # noqa: N802
+    async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
         """Who the worker is, what it can do and holds."""
         description = self._worker.description
         return pb.DescribeResponse(
@@ -54,7 +54,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             is_draining=self._worker.is_draining,
         )
 
-    async def WatchKv(  # noqa: N802
+    async def WatchKv(
         self, request: pb.WatchKvRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchKvResponse]:
         """A snapshot or what was missed, then every change."""
@@ -64,7 +64,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             async for batch in batches:
                 yield to_kv_batch(batch)
 
-    async def WatchLoad(  # noqa: N802
+    async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
         """The newest record, then one per interval in which something changed, and at least one per `load_interval_s`."""
@@ -82,14 +82,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 yield pb.WatchLoadResponse(load=to_load(record))
             await self._clock.sleep(min(interval_s, self._worker.settings.load_interval_s))
 
-    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: ServicerContext[Any, Any]) -> pb.LoadAdapterResponse:  # noqa: N802
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: ServicerContext[Any, Any]
+    ) -> pb.LoadAdapterResponse:
         """Makes an adapter usable."""
         name = required_text(request.name, "name", 256)
         await self._worker.engine.load_adapter(name, required_text(request.source, "source", 4096))
         await self._membership.publish()
         return pb.LoadAdapterResponse(adapters=self._worker.description.model.adapters)
 
-    async def UnloadAdapter(  # noqa: N802
+    async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: ServicerContext[Any, Any]
     ) -> pb.UnloadAdapterResponse:
         """Forgets an adapter."""
@@ -97,7 +99,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         await self._membership.publish()
         return pb.UnloadAdapterResponse(adapters=self._worker.description.model.adapters)
 
-    async def Drain(self, request: pb.DrainRequest, context: ServicerContext[Any, Any]) -> pb.DrainResponse:  # noqa: N802
+    async def Drain(self, request: pb.DrainRequest, context: ServicerContext[Any, Any]) -> pb.DrainResponse:
         """Refuses new requests and waits for those in flight, or takes requests again."""
         timeout_s = optional_duration(request, "timeout")
         if timeout_s is not None and not 0 <= timeout_s <= 3600:
@@ -108,16 +110,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         await self._membership.set_draining(True)
         return pb.DrainResponse(requests_in_flight=await self._worker.drain(timeout_s))
 
-    async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:  # noqa: N802
+    async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:
         """Changes the pool, where the engine can and the process serves both contracts."""
         role = await self._membership.set_role(known_enum(request.role, ROLES, "role"))
         return pb.SetRoleResponse(role=ROLE_NUMBERS[role])
 
-    async def ResetCache(self, request: pb.ResetCacheRequest, context: ServicerContext[Any, Any]) -> pb.ResetCacheResponse:  # noqa: N802
+    async def ResetCache(
+        self, request: pb.ResetCacheRequest, context: ServicerContext[Any, Any]
+    ) -> pb.ResetCacheResponse:
         """Forgets cached blocks that nobody holds."""
         return pb.ResetCacheResponse(is_reset=await self._worker.engine.reset_cache())
 
-    async def Sleep(self, request: pb.SleepRequest, context: ServicerContext[Any, Any]) -> pb.SleepResponse:  # noqa: N802
+    async def Sleep(self, request: pb.SleepRequest, context: ServicerContext[Any, Any]) -> pb.SleepResponse:
         """Refuses requests and frees what the engine can free."""
         level = request.level if request.HasField("level") else 1
         if level not in (1, 2):
@@ -126,7 +130,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         await self._worker.engine.sleep(level)
         return pb.SleepResponse()
 
-    async def Wake(self, request: pb.WakeRequest, context: ServicerContext[Any, Any]) -> pb.WakeResponse:  # noqa: N802
+    async def Wake(self, request: pb.WakeRequest, context: ServicerContext[Any, Any]) -> pb.WakeResponse:
         """Ends Sleep."""
         await self._worker.engine.wake()
         await self._membership.set_draining(False)

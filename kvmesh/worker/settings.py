@@ -17,5 +17,7 @@ class WorkerSettings:
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
     kv_history_batches: int = setting(4096, "KV-event batches kept for routers that resume", min=1)
     kv_watch_buffer_batches: int = setting(8192, "KV-event batches a slow router may lag behind", min=1)
-    link_buffer_frames: int = setting(4096, "step frames a slow frontend may lag behind before its stream is ended", min=1)
+    link_buffer_frames: int = setting(
+        4096, "step frames a slow frontend may lag behind before its stream is ended", min=1
+    )
     lease_check_s: float = setting(0.5, "how often expired leases and deadlines are looked for", min=0.01)

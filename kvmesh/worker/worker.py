@@ -193,9 +193,7 @@ class Worker:
     def _check_submission(self, link: int, submission: Submission) -> None:
         model = self.description.model
         if submission.generation.model != model.name:
-            raise NotFoundError(
-                f"this worker serves {model.name}", reason="model_not_found", field="generation.model"
-            )
+            raise NotFoundError(f"this worker serves {model.name}", reason="model_not_found", field="generation.model")
         if not 0 <= submission.slot < SLOTS_MAX:
             raise InvalidRequestError("slot must be below 2^31", field="slot")
         if self._legs.get(key_of(link, submission.slot)) is not None:

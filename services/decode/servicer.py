@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from grpc.aio import ServicerContext
+from kvmesh.rpc.deadlines import remaining_s
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1 import decode_pb2_grpc
@@ -19,7 +20,6 @@ from kvmesh.rpc.clients import LegFinish
 from kvmesh.rpc.codec.legs import from_submission, generation_of, handle_of, rendezvous_of, to_finish
 from kvmesh.rpc.codec.scalars import required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
-from kvmesh.rpc.deadlines import remaining_s
 from kvmesh.worker.direct import DirectCalls
 from kvmesh.worker.slots import LinkStep, key_of
 from kvmesh.worker.worker import Link, Submission, Worker
@@ -113,7 +113,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._admission = admission
         self._direct = DirectCalls(worker)
 
-    async def Attach(  # noqa: N802
+    async def Attach(
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
     ) -> None:
         """All requests of one frontend; see the protocol in decode.proto."""
@@ -143,9 +143,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             submissions_max=settings.submissions_max,
         )
 
-    async def _read_requests(
-        self, requests: AsyncIterator[pb.AttachRequest], link: Link, outlet: FrameOutlet
-    ) -> None:
+    async def _read_requests(self, requests: AsyncIterator[pb.AttachRequest], link: Link, outlet: FrameOutlet) -> None:
         try:
             async for request in requests:
                 for submission in request.submissions:
@@ -175,7 +173,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             finish = LegFinish(reason=FinishReason.ERROR, error=error)
             outlet.put_nowait(pb.StepFrame(finishes=[to_finish(message.slot, finish)]))
 
-    async def Generate(  # noqa: N802
+    async def Generate(
         self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One request of a plain client."""

@@ -20,5 +20,7 @@ class PrefillAdmission:
         waiting = load.waiting_prompt_tokens
         if self.waiting_prompt_tokens_max and waiting and waiting + prompt_tokens > self.waiting_prompt_tokens_max:
             raise OverloadedError(
-                f"{waiting} prompt tokens wait already", reason="prefill_queue_full", retry_after_s=max(0.1, load.step_s)
+                f"{waiting} prompt tokens wait already",
+                reason="prefill_queue_full",
+                retry_after_s=max(0.1, load.step_s),
             )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from grpc.aio import ServicerContext
+from kvmesh.rpc.deadlines import remaining_s
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.api.prefill.v1 import prefill_pb2_grpc
@@ -13,7 +14,6 @@ from kvmesh.errors import CancelledByCallerError
 from kvmesh.rpc.codec.legs import REQUEST_ID_MAX, generation_of, rendezvous_of
 from kvmesh.rpc.codec.scalars import required_text, to_duration
 from kvmesh.rpc.codec.types import to_handle, to_usage
-from kvmesh.rpc.deadlines import remaining_s
 from kvmesh.worker.direct import DirectCalls
 from kvmesh.worker.worker import Submission, Worker
 from services.prefill.admit import PrefillAdmission
@@ -28,7 +28,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         self._clock = clock
         self._direct = DirectCalls(worker)
 
-    async def Prefill(self, request: pb.PrefillRequest, context: ServicerContext[Any, Any]) -> pb.PrefillResponse:  # noqa: N802
+    async def Prefill(self, request: pb.PrefillRequest, context: ServicerContext[Any, Any]) -> pb.PrefillResponse:
         """Computes one prompt; cancelling the call stops it and frees its blocks."""
         submission = Submission(
             slot=0,
@@ -45,7 +45,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             raise CancelledByCallerError("the prefill was cancelled", where=self._worker.identity.worker_id)
         return _response(finish, self._clock.now() - started_s)
 
-    async def ReleaseKv(self, request: pb.ReleaseKvRequest, context: ServicerContext[Any, Any]) -> pb.ReleaseKvResponse:  # noqa: N802
+    async def ReleaseKv(self, request: pb.ReleaseKvRequest, context: ServicerContext[Any, Any]) -> pb.ReleaseKvResponse:
         """Gives a handle's blocks back."""
         handle_id = required_text(request.handle_id, "handle_id", 128)
         return pb.ReleaseKvResponse(was_held=self._worker.release_nowait(handle_id))

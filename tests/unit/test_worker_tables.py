@@ -28,7 +28,9 @@ def test_one_link_keeps_the_engines_lists() -> None:
 
 
 @given(
-    entries=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 3)), max_size=30, unique_by=lambda e: e[:2]),
+    entries=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 3)), max_size=30, unique_by=lambda e: e[:2]
+    ),
     has_counts=st.booleans(),
 )
 def test_a_step_is_split_without_loss(entries: list[tuple[int, int, int]], has_counts: bool) -> None:
@@ -69,7 +71,10 @@ def test_a_closed_links_finish_is_not_given_to_another() -> None:
     legs.add(key_of(1, 5), record("here"))
     links = legs.links()
     output = StepOutput(
-        step=1, keys=[key_of(1, 5)], token_ids=[9], finishes=[EngineFinish(key=key_of(0, 5), reason=FinishReason.CANCELLED)]
+        step=1,
+        keys=[key_of(1, 5)],
+        token_ids=[9],
+        finishes=[EngineFinish(key=key_of(0, 5), reason=FinishReason.CANCELLED)],
     )
     shares = split_by_link(output, links)
     assert shares[1].finishes == [] and len(shares[0].finishes) == 1

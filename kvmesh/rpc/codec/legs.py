@@ -7,7 +7,14 @@ from kvmesh.api.prefill.v1 import prefill_pb2
 from kvmesh.core import FinishReason, Generation, KvHandle, Rendezvous
 from kvmesh.errors import InternalError, InvalidRequestError
 from kvmesh.rpc.clients import DecodeLeg, LegFinish, PrefillResult
-from kvmesh.rpc.codec.scalars import from_duration, known_enum, optional_field, positive_duration, required_text, to_duration
+from kvmesh.rpc.codec.scalars import (
+    from_duration,
+    known_enum,
+    optional_field,
+    positive_duration,
+    required_text,
+    to_duration,
+)
 from kvmesh.rpc.codec.types import (
     FINISH_REASON_NUMBERS,
     FINISH_REASONS,
