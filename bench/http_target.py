@@ -104,8 +104,13 @@ class HttpTarget:
             body["prompt"] = request.prompt
         data = json.dumps(body).encode()
         path = "/v1/chat/completions" if self._is_chat else "/v1/completions"
-        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        return head.encode() + data
+        lines = (
+            f"POST {path} HTTP/1.1",
+            f"Host: {self._host}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+        )
+        return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
 
     async def _connection(self) -> _Connection:
         while self._idle:

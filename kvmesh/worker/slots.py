@@ -90,9 +90,11 @@ class LegTable:
         """Keys of one link's live legs."""
         return [key for key in self._legs if key >> SLOT_BITS == link]
 
-    def keys(self) -> list[int]:
-        """All live keys."""
-        return list(self._legs)
+    def clear(self) -> None:
+        """Forgets all legs: the engine that owed their finishes is dead."""
+        self._legs.clear()
+        self._keys_of_requests.clear()
+        self._legs_of_links.clear()
 
     def collect_overdue(self, now_s: float) -> list[int]:
         """Keys whose deadline passed, each once."""

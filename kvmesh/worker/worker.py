@@ -264,8 +264,7 @@ class Worker:
         log.error("engine_lost", extra={"data": {"reason": error.reason, "detail": error.message}})
         for link in list(self._links.values()):
             link.outlet.on_lost(self._lost)
-        for key in self._legs.keys():
-            self._legs.remove(key)
+        self._legs.clear()
         self._idle.set()
         self._lost_event.set()
 
