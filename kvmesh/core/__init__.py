@@ -1,11 +1,11 @@
 """The nouns of the mesh: plain values without behaviour, shared by everything else."""
 
 from kvmesh.core.generation import Generation, Media, MediaKind
-from kvmesh.core.kv import KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
+from kvmesh.core.kv import KvCleared, KvEvent, KvHandle, KvRemoved, KvStep, KvStored, KvTier, Rendezvous
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
 from kvmesh.core.routing import Ask, Placement, ReportKind
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
-from kvmesh.core.worker import Capabilities, Handoff, LoadRecord, ModelCard, Role, WorkerRef
+from kvmesh.core.worker import Capabilities, Handoff, LoadRecord, ModelCard, Role, WorkerDescription, WorkerRef
 
 __all__ = [
     "Ask",
@@ -19,6 +19,7 @@ __all__ = [
     "KvEvent",
     "KvHandle",
     "KvRemoved",
+    "KvStep",
     "KvStored",
     "KvTier",
     "LoadRecord",
@@ -32,5 +33,6 @@ __all__ = [
     "SamplingParams",
     "TokenLogprob",
     "Usage",
+    "WorkerDescription",
     "WorkerRef",
 ]

@@ -71,3 +71,17 @@ class KvCleared:
 
 
 KvEvent = KvStored | KvRemoved | KvCleared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStep:
+    """One step of a worker's KV watch: a part of a snapshot, or changes (see `WatchKvResponse`).
+
+    Snapshot parts hold KvStored runs only, parents before their children.
+    """
+
+    epoch: int
+    sequence: int
+    events: Sequence[KvEvent] = ()
+    is_snapshot: bool = False
+    is_complete: bool = True

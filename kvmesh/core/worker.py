@@ -61,6 +61,22 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDescription:
+    """A worker as it describes itself. `lease_s` None: it hands nothing out; `rendezvous_address` empty: it needs none."""
+
+    worker: WorkerRef
+    role: Role
+    model: ModelCard
+    capabilities: Capabilities
+    kv_compatibility_hash: str
+    block_size_tokens: int
+    kv_blocks_total: int
+    lease_s: float | None = None
+    rendezvous_address: str = ""
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRecord:
     """Load of one worker after one engine step; fields as in `protos/kvmesh/types/v1/load.proto`."""
 

@@ -1,0 +1,194 @@
+"""The workers as the router sees them: registry entry, description, load, and work placed on them. No I/O.
+
+One owner changes this state, on one event loop: membership tells what the registry and the streams say, the reservation
+book tells what is in flight. `version` counts up whenever a worker may enter or leave a pool.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvmesh.core import Handoff, LoadRecord, Role, WorkerDescription, WorkerRef
+from services.router.feed import KvFeed, KvIndex
+
+CONNECTING = "unreachable"
+"""Why a worker gets no requests until its streams stand, and whenever they break."""
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """One data-parallel rank of a worker: what a leg is placed on. Outlives the worker in reservations."""
+
+    worker: "Worker"
+    rank: int
+    ref: WorkerRef
+    load: LoadRecord | None = None
+    requests_in_flight: int = 0
+    prompt_tokens_in_flight: int = 0
+    kv_blocks_in_flight: int = 0
+    placed_last: int = 0
+
+    @property
+    def prompt_tokens_queued(self) -> int:
+        """Prompt tokens ahead of a newcomer. What the worker says contains what this router placed, unless that is newer."""
+        told = self.load.waiting_prompt_tokens if self.load is not None else 0
+        return told if told > self.prompt_tokens_in_flight else self.prompt_tokens_in_flight
+
+    @property
+    def requests_active(self) -> int:
+        """Requests running, waiting or on their way."""
+        told = self.load.running_requests + self.load.waiting_requests if self.load is not None else 0
+        return told if told > self.requests_in_flight else self.requests_in_flight
+
+    @property
+    def kv_tokens_active(self) -> int:
+        """Tokens whose KV blocks requests hold, or will hold."""
+        told = self.load.kv_blocks_used if self.load is not None else 0
+        blocks = told if told > self.kv_blocks_in_flight else self.kv_blocks_in_flight
+        return blocks * self.worker.block_size_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One registered worker. `stream_fault` is empty exactly while its watches stand."""
+
+    worker_id: str
+    address: str
+    role: Role
+    labels: Mapping[str, str] = field(default_factory=dict)
+    is_critical: bool = False
+    is_marked_draining: bool = False
+    is_draining_itself: bool = False
+    stream_fault: str = CONNECTING
+    description: WorkerDescription | None = None
+    block_size_tokens: int = 1
+    targets: list[Target] = field(default_factory=list)
+    feed: KvFeed | None = None
+
+    @property
+    def excluded_by(self) -> str:
+        """Why it gets no requests; empty: it gets some."""
+        if self.is_marked_draining or self.is_draining_itself:
+            return "draining"
+        if self.is_critical:
+            return "critical"
+        return self.stream_fault
+
+    @property
+    def pairs_as(self) -> tuple[str, Handoff] | None:
+        """Workers exchange KV exactly when this is equal. None: never."""
+        description = self.description
+        if description is None or not description.kv_compatibility_hash or not description.capabilities.handoffs:
+            return None
+        return description.kv_compatibility_hash, description.capabilities.handoffs[0]
+
+
+class Fleet:
+    """All known workers."""
+
+    def __init__(self, index: KvIndex) -> None:
+        self.index = index
+        self.workers: dict[str, Worker] = {}
+        self.version = 0
+
+    def targets(self) -> Iterable[Target]:
+        """All ranks of all described workers."""
+        return (target for worker in self.workers.values() for target in worker.targets)
+
+    def registered(
+        self,
+        worker_id: str,
+        *,
+        address: str,
+        role: Role,
+        labels: Mapping[str, str],
+        is_critical: bool,
+        is_draining: bool,
+    ) -> Worker:
+        """The registry lists the worker like this now."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            worker = self.workers[worker_id] = Worker(worker_id=worker_id, address=address, role=role)
+        before = (worker.address, worker.role, worker.labels, worker.excluded_by)
+        worker.address, worker.role, worker.labels = address, role, dict(labels)
+        worker.is_critical, worker.is_marked_draining = is_critical, is_draining
+        if before != (worker.address, worker.role, worker.labels, worker.excluded_by):
+            self.version += 1
+        return worker
+
+    def unregistered(self, worker_id: str) -> None:
+        """The registry lists the worker no more. Idempotent."""
+        worker = self.workers.pop(worker_id, None)
+        if worker is not None:
+            if worker.feed is not None:
+                worker.feed.drop()
+            self.version += 1
+
+    def described(self, worker: Worker, description: WorkerDescription) -> None:
+        """The worker says what it is. A new epoch starts with empty blocks and nothing in flight."""
+        known = worker.description
+        worker.description = description
+        worker.role = description.role
+        worker.block_size_tokens = description.block_size_tokens
+        worker.is_draining_itself = description.is_draining
+        ranks = max(1, description.capabilities.data_parallel_size)
+        if known is None or known.worker.epoch != description.worker.epoch or len(worker.targets) != ranks:
+            self._start_anew(worker, description, ranks)
+        self.version += 1
+
+    def standing(self, worker: Worker) -> None:
+        """Its watches stand: it takes requests."""
+        self._set_fault(worker, "")
+
+    def broken(self, worker: Worker, reason: str) -> None:
+        """A watch of it broke: it takes no requests from this moment."""
+        self._set_fault(worker, reason)
+
+    def loaded(self, worker: Worker, record: LoadRecord) -> None:
+        """A newer load record. Records of another epoch or of unknown ranks are ignored."""
+        description = worker.description
+        if description is None or record.epoch != description.worker.epoch or record.data_parallel_rank >= len(worker.targets):
+            return
+        worker.targets[record.data_parallel_rank].load = record
+        if record.is_draining != worker.is_draining_itself:
+            worker.is_draining_itself = record.is_draining
+            self.version += 1
+
+    def incompatible(self, worker: Worker) -> bool:
+        """True for a prefill worker that no decode worker of its model can take KV from."""
+        return worker.role is Role.PREFILL and not any(
+            other.role is Role.DECODE
+            and other.pairs_as == worker.pairs_as
+            and other.description is not None
+            and worker.description is not None
+            and other.description.model.name == worker.description.model.name
+            for other in self.workers.values()
+        )
+
+    def _set_fault(self, worker: Worker, fault: str) -> None:
+        if worker.stream_fault != fault:
+            worker.stream_fault = fault
+            self.version += 1
+
+    def _start_anew(self, worker: Worker, description: WorkerDescription, ranks: int) -> None:
+        if worker.feed is not None:
+            worker.feed.drop()
+        worker.feed = KvFeed(
+            self.index,
+            ranks=ranks,
+            tells_events="kv_events" in description.capabilities.features,
+            remembered_blocks_max=description.kv_blocks_total,
+        )
+        ref = description.worker
+        worker.targets = [
+            Target(
+                worker=worker,
+                rank=rank,
+                ref=WorkerRef(
+                    worker_id=ref.worker_id,
+                    address=worker.address,
+                    epoch=ref.epoch,
+                    data_parallel_rank=rank if ranks > 1 else ref.data_parallel_rank,
+                ),
+            )
+            for rank in range(ranks)
+        ]

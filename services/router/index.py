@@ -1,0 +1,335 @@
+"""Which workers hold which KV blocks: chained block hash -> bit set of holders, and a longest-prefix match per holder.
+
+A holder is one data-parallel rank of one worker; it has a bit. Sets are plain integers: blocks of a run share one integer
+object, so a block held once costs its two dictionary slots and its key.
+
+The match jumps along the chain: where the holders at both ends of a stretch are the same, it takes them for the holders of
+all blocks between. That is right when everybody who holds a block holds its ancestors too. A holder that evicted a block
+and kept a child of it breaks this; such a block is remembered as a *cut* of the holder, and holders with cuts are checked.
+
+Invariants:
+1. For every block in the index with a known parent, `_children` leads from the parent to it.
+2. A holder that holds a block but not its parent has the parent among its cuts; a cut is never held by its holder.
+3. A bit that is not in `_live` counts nowhere, and is given out again only after a whole sweep has taken it off all sets.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+_CHECKED_FIRST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Holders (a bit set) whose longest held prefix is `depth` blocks; depth is at least 1."""
+
+    depth: int
+    holders: int
+
+
+def bits(holders: int) -> Iterable[int]:
+    """Bit numbers of a set, ascending."""
+    while holders:
+        low = holders & -holders
+        yield low.bit_length() - 1
+        holders ^= low
+
+
+class HolderIndex:
+    """The index of one tier. Block counts are per holder; a holder's bit comes from `add_holder`."""
+
+    __slots__ = (
+        "_checked_at",
+        "_children",
+        "_counts",
+        "_cut_mask",
+        "_cuts",
+        "_cuts_checked_at",
+        "_dead",
+        "_free",
+        "_holders",
+        "_live",
+        "_sweeper",
+    )
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+        self._children: dict[int, int | set[int]] = {}
+        self._counts: list[int] = []
+        self._cuts: dict[int, set[int]] = {}
+        self._cut_mask = 0
+        self._checked_at: dict[int, int] = {}
+        self._cuts_checked_at: dict[int, int] = {}
+        self._live = 0
+        self._dead = 0
+        self._free: list[int] = []
+        self._sweeper: Generator[None, None, None] | None = None
+
+    def __len__(self) -> int:
+        """Distinct blocks, those of dropped holders included until they are swept."""
+        return len(self._holders)
+
+    def add_holder(self) -> int:
+        """A bit for a new, empty holder."""
+        if self._free:
+            bit = self._free.pop()
+        else:
+            bit = len(self._counts)
+            self._counts.append(0)
+        self._live |= 1 << bit
+        return bit
+
+    def drop_holder(self, bit: int) -> None:
+        """Forgets all of a holder's blocks in O(1); the memory comes back with `sweep`."""
+        self._live &= ~(1 << bit)
+        if self._counts[bit]:
+            self._dead |= 1 << bit
+        else:
+            self._free.append(bit)
+        self._counts[bit] = 0
+        self._forget_cuts(bit)
+
+    def count(self, bit: int) -> int:
+        """Blocks that the holder holds."""
+        return self._counts[bit]
+
+    def has_cuts(self, bit: int) -> bool:
+        """True when some held block of it may lack an ancestor."""
+        return bool(self._cut_mask >> bit & 1)
+
+    def stored(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
+        """The holder holds these too, each the child of the one before. Storing again changes nothing."""
+        mask = 1 << bit
+        if self._cut_mask & mask:
+            self._heal_cuts(bit, block_hashes)
+        if not self._store_new_run(bit, mask, block_hashes):
+            self._store_one_by_one(bit, mask, block_hashes)
+        if parent_hash is not None:
+            self._link(parent_hash, block_hashes[0])
+            if not self._holders.get(parent_hash, 0) & mask:
+                self._add_cut(bit, parent_hash)
+
+    def removed(self, bit: int, block_hashes: Sequence[int]) -> int:
+        """The holder holds these no more. Gives how many it did not hold."""
+        mask = 1 << bit
+        holders, children = self._holders, self._children
+        parents: list[int] = []
+        unknown = 0
+        for block in block_hashes:
+            old = holders.get(block, 0)
+            if not old & mask:
+                unknown += 1
+                continue
+            if old == mask:
+                del holders[block]
+            else:
+                holders[block] = old ^ mask
+            if block in children:
+                parents.append(block)
+        self._counts[bit] -= len(block_hashes) - unknown
+        for block in parents:
+            child = children[block]
+            if isinstance(child, set):
+                self._after_removal(bit, mask, block)
+            elif (who := holders.get(child, 0)) & mask:
+                self._add_cut(bit, block)
+            elif not who and block not in holders:
+                del children[block]
+        return unknown
+
+    def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
+        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last.
+
+        Probes grow with the number of distinct depths times the logarithm of the length.
+        """
+        get = self._holders.get
+        alive = get(block_hashes[0], 0) & self._live & among if block_hashes else 0
+        if not alive:
+            return []
+        found: list[Match] = []
+        last = len(block_hashes) - 1
+        low = 0
+        # `alive` holds block `low`. Each round finds the first depth at which somebody is missing.
+        while alive:
+            stays = get(block_hashes[last], 0) & alive
+            if stays == alive:
+                found.append(Match(last + 1, alive))
+                break
+            low, stays = self._first_loss(block_hashes, alive, low, last)
+            found.append(Match(low, alive & ~stays))
+            alive = stays
+        return self._without_cuts(block_hashes, found) if self._cut_mask else found
+
+    def _first_loss(self, block_hashes: Sequence[int], alive: int, low: int, high: int) -> tuple[int, int]:
+        """The first index after `low` at which not all of `alive` hold, and who holds there. `high` is known to be one.
+
+        Gallops first: most losses are either early or at a depth that the doubling reaches in few probes.
+        """
+        get = self._holders.get
+        stays = get(block_hashes[high], 0) & alive
+        step = 1
+        while low + step < high:
+            there = get(block_hashes[low + step], 0) & alive
+            if there != alive:
+                high, stays = low + step, there
+                break
+            low += step
+            step *= 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            there = get(block_hashes[middle], 0) & alive
+            if there == alive:
+                low = middle
+            else:
+                high, stays = middle, there
+        return high, stays
+
+    def _without_cuts(self, block_hashes: Sequence[int], found: list[Match]) -> list[Match]:
+        """The same with holders that have cuts looked at block by block."""
+        exact: dict[int, int] = {}
+        for match in found:
+            sure = match.holders & ~self._cut_mask
+            if sure:
+                exact[match.depth] = exact.get(match.depth, 0) | sure
+            for bit in bits(match.holders & self._cut_mask):
+                depth = self._checked_depth(bit, block_hashes, match.depth)
+                exact[depth] = exact.get(depth, 0) | 1 << bit
+        return [Match(depth, exact[depth]) for depth in sorted(exact)]
+
+    def _checked_depth(self, bit: int, block_hashes: Sequence[int], depth: int) -> int:
+        """The true depth, at most `depth`. A missing block before a held one is a cut or leads to one further on."""
+        if self._cuts[bit].isdisjoint(block_hashes[:depth]):
+            return depth
+        get, mask = self._holders.get, 1 << bit
+        return next((i for i in range(depth) if not get(block_hashes[i], 0) & mask), depth)
+
+    def _store_new_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
+        """Stores a run of blocks that nobody knows, at the speed of the dictionary. False: not such a run."""
+        if not (self._holders.keys().isdisjoint(block_hashes) and self._children.keys().isdisjoint(block_hashes)):
+            return False
+        run = dict.fromkeys(block_hashes, mask)
+        if len(run) != len(block_hashes):
+            return False
+        self._holders.update(run)
+        self._children.update(zip(block_hashes, block_hashes[1:], strict=False))
+        self._counts[bit] += len(run)
+        return True
+
+    def _store_one_by_one(self, bit: int, mask: int, block_hashes: Sequence[int]) -> None:
+        holders = self._holders
+        added = 0
+        previous: int | None = None
+        # Neighbours mostly have the same holders: they share one integer object, and the union is made once.
+        shared_old, shared_new = 0, mask
+        for block in block_hashes:
+            old = holders.get(block)
+            if old is None:
+                holders[block] = mask
+                added += 1
+                if previous is not None:
+                    self._link(previous, block)
+            elif not old & mask:
+                if old != shared_old:
+                    shared_old, shared_new = old, old | mask
+                holders[block] = shared_new
+                added += 1
+            previous = block
+        self._counts[bit] += added
+
+    def _link(self, parent: int, child: int) -> None:
+        known = self._children.get(parent)
+        if known is None:
+            self._children[parent] = child
+        elif isinstance(known, set):
+            known.add(child)
+            self._prune_children(parent, known)
+        elif known != child:
+            self._children[parent] = {known, child}
+
+    def _prune_children(self, parent: int, known: set[int]) -> None:
+        """Takes blocks that left the index off a large set of children, each time it has doubled."""
+        if len(known) >= self._checked_at.get(parent, _CHECKED_FIRST):
+            alive = {child for child in known if child in self._holders}
+            self._children[parent] = alive
+            self._checked_at[parent] = max(_CHECKED_FIRST, 2 * len(alive))
+
+    def _after_removal(self, bit: int, mask: int, block: int) -> None:
+        """A block with several children left a holder: a cut if it kept one of them."""
+        if self._holds_child(mask, block):
+            self._add_cut(bit, block)
+        elif block not in self._holders:
+            self._forget_childless(block)
+
+    def _children_of(self, block: int) -> Iterable[int]:
+        known = self._children.get(block, ())
+        return (known,) if isinstance(known, int) else known
+
+    def _holds_child(self, mask: int, block: int) -> bool:
+        get = self._holders.get
+        return any(get(child, 0) & mask for child in self._children_of(block))
+
+    def _forget_childless(self, block: int) -> None:
+        """Frees the entry of a block that left the index, unless somebody still holds a child of it."""
+        if not any(child in self._holders for child in self._children_of(block)):
+            self._children.pop(block, None)
+            self._checked_at.pop(block, None)
+
+    def _add_cut(self, bit: int, block: int) -> None:
+        cuts = self._cuts.setdefault(bit, set())
+        cuts.add(block)
+        self._cut_mask |= 1 << bit
+        if len(cuts) >= self._cuts_checked_at.get(bit, _CHECKED_FIRST):
+            self._prune_cuts(bit)
+
+    def _heal_cuts(self, bit: int, block_hashes: Sequence[int]) -> None:
+        cuts = self._cuts[bit]
+        cuts.difference_update(block_hashes)
+        if not cuts:
+            self._forget_cuts(bit)
+
+    def _prune_cuts(self, bit: int) -> None:
+        """Takes off cuts whose children the holder has lost since. Each time the set has doubled."""
+        cuts = self._cuts[bit]
+        for block in [block for block in cuts if not self._holds_child(1 << bit, block)]:
+            cuts.discard(block)
+            if block not in self._holders:
+                self._forget_childless(block)
+        self._cuts_checked_at[bit] = max(_CHECKED_FIRST, 2 * len(cuts))
+        if not cuts:
+            self._forget_cuts(bit)
+
+    def _forget_cuts(self, bit: int) -> None:
+        self._cuts.pop(bit, None)
+        self._cuts_checked_at.pop(bit, None)
+        self._cut_mask &= ~(1 << bit)
+
+    def sweep(self, blocks_max: int) -> bool:
+        """Looks at up to `blocks_max` blocks for bits of dropped holders. False: nothing is left to be swept."""
+        if self._sweeper is None:
+            if not self._dead:
+                return False
+            self._sweeper = self._swept_blocks(self._dead)
+        for _ in islice(self._sweeper, blocks_max):
+            pass
+        if self._sweeper.gi_frame is None:
+            self._sweeper = None
+        return self._sweeper is not None or bool(self._dead)
+
+    def _swept_blocks(self, dead: int) -> Generator[None, None, None]:
+        """One whole sweep; yields once per block looked at. The index may change between two steps."""
+        holders = self._holders
+        for block in list(holders):
+            old = holders.get(block, 0)
+            if old & dead:
+                if old & ~dead:
+                    holders[block] = old & ~dead
+                else:
+                    del holders[block]
+            yield
+        for block in list(self._children):
+            if block not in holders and block in self._children:
+                self._forget_childless(block)
+            yield
+        self._dead &= ~dead
+        self._free.extend(bits(dead))

@@ -1,0 +1,160 @@
+"""Who could take a request of a kind: the filters that do not depend on the single request, remembered per kind.
+
+A kind is the model, the adapter, the features and the labels that a request asks for. Its pool is made once per version of
+the fleet, so an ordinary request pays for weighing only.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvmesh.core import Ask, Handoff, Role
+from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
+from services.router.fleet import Fleet, Target, Worker
+
+_POOLS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a request needs of any worker."""
+
+    model: str
+    adapter: str
+    features: frozenset[str]
+    labels: frozenset[tuple[str, str]]
+
+    @classmethod
+    def of(cls, ask: Ask) -> "Kind":
+        """The kind of a request."""
+        return cls(
+            model=ask.model,
+            adapter=ask.adapter,
+            features=frozenset(ask.required_features),
+            labels=frozenset(ask.required_labels.items()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Candidates of one kind, by worker id. `pairings` maps what must be equal to the members that have it.
+
+    `removed` holds, for explanations, the workers of the model that a filter took off, with the filter's name.
+    """
+
+    prefills: Sequence[Target]
+    decodes: Sequence[Target]
+    pairings: Mapping[tuple[str, Handoff], tuple[Sequence[int], Sequence[int]]]
+    removed: Sequence[tuple[Worker, str]]
+
+
+class Pools:
+    """The pools of a fleet."""
+
+    def __init__(self, fleet: Fleet, *, retry_after_s: float) -> None:
+        self._fleet = fleet
+        self._retry_after_s = retry_after_s
+        self._version = -1
+        self._known: dict[Kind, Pool | MeshError] = {}
+
+    def pool(self, kind: Kind) -> Pool:
+        """The candidates; raises what a request of this kind is refused with when there is none."""
+        if self._version != self._fleet.version or len(self._known) > _POOLS_MAX:
+            self._known.clear()
+            self._version = self._fleet.version
+        pool = self._known.get(kind)
+        if pool is None:
+            pool = self._known[kind] = self._make(kind)
+        if isinstance(pool, MeshError):
+            # A fresh error each time: a raised one carries its traceback and is filled in by whoever catches it.
+            raise type(pool)(pool.message, reason=pool.reason, field=pool.field, retry_after_s=pool.retry_after_s)
+        return pool
+
+    def _make(self, kind: Kind) -> Pool | MeshError:
+        removed: list[tuple[Worker, str]] = []
+        kept: dict[Role, list[Target]] = {Role.PREFILL: [], Role.DECODE: []}
+        workers = [worker for _, worker in sorted(self._fleet.workers.items()) if serves(worker, kind.model)]
+        takers = {worker.pairs_as for worker in workers if worker.role is Role.DECODE} - {None}
+        for worker in workers:
+            filter_name = self._removed_by(worker, kind)
+            if not filter_name and worker.role is Role.PREFILL and worker.pairs_as not in takers:
+                filter_name = "incompatible"
+            if filter_name:
+                removed.append((worker, filter_name))
+            elif worker.role in kept:
+                kept[worker.role].extend(worker.targets)
+        if not kept[Role.DECODE]:
+            return self._refusal(kind, workers, removed)
+        return Pool(
+            prefills=kept[Role.PREFILL],
+            decodes=kept[Role.DECODE],
+            pairings=pairings(kept[Role.PREFILL], kept[Role.DECODE]),
+            removed=removed,
+        )
+
+    def _removed_by(self, worker: Worker, kind: Kind) -> str:
+        description = worker.description
+        assert description is not None
+        if kind.adapter and kind.adapter not in description.model.adapters:
+            return "adapter"
+        if not kind.features.issubset(description.capabilities.features):
+            return "features"
+        if not kind.labels.issubset(worker.labels.items()):
+            return "labels"
+        return worker.excluded_by
+
+    def _refusal(self, kind: Kind, workers: Sequence[Worker], removed: Iterable[tuple[Worker, str]]) -> MeshError:
+        """Why no decode worker is left: the first reason that trying again would not change, else absence."""
+        decodes = [worker for worker in workers if worker.role is Role.DECODE]
+        reasons = {reason for worker, reason in removed if worker.role is Role.DECODE}
+        if not workers:
+            connecting = any(worker.description is None for worker in self._fleet.workers.values())
+            if connecting or not self._fleet.workers:
+                return self._unavailable(f"no worker for model {kind.model!r} has joined yet", "no_worker")
+            return NotFoundError(f"no worker serves a model named {kind.model!r}", reason="model_not_found", field="model")
+        if decodes and reasons == {"adapter"}:
+            message = f"no worker of model {kind.model!r} has the adapter {kind.adapter!r}"
+            return NotFoundError(message, reason="adapter_not_found", field="adapter")
+        if decodes and reasons <= {"adapter", "features"}:
+            return self._unsupported(kind, decodes)
+        if decodes and reasons <= {"adapter", "features", "labels"}:
+            labels = ", ".join(f"{name}={value}" for name, value in sorted(kind.labels))
+            message = f"no worker of model {kind.model!r} carries the labels {labels}"
+            return UnsupportedError(message, reason="no_such_labels", field="required_labels")
+        state = ", ".join(sorted(reasons)) if reasons else "none has joined"
+        return self._unavailable(f"no decode worker of model {kind.model!r} takes requests ({state})", "no_worker")
+
+    def _unsupported(self, kind: Kind, decodes: Iterable[Worker]) -> UnsupportedError:
+        lacking = sorted(kind.features - set.intersection(*(features(worker) for worker in decodes)))
+        engines = {
+            worker.description.capabilities.engine
+            for worker in self._fleet.workers.values()
+            if worker.description is not None and kind.features <= features(worker)
+        }
+        who = f"engines here that can: {', '.join(sorted(engines))}" if engines else "no engine of this mesh can"
+        message = f"no worker of model {kind.model!r} can do {', '.join(lacking)}; {who}"
+        return UnsupportedError(message, reason="feature_unsupported", field="required_features")
+
+    def _unavailable(self, message: str, reason: str) -> UnavailableError:
+        return UnavailableError(message, reason=reason, retry_after_s=self._retry_after_s)
+
+
+def serves(worker: Worker, model: str) -> bool:
+    """True when the worker is known to serve the model."""
+    return worker.description is not None and worker.description.model.name == model
+
+
+def features(worker: Worker) -> set[str]:
+    """What its engine can do; nothing while it is unknown."""
+    return set(worker.description.capabilities.features) if worker.description is not None else set()
+
+
+def pairings(
+    prefills: Sequence[Target], decodes: Sequence[Target]
+) -> dict[tuple[str, Handoff], tuple[list[int], list[int]]]:
+    """Positions of prefill and decode candidates that can exchange KV, grouped by what they have in common."""
+    groups: dict[tuple[str, Handoff], tuple[list[int], list[int]]] = {}
+    for side, targets in enumerate((prefills, decodes)):
+        for position, target in enumerate(targets):
+            if (key := target.worker.pairs_as) is not None:
+                groups.setdefault(key, ([], []))[side].append(position)
+    return {key: group for key, group in groups.items() if group[0] and group[1]}

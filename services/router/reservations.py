@@ -1,0 +1,96 @@
+"""Work promised to workers and not yet known to be done. Pure; times are arguments.
+
+Invariants:
+1. A target's three in-flight sums are those of the reservations on it; none goes below zero.
+2. A reservation counts on its prefill worker until `prefilled`, on its decode worker until it is settled.
+3. Every reservation ends: by a report, `grace_s` after its frontend's stream, or at its own end.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.router.fleet import Target
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Reservation:
+    """One placed request."""
+
+    reservation_id: str
+    request_id: str
+    frontend_id: str
+    ask_id: int
+    prefill: Target | None
+    decode: Target
+    uncached_tokens: int
+    kv_blocks: int
+    choices: int
+    ends_at: float
+    ends_at_latest: float
+    is_orphaned: bool = False
+    is_prefilled: bool = False
+
+
+class Book:
+    """All reservations."""
+
+    def __init__(self) -> None:
+        self._by_frontend: dict[str, dict[int, Reservation]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, frontend_id: str, ask_id: int) -> Reservation | None:
+        """The reservation made for an ask."""
+        return self._by_frontend.get(frontend_id, {}).get(ask_id)
+
+    def add(self, reservation: Reservation) -> None:
+        """Counts it on its workers. The frontend's number must be free."""
+        self._by_frontend.setdefault(reservation.frontend_id, {})[reservation.ask_id] = reservation
+        self._count += 1
+        reservation.decode.requests_in_flight += reservation.choices
+        reservation.decode.kv_blocks_in_flight += reservation.kv_blocks
+        computing = reservation.prefill or reservation.decode
+        computing.prompt_tokens_in_flight += reservation.uncached_tokens
+        if reservation.prefill is not None:
+            reservation.prefill.requests_in_flight += 1
+
+    def prefilled(self, reservation: Reservation) -> None:
+        """Its prompt is computed. Idempotent."""
+        if reservation.is_prefilled:
+            return
+        reservation.is_prefilled = True
+        computing = reservation.prefill or reservation.decode
+        computing.prompt_tokens_in_flight -= reservation.uncached_tokens
+        if reservation.prefill is not None:
+            reservation.prefill.requests_in_flight -= 1
+
+    def settle(self, reservation: Reservation) -> None:
+        """It is over."""
+        self.prefilled(reservation)
+        reservation.decode.requests_in_flight -= reservation.choices
+        reservation.decode.kv_blocks_in_flight -= reservation.kv_blocks
+        of_frontend = self._by_frontend[reservation.frontend_id]
+        del of_frontend[reservation.ask_id]
+        self._count -= 1
+        if not of_frontend:
+            del self._by_frontend[reservation.frontend_id]
+
+    def frontend_left(self, frontend_id: str, *, ends_at: float) -> None:
+        """Its stream ended: what it placed ends at `ends_at` unless it comes back and reports."""
+        for reservation in self._by_frontend.get(frontend_id, {}).values():
+            reservation.ends_at = min(reservation.ends_at, ends_at)
+            reservation.is_orphaned = True
+
+    def frontend_spoke(self, reservation: Reservation) -> None:
+        """Its frontend is there (again): only its own end counts."""
+        reservation.ends_at = reservation.ends_at_latest
+        reservation.is_orphaned = False
+
+    def expire(self, now: float) -> Iterable[Reservation]:
+        """Settles and gives those whose end has come."""
+        over = [r for of_frontend in self._by_frontend.values() for r in of_frontend.values() if r.ends_at <= now]
+        for reservation in over:
+            self.settle(reservation)
+        return over

@@ -1,0 +1,73 @@
+"""Fleets for the router's tests: descriptions of workers and asks, as plain values."""
+
+from random import Random
+
+from kvmesh.core import Ask, Capabilities, Handoff, KvStep, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
+from services.router.core import RouterCore
+from services.router.fleet import Worker
+
+BLOCK = 16
+
+
+def core(**options) -> RouterCore:
+    return RouterCore(router_id="router", generator=Random(1), **options)
+
+
+def description(name: str, role: str, **options) -> WorkerDescription:
+    return WorkerDescription(
+        worker=WorkerRef(worker_id=name, address=f"{name}:1", epoch=options.get("epoch", 1)),
+        role=Role(role),
+        model=ModelCard(
+            name=options.get("model", "demo"),
+            source="models/demo",
+            context_tokens_max=4096,
+            vocabulary_size=100,
+            adapters=tuple(options.get("adapters", ())),
+        ),
+        capabilities=Capabilities(
+            engine=options.get("engine", "simulated"),
+            engine_version="1",
+            handoffs=options.get("handoffs", (Handoff.SEQUENTIAL,)),
+            roles=(Role.PREFILL, Role.DECODE),
+            features=tuple(options.get("features", ("kv_events",))),
+            data_parallel_size=options.get("ranks", 1),
+        ),
+        kv_compatibility_hash=options.get("hash", "same"),
+        block_size_tokens=options.get("block", BLOCK),
+        kv_blocks_total=options.get("kv_blocks", 1000),
+        rendezvous_address=options.get("rendezvous", ""),
+    )
+
+
+def join(router: RouterCore, name: str, role: str, **options) -> Worker:
+    """A worker that the registry lists, that described itself, whose snapshot is empty, and whose streams stand."""
+    worker = router.fleet.registered(
+        name,
+        address=f"{name}:1",
+        role=Role(role),
+        labels=options.get("labels", {}),
+        is_critical=False,
+        is_draining=False,
+    )
+    router.fleet.described(worker, description(name, role, **options))
+    assert worker.feed is not None
+    worker.feed.apply(KvStep(epoch=1, sequence=0, is_snapshot=True))
+    router.fleet.standing(worker)
+    return worker
+
+
+def holds(worker: Worker, hashes, parent: int | None = None, sequence: int | None = None) -> None:
+    """The worker tells that it holds a run of blocks."""
+    feed = worker.feed
+    assert feed is not None
+    if sequence is None:
+        assert feed.resume_at is not None
+        sequence = feed.resume_at[1] + 1
+    feed.apply(KvStep(epoch=1, sequence=sequence, events=(KvStored(block_hashes=tuple(hashes), parent_hash=parent),)))
+
+
+def ask(name: str, hashes=(), **options) -> Ask:
+    tokens = options.pop("tokens", max(1, BLOCK * len(hashes)))
+    options.setdefault("model", "demo")
+    options.setdefault("block_size_tokens", BLOCK)
+    return Ask(request_id=name, prompt_tokens=tokens, block_hashes=tuple(hashes), **options)
