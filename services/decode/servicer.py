@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from grpc.aio import ServicerContext
-from kvmesh.rpc.deadlines import remaining_s
+from kvmesh.rpc.deadline import remaining_s
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1 import decode_pb2_grpc

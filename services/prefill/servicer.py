@@ -3,7 +3,7 @@
 from typing import Any
 
 from grpc.aio import ServicerContext
-from kvmesh.rpc.deadlines import remaining_s
+from kvmesh.rpc.deadline import remaining_s
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.api.prefill.v1 import prefill_pb2_grpc
