@@ -139,9 +139,9 @@ def _field_docs(cls: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     statements = body.body if isinstance(body, ast.ClassDef) else []
     for statement, below in pairwise(statements):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                docs[statement.target.id] = " ".join(str(below.value.value).split())
+        is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            docs[statement.target.id] = " ".join(str(below.value.value).split())
     return docs
 
 
@@ -169,7 +169,7 @@ def _spec(each: "dataclasses.Field[Any]", hint: Any, default: Any, path: tuple[s
         min=metadata.get("min"),
         max=metadata.get("max"),
         choices=tuple(member.value for member in base) if issubclass(base, StrEnum) else metadata.get("choices", ()),
-        is_secret=metadata.get("secret", False),
+        is_secret=metadata.get("secret", not each.repr),
     )
 
 
