@@ -111,7 +111,7 @@ def is_group(hint: Any) -> bool:
 def specs(
     cls: type, *, path: tuple[str, ...] = (), defaults: Any = None, hidden: Collection[str] = ()
 ) -> Iterator[Spec]:
-    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's own."""
+    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's."""
     hints = typing.get_type_hints(cls)
     docs = _field_docs(cls)
     for each in dataclasses.fields(cls):
