@@ -3,6 +3,8 @@
 Slots are dense from 0; removing a leg moves the last one into its slot.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -65,15 +67,20 @@ class DecodeBatch:
         """Generated tokens that `leg.tokens` lacks."""
         return self.steps - leg.flushed_step if leg.slot >= 0 else 0
 
-    def flush(self, leg: LegState) -> None:
-        """Appends a leg's newest tokens to `leg.tokens`."""
-        first = leg.flushed_step % self._rows_max
-        last = first + self.steps - leg.flushed_step
-        column = self._recent[:, leg.slot]
-        rows = column[first:last] if last <= self._rows_max else np.append(column[first:], column[: last - self._rows_max])
-        leg.tokens.frombytes(rows.tobytes())
-        leg.flushed_step = self.steps
+    def flush(self, legs: Sequence[LegState]) -> None:
+        """Appends the legs' newest tokens to their `tokens`. Legs that were flushed together are copied together."""
+        groups: dict[int, list[LegState]] = {}
+        for leg in legs:
+            groups.setdefault(leg.flushed_step, []).append(leg)
+        for flushed_step, group in groups.items():
+            count = self.steps - flushed_step
+            rows = [step % self._rows_max for step in range(flushed_step, self.steps)]
+            data = self._recent[rows][:, [leg.slot for leg in group]].T.tobytes()
+            for place, leg in enumerate(group):
+                leg.tokens.frombytes(data[4 * count * place : 4 * count * (place + 1)])
+                leg.flushed_step = self.steps
 
-    def total(self, leg: LegState) -> int:
-        """Checksum of all a leg's tokens, unflushed ones included, plus its constant."""
-        return int(self._sums[leg.slot])
+    def totals(self, legs: Sequence[LegState]) -> list[int]:
+        """Checksums of all the legs' tokens, unflushed ones included, plus the legs' constants."""
+        totals: list[int] = self._sums[[leg.slot for leg in legs]].tolist()
+        return totals

@@ -82,9 +82,10 @@ class BlockPool:
         """Blocks with one reference and undefined content; the oldest idle cached ones are evicted. None left: ValueError."""
         if count > self.available:
             raise ValueError("not enough blocks")
-        return [self._allocate_one() for _ in range(count)]
+        return [self.allocate_one() for _ in range(count)]
 
-    def _allocate_one(self) -> int:
+    def allocate_one(self) -> int:
+        """A block with one reference; there must be one `available`."""
         block = self._free.pop() if self._free else self._evict()
         self._references[block] = 1
         return block
@@ -143,6 +144,14 @@ class BlockPool:
                 run.append(name)
             parent = name
         self._stored(run, run_parent)
+
+    def name_one(self, block: int, name: int, parent: int | None) -> None:
+        """The same for one block."""
+        if name not in self._blocks:
+            self._blocks[name] = block
+            self._names[block] = name
+            self._parents[name] = parent
+            self._stored([name], parent)
 
     def _stored(self, run: list[int], parent: int | None) -> None:
         if run:

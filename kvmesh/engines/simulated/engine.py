@@ -270,7 +270,7 @@ class SimulatedEngine:
         try:
             while self._faults.death is None:
                 await self._run_once()
-        except Exception as error:  # noqa: BLE001 - the loop's boundary: a defect must end the engine, not hang it
+        except Exception as error:
             log.exception("simulated_engine_failed")
             self._fail(MeshError(f"{type(error).__name__} in the engine loop"))
 

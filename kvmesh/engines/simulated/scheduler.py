@@ -8,6 +8,8 @@ decoding leg needs a block and none is left, the lowest-ranking leg is preempted
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from kvmesh.core import FinishReason, KvHandle, ModelCard, TokenLogprob, Usage
 from kvmesh.engines.base import EngineFinish, EngineRequest, Leg, StepOutput
 from kvmesh.engines.simulated.batch import DecodeBatch
@@ -21,7 +23,7 @@ from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.tokens import made_up_logprob
 from kvmesh.engines.simulated.waiting import WaitingQueue
-from kvmesh.engines.simulated.writing import compute_prompt, names_of, seal_block
+from kvmesh.engines.simulated.writing import compute_prompt, names_of, seal_blocks
 from kvmesh.errors import InvalidRequestError, KvLostError, MeshError, OverloadedError
 
 SUM_MASK = (1 << 61) - 1
@@ -70,6 +72,10 @@ class Step:
             logprobs=self.logprobs,
             finishes=self.finishes,
         )
+
+
+def _rank(leg: LegState) -> tuple[int, int]:
+    return leg.rank
 
 
 class Scheduler:
@@ -190,7 +196,7 @@ class Scheduler:
             self._prefilling.remove(leg)
         elif phase is Phase.DECODE:
             if (len(leg.tokens) + self._batch.unflushed(leg) - 1) % self.settings.block_size_tokens == 0:
-                self._seal(leg)
+                self._seal([leg])
             self._batch.remove(leg)
             self._watched.pop(leg, None)
             self._end_at.get(leg.end_step, {}).pop(leg, None)
@@ -248,9 +254,7 @@ class Scheduler:
         batch = self._batch
         growing = self._grow_at.pop(batch.steps, None)
         if growing:
-            for leg in growing:
-                if leg.grow_step == batch.steps:
-                    self._grow(leg)
+            self._grow([leg for leg in growing if leg.grow_step == batch.steps])
         keys = batch.keys.copy()
         token_ids = batch.step()
         ending = self._end_at.pop(batch.steps, None)
@@ -294,20 +298,19 @@ class Scheduler:
 
     # Blocks of decoding legs
 
-    def _grow(self, leg: LegState) -> None:
-        """The leg's next token needs a new block; the one before is complete and gets its name."""
-        self._seal(leg)
-        while not self.pool.available:
-            victim = max([*self._batch.legs, *self._prefilling], key=lambda other: other.rank)
-            self._preempt(victim)
-            if victim is leg:
-                return
-        leg.blocks += self.pool.allocate(1)
-        self._plan_growth(leg)
+    def _grow(self, legs: list[LegState]) -> None:
+        """The legs' next tokens need a new block each; the ones before are complete and get their names."""
+        self._seal(legs)
+        for leg in legs:
+            while leg.phase is Phase.DECODE and not self.pool.available:
+                self._preempt(max([*self._batch.legs, *self._prefilling], key=_rank))
+            if leg.phase is Phase.DECODE:
+                leg.blocks.append(self.pool.allocate_one())
+                self._plan_growth(leg)
 
-    def _seal(self, leg: LegState) -> None:
-        self._batch.flush(leg)
-        seal_block(leg, self._batch.total(leg), self.memory, self.pool, self.settings.block_size_tokens)
+    def _seal(self, legs: list[LegState]) -> None:
+        self._batch.flush(legs)
+        seal_blocks(legs, self._batch.totals(legs), self.memory, self.pool, self.settings.block_size_tokens)
 
     def _plan_growth(self, leg: LegState) -> None:
         """When the leg's blocks are full: after as many steps as its newest token is short of the end of its blocks."""
@@ -317,7 +320,7 @@ class Scheduler:
 
     def _preempt(self, leg: LegState) -> None:
         if leg.phase is Phase.DECODE:
-            self._batch.flush(leg)
+            self._batch.flush([leg])
         self._leave(leg)
         leg.phase = Phase.WAITING
         leg.names = names_of(leg, self.settings.block_size_tokens)
@@ -496,8 +499,8 @@ class Scheduler:
         """A fault: the handle's blocks are freed and refilled with something else, those that others hold excepted."""
         blocks = self.leases.blocks_of(handle_id)
         if self.leases.end(handle_id):
-            for block in self.pool.discard_idle(blocks):
-                self.memory.write(block, 0, 0)
+            gone = self.pool.discard_idle(blocks)
+            self.memory.write(gone, [0] * len(gone), np.zeros(len(gone), np.uint64))
 
     def take_finishes(self) -> Step:
         """A step that does nothing but tell of ended legs."""

@@ -1,10 +1,12 @@
 """What a step writes into blocks: the checksum of their tokens, and the names of complete ones."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.memory import KvMemory
+from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory
 from kvmesh.kv.blocks import block_hashes, chain_hash
 
 _PARTIAL = b"partial"
@@ -28,7 +30,7 @@ def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, 
     if full < last:
         tail = leg.tokens[full * block_size_tokens : end].tobytes()
         guards.append(chain_hash(leg.names[full - 1] if full else leg.seed_hash, tail, _PARTIAL))
-    memory.write_many(leg.blocks[first:last], guards, parts)
+    memory.write(leg.blocks[first:last], guards, parts)
     if full > leg.named_blocks:
         names = leg.names[leg.named_blocks : full]
         parent = leg.names[leg.named_blocks - 1] if leg.named_blocks else None
@@ -37,21 +39,36 @@ def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, 
     leg.computed = end
 
 
-def seal_block(leg: LegState, total: int, memory: KvMemory, pool: BlockPool, block_size_tokens: int) -> None:
-    """Completes the block that a decoding leg has just filled, if it is not complete yet.
+def seal_blocks(
+    legs: Sequence[LegState], totals: Sequence[int], memory: KvMemory, pool: BlockPool, block_size_tokens: int
+) -> None:
+    """Completes the blocks that decoding legs have just filled, those of legs where it is complete already excepted.
 
-    `total` covers all tokens; the newest one is not computed yet and belongs to the next block.
+    A total covers all tokens of its leg; the newest one is not computed yet and belongs to the next block.
     """
-    length = len(leg.tokens) - 1
-    index = length // block_size_tokens - 1
-    if index < leg.named_blocks:
+    blocks: list[int] = []
+    parts: list[int] = []
+    parents: list[int | None] = []
+    names: list[int] = []
+    for leg, total in zip(legs, totals, strict=True):
+        tokens = leg.tokens
+        length = len(tokens) - 1
+        index = length // block_size_tokens - 1
+        if index < leg.named_blocks:
+            continue
+        part = total - (length + 1) * tokens[-1] - leg.named_sum
+        parent = leg.names[index - 1] if index else None
+        body = tokens[index * block_size_tokens : length].tobytes()
+        name = chain_hash(leg.seed_hash if parent is None else parent, body)
+        leg.names.append(name)
+        leg.named_blocks += 1
+        leg.named_sum += part
+        blocks.append(leg.blocks[index])
+        parts.append(part & WORD_MASK)
+        parents.append(parent)
+        names.append(name)
+    if not blocks:
         return
-    part = total - len(leg.tokens) * leg.tokens[-1] - leg.named_sum
-    parent = leg.names[index - 1] if index else None
-    tail = leg.tokens[index * block_size_tokens : length].tobytes()
-    name = chain_hash(leg.seed_hash if parent is None else parent, tail)
-    memory.write(leg.blocks[index], name, part & 0xFFFFFFFFFFFFFFFF)
-    pool.name([leg.blocks[index]], [name], parent)
-    leg.names.append(name)
-    leg.named_blocks += 1
-    leg.named_sum += part
+    memory.write(blocks, names, np.asarray(parts, np.uint64))
+    for block, name, parent in zip(blocks, names, parents, strict=True):
+        pool.name_one(block, name, parent)
