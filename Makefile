@@ -33,13 +33,16 @@ test: setup ## Install what is missing and run the tests
 setup: ## Only install: packages, engine, the tests' real servers
 	@$(SETUP) --tests
 
-check: setup ## Format, lint, types, import contracts, proto lint, generated code
-	"$(BIN)/ruff" format --check .
-	"$(BIN)/ruff" check .
-	"$(BIN)/mypy"
-	"$(BIN)/python" scripts/check_imports.py
-	"$(BIN)/buf" lint
-	"$(BIN)/python" scripts/generate_protos.py --check
+check: setup ## Format, lint, types, import contracts, proto lint, generated code; all of them, whatever fails
+	@status=0; \
+	run() { echo "$$*"; "$(BIN)/$$@" || status=1; }; \
+	run ruff format --check --quiet .; \
+	run ruff check --quiet .; \
+	run mypy; \
+	run python scripts/check_imports.py; \
+	run buf lint; \
+	run python scripts/generate_protos.py --check; \
+	exit $$status
 
 format: setup ## Format the code and mend what the linter can mend
 	"$(BIN)/ruff" check --fix .

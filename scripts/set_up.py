@@ -18,6 +18,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -126,14 +127,26 @@ def install(engine: str, tests: bool) -> None:
         compile_all()
         return
     if engine == "cpu":
-        install_torch()
         locks.append(LOCKS["cpu"])
         if not has_library("numa"):
             install_system_package("libnuma1", "libnuma, which vLLM's CPU build loads")
-    # The lock is complete, so nothing is resolved: quicker, and no package can pull a CUDA build of torch.
-    pip("--no-deps", *(word for lock in locks for word in ("-r", str(lock))))
+    # The lock is complete, so nothing is resolved: quicker, and no package can pull a CUDA build of torch. torch, a third
+    # of the work, goes in beside the others: it shares no file with them.
+    with ThreadPoolExecutor() as pool:
+        torch = pool.submit(install_torch) if engine == "cpu" else None
+        pip("--no-deps", *(word for path in without_torch(locks) for word in ("-r", str(path))))
+        if torch is not None:
+            torch.result()
     pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
     compile_all()
+
+
+def without_torch(locks: list[Path]) -> Iterator[Path]:
+    """Copies of these locks without torch, whose builds have an index of their own."""
+    for lock in locks:
+        copy = CACHE / lock.name
+        copy.write_text("".join(line for line in lock.open() if not line.startswith("torch==")))
+        yield copy
 
 
 def install_torch() -> None:
@@ -184,7 +197,7 @@ def pip_status(*arguments: str) -> int:
 def run(command: list[str], defaults: dict[str, str] | None = None) -> int:
     """Run with the output in the log; `defaults` are environment variables that the caller's own go before."""
     with LOG.open("a") as log:
-        log.write(f"$ {' '.join(command)}\n")
+        log.write(f"{time.strftime('%H:%M:%S')} $ {' '.join(command)}\n")
         log.flush()
         environment = {**(defaults or {}), **os.environ}
         return subprocess.run(

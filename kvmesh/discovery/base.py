@@ -4,7 +4,7 @@ One interface, two implementations that pass the same conformance suite: `consul
 `embedded.py` is an agent for one machine that serves the same API, so that there is one client code path.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -73,7 +73,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """All instances of one service, by id. `is_stale`: the registry cannot be reached and this is the last good view."""
+    """All instances of one service, by id. `is_stale`: the registry cannot be reached; this is the last good view."""
 
     service: str
     index: int
@@ -92,7 +92,7 @@ class Entry:
 
 
 class Registry(Protocol):
-    """The registry. Every call has a deadline of its own (a setting) and raises UnavailableError when it cannot be reached."""
+    """The registry. Every call has its own deadline (a setting); UnavailableError when it cannot be reached."""
 
     async def register(self, registration: Registration) -> None:
         """Adds or replaces an instance; its TTL check starts critical until the first heartbeat."""
@@ -107,17 +107,21 @@ class Registry(Protocol):
         ...
 
     async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
-        """Sets or takes off the drain mark (Consul: maintenance mode of the service). Idempotent."""
+        """Sets or takes off the drain mark (Consul: maintenance mode of the service). Idempotent.
+
+        NotFoundError when the registry has forgotten the instance.
+        """
         ...
 
     async def instances(self, service: str) -> View:
         """All instances of a service now, whatever their health."""
         ...
 
-    def watch(self, service: str) -> AsyncIterator[View]:
+    def watch(self, service: str) -> AsyncGenerator[View, None]:
         """The view now and after every change; goes on through outages with the last good view marked stale, once.
 
-        Never ends by itself; closing the iterator frees its connection.
+        An outage at the start gives an empty stale view. Never ends by itself; closing the generator (`aclosing`) frees
+        its connection.
         """
         ...
 
@@ -150,7 +154,7 @@ class Registry(Protocol):
         ...
 
     async def acquire(self, key: str, session_id: str, value: bytes = b"") -> bool:
-        """Takes the lock on a key for a session. False: another session holds it."""
+        """Takes a key's lock for a session. False: another session holds it. NotFoundError: the session is gone."""
         ...
 
     async def release(self, key: str, session_id: str) -> bool:

@@ -1,0 +1,187 @@
+"""Services and their checks: registration, heartbeats, check results, maintenance, expiry. No I/O; time is an argument.
+
+1. A change that others can see (a status, a definition, a mark) takes a new index; an output alone does not, as in
+   Consul.
+2. The index of a name never goes backwards: a name without instances has the index of the last name that lost its
+   last one.
+3. A heartbeat overdue makes its check critical; a check critical for its `deregister_after_s` removes its instance.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from kvmesh.discovery.agent.counter import Counter
+from kvmesh.discovery.agent.records import Check, CheckDefinition, Service, ServiceDefinition
+from kvmesh.discovery.base import Health
+from kvmesh.discovery.wire import SERVICE_MAINTENANCE
+from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
+
+_OUTPUT_LENGTH_MAX = 4096
+_OVERDUE = "TTL expired"
+
+
+class Catalog:
+    """All services of the agent, by id."""
+
+    def __init__(self, counter: Counter, *, services_max: int) -> None:
+        self._counter = counter
+        self._services_max = services_max
+        self._services: dict[str, Service] = {}
+        self._service_of_check: dict[str, str] = {}
+        self._name_index: dict[str, int] = {}
+        self._last_extinction = counter.value
+        self._index = counter.value
+
+    @property
+    def index(self) -> int:
+        """The index of the last change of any service or check."""
+        return self._index
+
+    @property
+    def services(self) -> Mapping[str, Service]:
+        """All services by id. Not to be changed."""
+        return self._services
+
+    def name_index(self, name: str) -> int:
+        """The index of the last change among the instances of a name."""
+        return self._name_index.get(name, self._last_extinction)
+
+    def instances(self, name: str) -> list[Service]:
+        """The instances of a name, by id."""
+        found = [service for service in self._services.values() if service.definition.name == name]
+        return sorted(found, key=lambda service: service.definition.service_id)
+
+    def register(self, definition: ServiceDefinition, now: float) -> None:
+        """Adds or replaces an instance. Checks that stay keep their state, and so does the drain mark, as in Consul."""
+        service_id = definition.service_id
+        old = self._services.get(service_id)
+        if old is None and len(self._services) >= self._services_max:
+            raise OverloadedError(f"the agent holds {self._services_max} services", reason="services_max")
+        for check in definition.checks:
+            if self._service_of_check.get(check.check_id, service_id) != service_id:
+                raise InvalidRequestError(f"check {check.check_id} belongs to another service", field="CheckID")
+        index = self._counter.advance()
+        if old is not None:
+            self._remove(old, index)
+        service = Service(definition=definition, create_index=old.create_index if old else index, modify_index=index)
+        for check_definition in definition.checks:
+            known = old.checks.get(check_definition.check_id) if old else None
+            service.checks[check_definition.check_id] = _check(check_definition, known, index, now)
+        if old is not None:
+            service.checks |= {i: check for i, check in old.checks.items() if i.startswith(SERVICE_MAINTENANCE)}
+        self._services[service_id] = service
+        self._service_of_check |= dict.fromkeys(service.checks, service_id)
+        self._touch(definition.name, index)
+
+    def deregister(self, service_id: str) -> bool:
+        """Removes an instance. False: there was none."""
+        service = self._services.get(service_id)
+        if service is None:
+            return False
+        index = self._counter.advance()
+        self._remove(service, index)
+        self._index = index
+        return True
+
+    def heartbeat(self, check_id: str, status: Health, output: str, now: float) -> None:
+        """Renews a TTL check. NotFoundError when there is none of this id."""
+        check, service = self._found(check_id)
+        ttl_s = check.definition.ttl_s if check is not None else None
+        if check is None or service is None or ttl_s is None:
+            raise NotFoundError(f'CheckID "{check_id}" does not have associated TTL')
+        check.expires_at = now + ttl_s
+        self._set(service, check, status, output, now)
+
+    def record(self, check_id: str, status: Health, output: str, now: float) -> None:
+        """Takes the result of a check that the agent ran. Nothing happens when the check is gone by now."""
+        check, service = self._found(check_id)
+        if check is not None and service is not None:
+            self._set(service, check, status, output, now)
+
+    def set_maintenance(self, service_id: str, is_enabled: bool, reason: str) -> None:
+        """Sets or removes the maintenance mark. A mark that stands keeps its reason, as in Consul."""
+        service = self._services.get(service_id)
+        if service is None:
+            raise NotFoundError(f'No service registered with ID "{service_id}"')
+        check_id = f"{SERVICE_MAINTENANCE}{service_id}"
+        if is_enabled is (check_id in service.checks):
+            return
+        index = self._counter.advance()
+        if is_enabled:
+            definition = CheckDefinition(check_id=check_id, name="Service Maintenance Mode", kind="maintenance")
+            mark = Check(definition=definition, status=Health.CRITICAL, create_index=index, modify_index=index)
+            mark.notes = reason or "Maintenance mode is enabled for this service, but no reason was provided."
+            service.checks[check_id] = mark
+            self._service_of_check[check_id] = service_id
+        else:
+            del service.checks[check_id]
+            del self._service_of_check[check_id]
+        self._touch(service.definition.name, index)
+
+    def advance(self, now: float) -> None:
+        """Does all that is due by `now`."""
+        for service, check in list(self._all_checks()):
+            if check.expires_at is not None and check.expires_at <= now:
+                check.expires_at = None
+                self._set(service, check, Health.CRITICAL, _OVERDUE, now)
+        for service, check in list(self._all_checks()):
+            removal_at = _removal_at(check)
+            if removal_at is not None and removal_at <= now:
+                self.deregister(service.definition.service_id)
+
+    def next_deadline(self) -> float | None:
+        """When `advance` has something to do next."""
+        times = (time for _, check in self._all_checks() for time in (check.expires_at, _removal_at(check)))
+        return min((time for time in times if time is not None), default=None)
+
+    def _all_checks(self) -> Iterator[tuple[Service, Check]]:
+        return ((service, check) for service in self._services.values() for check in service.checks.values())
+
+    def _found(self, check_id: str) -> tuple[Check | None, Service | None]:
+        service = self._services.get(self._service_of_check.get(check_id, ""))
+        return (service.checks.get(check_id), service) if service is not None else (None, None)
+
+    def _set(self, service: Service, check: Check, status: Health, output: str, now: float) -> None:
+        check.output = output[:_OUTPUT_LENGTH_MAX]
+        if status is check.status:
+            return
+        check.status = status
+        check.critical_since = now if status is Health.CRITICAL else None
+        check.modify_index = self._counter.advance()
+        self._touch(service.definition.name, check.modify_index)
+
+    def _remove(self, service: Service, index: int) -> None:
+        name = service.definition.name
+        del self._services[service.definition.service_id]
+        for check_id in service.checks:
+            self._service_of_check.pop(check_id, None)
+        if any(other.definition.name == name for other in self._services.values()):
+            self._name_index[name] = index
+        else:
+            self._name_index.pop(name, None)
+            self._last_extinction = index
+
+    def _touch(self, name: str, index: int) -> None:
+        self._name_index[name] = self._index = index
+
+
+def _check(definition: CheckDefinition, known: Check | None, index: int, now: float) -> Check:
+    status = known.status if known is not None else definition.first_status
+    check = Check(
+        definition=definition,
+        status=status,
+        output=known.output if known is not None else "",
+        create_index=known.create_index if known is not None else index,
+        modify_index=index,
+    )
+    if definition.ttl_s is not None and status is not Health.CRITICAL:
+        check.expires_at = now + definition.ttl_s
+    if status is Health.CRITICAL:
+        check.critical_since = now if known is None or known.critical_since is None else known.critical_since
+    return check
+
+
+def _removal_at(check: Check) -> float | None:
+    after_s = check.definition.deregister_after_s
+    if after_s is None or check.critical_since is None:
+        return None
+    return check.critical_since + after_s

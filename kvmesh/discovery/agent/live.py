@@ -1,0 +1,79 @@
+"""The state with time running: due things happen, waiters learn of changes."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvmesh.clock import Clock
+from kvmesh.discovery.agent.state import AgentState
+from kvmesh.discovery.waiting import sleep_unless
+
+T = TypeVar("T")
+
+# With nothing due the ticker sleeps this long; a change wakes it anyway.
+_IDLE_S = 3600.0
+
+
+class LiveState:
+    """Owner of an AgentState: every change goes through `change`, every wait through `wait_change`."""
+
+    def __init__(self, state: AgentState, clock: Clock) -> None:
+        self.state = state
+        self._clock = clock
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._has_changed = asyncio.Event()
+        self._is_closing = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a change."""
+        return len(self._waiters)
+
+    @property
+    def is_closing(self) -> bool:
+        """True once waits end at once."""
+        return self._is_closing
+
+    def change(self, decide: Callable[[AgentState, float], T]) -> T:
+        """Brings the state to the present, changes it, and wakes who waits if anything changed."""
+        before = self.state.index
+        now = self._clock.now()
+        try:
+            self.state.advance(now)
+            return decide(self.state, now)
+        finally:
+            # A heartbeat that changes no status brings no deadline nearer, so only a new index wakes the ticker.
+            if self.state.index != before:
+                self._wake()
+                self._has_changed.set()
+
+    async def wait_change(self) -> None:
+        """Waits for any change, or for the end."""
+        if self._is_closing:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    async def run(self) -> None:
+        """Does what falls due. Runs until cancelled."""
+        while True:
+            self.change(lambda state, now: None)
+            self._has_changed.clear()
+            deadline = self.state.next_deadline()
+            pause_s = _IDLE_S if deadline is None else max(0.0, deadline - self._clock.now())
+            await sleep_unless(self._clock, pause_s, self._has_changed)
+
+    def close(self) -> None:
+        """Ends all waits."""
+        self._is_closing = True
+        self._wake()
+
+    def _wake(self) -> None:
+        # One list for all: a waiter looks up its own index again, and changes are rare beside heartbeats.
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,180 @@
+"""Bodies of requests to the agent as records; what is wrong with them is an InvalidRequestError naming the field."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvmesh.discovery import limits
+from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
+from kvmesh.discovery.agent.sessions import SessionDefinition
+from kvmesh.discovery.base import Health
+from kvmesh.discovery.duration import to_seconds
+from kvmesh.discovery.settings import AgentSettings
+from kvmesh.errors import InvalidRequestError
+
+T = TypeVar("T")
+
+_SERVICE_FIELDS = {"ID", "Name", "Address", "Port", "Tags", "Meta", "Check", "Checks", "EnableTagOverride"}
+_CHECK_FIELDS = {
+    "CheckID", "Name", "Notes", "Status", "TTL", "GRPC", "GRPCUseTLS", "Interval", "Timeout",
+    "DeregisterCriticalServiceAfter",
+}  # fmt: skip
+_SESSION_FIELDS = {"Name", "TTL", "LockDelay", "Behavior", "Node", "NodeChecks", "Checks", "ServiceChecks"}
+# Consul's default, and how long it makes a lock wait after its holder was lost.
+_LOCK_DELAY_DEFAULT_S = 15.0
+_ADDRESS_LENGTH_MAX = 255
+
+
+class Fields:
+    """A JSON object read field by field, with types checked."""
+
+    def __init__(self, record: object, known: set[str], where: str = "") -> None:
+        if not isinstance(record, dict):
+            raise _invalid(where or "body", "must be an object")
+        unknown = sorted(set(record) - known)
+        if unknown:
+            raise _invalid(f"{where}{unknown[0]}", "is not a field that this agent takes")
+        self._record: Mapping[str, Any] = record
+        self._where = where
+
+    def get(self, name: str, kind: type[T], default: T) -> T:
+        """A field's value, `default` when it is absent or null."""
+        value = self._record.get(name)
+        if value is None:
+            return default
+        # A bool is an int to Python, not to JSON.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise _invalid(f"{self._where}{name}", f"must be of type {kind.__name__}")
+        return value
+
+    def duration_s(self, name: str, default_s: float | None) -> float | None:
+        """A duration text in seconds."""
+        text = self.get(name, str, "")
+        try:
+            return to_seconds(text) if text else default_s
+        except ValueError as error:
+            raise _invalid(f"{self._where}{name}", str(error)) from None
+
+    def parsed(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        """A text field, translated."""
+        text = self.get(name, str, "")
+        try:
+            return parse(text) if text else default
+        except ValueError as error:
+            raise _invalid(f"{self._where}{name}", str(error)) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """The body of a check update."""
+
+    status: Health
+    output: str
+
+
+def service_definition(body: bytes, settings: AgentSettings) -> ServiceDefinition:
+    """The body of /v1/agent/service/register."""
+    fields = Fields(_json(body), _SERVICE_FIELDS)
+    name = fields.get("Name", str, "")
+    limits.check_service(name)
+    service_id = fields.get("ID", str, "") or name
+    limits.check_instance_id(service_id)
+    address, port = fields.get("Address", str, ""), fields.get("Port", int, 0)
+    if len(address) > _ADDRESS_LENGTH_MAX or not 0 <= port <= 65_535:
+        raise _invalid("Address or Port", "is out of bounds")
+    tags, meta = fields.get("Tags", list, []), fields.get("Meta", dict, {})
+    if not all(isinstance(text, str) for text in (*tags, *meta.values())):
+        raise _invalid("Tags or Meta", "must hold texts")
+    limits.check_tags(tags)
+    limits.check_meta(meta)
+    records = [*fields.get("Checks", list, [])]
+    if (single := fields.get("Check", dict, {})) != {}:
+        records.append(single)
+    if len(records) > settings.checks_per_service_max:
+        raise _invalid("Checks", f"holds at most {settings.checks_per_service_max}")
+    checks = [_check(record, service_id, number, settings) for number, record in enumerate(records, start=1)]
+    if len({check.check_id for check in checks}) != len(checks):
+        raise _invalid("Checks", "must have different ids")
+    return ServiceDefinition(
+        service_id=service_id, name=name, address=address, port=port, tags=tuple(tags), meta=dict(meta), checks=checks
+    )
+
+
+def _check(record: object, service_id: str, number: int, settings: AgentSettings) -> CheckDefinition:
+    fields = Fields(record, _CHECK_FIELDS, f"Checks[{number - 1}].")
+    ttl_s = fields.duration_s("TTL", None)
+    target, _, grpc_service = fields.get("GRPC", str, "").partition("/")
+    interval_s = fields.duration_s("Interval", 0.0) or 0.0
+    if (ttl_s is None) is (not target) or (ttl_s is not None and ttl_s <= 0):
+        raise _invalid(f"Checks[{number - 1}]", "must have either a TTL above 0 or a GRPC address")
+    if target and interval_s < limits.INTERVAL_MIN_S:
+        raise _invalid(f"Checks[{number - 1}].Interval", f"must be at least {limits.INTERVAL_MIN_S:g}s")
+    kind = "grpc" if target else "ttl"
+    after_s = fields.duration_s("DeregisterCriticalServiceAfter", None)
+    return CheckDefinition(
+        check_id=fields.get("CheckID", str, "") or f"service:{service_id}:{number}",
+        name=fields.get("Name", str, "") or f"Service '{service_id}' check",
+        kind=kind,
+        first_status=fields.parsed("Status", Health, Health.CRITICAL),
+        ttl_s=ttl_s,
+        grpc_target=target,
+        grpc_service=grpc_service,
+        grpc_uses_tls=fields.get("GRPCUseTLS", bool, False),
+        interval_s=interval_s,
+        timeout_s=fields.duration_s("Timeout", None) or settings.check_timeout_s,
+        deregister_after_s=max(after_s, settings.deregister_after_min_s) if after_s else None,
+    )
+
+
+def heartbeat(body: bytes) -> Heartbeat:
+    """The body of /v1/agent/check/update."""
+    fields = Fields(_json(body), {"Status", "Output"})
+    return Heartbeat(status=fields.parsed("Status", Health, Health.PASSING), output=fields.get("Output", str, ""))
+
+
+def session_definition(body: bytes, settings: AgentSettings) -> SessionDefinition:
+    """The body of /v1/session/create. Checks that a session hangs on are taken and not used: there is but this node."""
+    fields = Fields(_json(body) if body else {}, _SESSION_FIELDS)
+    ttl_s = fields.duration_s("TTL", None)
+    if ttl_s is not None and not settings.session_ttl_min_s <= ttl_s <= settings.session_ttl_max_s:
+        low, high = settings.session_ttl_min_s, settings.session_ttl_max_s
+        raise _invalid("TTL", f"must be {low:g}s to {high:g}s")
+    lock_delay_s = fields.duration_s("LockDelay", _LOCK_DELAY_DEFAULT_S)
+    if lock_delay_s is None or lock_delay_s > limits.LOCK_DELAY_MAX_S:
+        raise _invalid("LockDelay", f"must be at most {limits.LOCK_DELAY_MAX_S:g}s")
+    behavior = fields.get("Behavior", str, "") or "release"
+    if behavior not in ("release", "delete"):
+        raise _invalid("Behavior", "must be release or delete")
+    name = fields.get("Name", str, "")
+    return SessionDefinition(name=name, ttl_s=ttl_s, lock_delay_s=lock_delay_s, deletes_keys=behavior == "delete")
+
+
+def number(text: str, field: str) -> int:
+    """A query parameter that is a natural number."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise _invalid(field, "must be a natural number")
+    return int(text)
+
+
+def wait_s(text: str | None, settings: AgentSettings) -> float:
+    """How long a blocking query may wait."""
+    if text is None:
+        return settings.wait_default_s
+    try:
+        asked_s = to_seconds(text)
+    except ValueError:
+        raise _invalid("wait", "is not a duration") from None
+    return min(asked_s, settings.wait_max_s) if asked_s > 0 and math.isfinite(asked_s) else settings.wait_default_s
+
+
+def _json(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError("Request decode failed: the body is not JSON", field="body") from None
+
+
+def _invalid(field: str, claim: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field} {claim}", field=field)

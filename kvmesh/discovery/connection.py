@@ -1,0 +1,144 @@
+"""HTTP to one Consul agent: addresses, TLS, token, time and size limits, and every failure as a MeshError."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import aiohttp
+from yarl import URL
+
+from kvmesh.discovery import wire
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import InvalidRequestError, UnavailableError
+
+DEFAULT_PORT = 8500
+_INDEX_HEADER = "X-Consul-Index"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer with status 200. `index` is 0 where there is none."""
+
+    index: int
+    body: bytes
+
+
+class Connection:
+    """Calls to one agent over kept connections. To be made and used in one event loop."""
+
+    def __init__(self, settings: DiscoverySettings) -> None:
+        self._settings = settings
+        self._origin = origin(settings)
+        self._tls = tls_context(settings) if self._origin.startswith("https:") else None
+        self._slots = asyncio.Semaphore(settings.calls_max)
+        self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
+
+    async def call(
+        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""
+    ) -> Answer:
+        """One call within `call_timeout_s`. `path` is quoted already."""
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s), self._slots:
+                return await self._send(method, path, params or {}, body)
+        except TimeoutError:
+            raise self._unavailable("did not answer in time", "registry_timeout") from None
+
+    async def wait(self, path: str, *, params: Mapping[str, str], timeout_s: float) -> Answer:
+        """A blocking query, outside the limit on calls."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._send("GET", path, params, b"")
+        except TimeoutError:
+            raise self._unavailable("did not answer in time", "registry_timeout") from None
+
+    async def _send(self, method: str, path: str, params: Mapping[str, str], body: bytes | Mapping[str, Any]) -> Answer:
+        url = URL(f"{self._origin}{path}?{urlencode(params, quote_via=quote)}", encoded=True)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            async with self._opened().request(
+                method,
+                url,
+                data=data or None,
+                allow_redirects=False,
+                server_hostname=self._settings.server_name or None,
+            ) as response:
+                content = await self._read(response)
+        except aiohttp.ClientSSLError as error:
+            raise self._unavailable(f"failed the TLS handshake ({error})", "registry_certificate") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unavailable(
+                f"cannot be reached ({type(error).__name__}: {error})", "registry_unreachable"
+            ) from error
+        if response.status != 200:
+            raise wire.failure(response.status, content.decode(errors="replace"))
+        index = response.headers.get(_INDEX_HEADER, "")
+        return Answer(index=int(index) if index.isascii() and index.isdecimal() else 0, body=content)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        limit = self._settings.answer_bytes_max
+        content = bytearray()
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > limit:
+                # Leaving the response unread closes its connection.
+                raise self._unavailable(f"answered more than {limit} bytes", "registry_answer_too_large")
+        return bytes(content)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._is_closed:
+            raise UnavailableError("this registry client is closed", reason="registry_closed")
+        if self._session is None:
+            headers = {"X-Consul-Token": self._settings.token} if self._settings.token else {}
+            self._session = aiohttp.ClientSession(
+                # Without a limit here: calls are limited by slots, watches by their number, and neither waits for the
+                # other.
+                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls if self._tls is not None else True),
+                timeout=aiohttp.ClientTimeout(total=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=headers,
+            )
+        return self._session
+
+    async def aclose(self) -> None:
+        """Breaks what is in flight and closes all connections. Idempotent."""
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _unavailable(self, what: str, reason: str) -> UnavailableError:
+        return UnavailableError(f"the registry at {self._origin} {what}", reason=reason)
+
+
+def origin(settings: DiscoverySettings) -> str:
+    """scheme://host:port of an address in any of its forms."""
+    address = settings.address
+    url = urlsplit(address if "://" in address else f"{'https' if settings.ca_file else 'http'}://{address}")
+    try:
+        port = url.port or DEFAULT_PORT
+    except ValueError:
+        port = 0
+    extra = url.path.strip("/") or url.query or url.fragment or url.username
+    if url.scheme not in ("http", "https") or not url.hostname or not port or extra:
+        raise InvalidRequestError(
+            f"address {address!r} is not host:port or an http(s) URL of a Consul agent", field="address"
+        )
+    return f"{url.scheme}://{wire.grpc_target(url.hostname, port)}"
+
+
+def tls_context(settings: DiscoverySettings) -> ssl.SSLContext:
+    """A context that verifies the agent by `ca_file` or the system's CAs, and shows our certificate if any."""
+    field = "ca_file"
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file or None)
+        field = "certificate_file"
+        if settings.certificate_file:
+            context.load_cert_chain(settings.certificate_file, settings.key_file or None)
+    except OSError as error:
+        raise InvalidRequestError(f"{field} cannot be used: {error}", field=field) from error
+    return context

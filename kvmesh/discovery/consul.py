@@ -1,0 +1,243 @@
+"""The registry over Consul's HTTP API (1.8 and later), or over the embedded agent, which serves the same API.
+
+What Consul does that one would not guess, all seen on 1.8.7: a heartbeat for a forgotten check is a 500; PUT with
+`release` replaces the value; a second registration keeps the checks' states and the drain mark; the outputs of checks
+that do not change status reach the catalog only every few minutes; a read without a token under "deny" is an empty
+200, not a 403.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from kvmesh.clock import Clock, SystemClock
+from kvmesh.discovery import limits, wire
+from kvmesh.discovery.backoff import Backoff
+from kvmesh.discovery.base import Entry, Health, Registration, View
+from kvmesh.discovery.connection import Answer, Connection
+from kvmesh.discovery.duration import to_text
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.discovery.waiting import sleep_unless
+from kvmesh.discovery.watching import Watching
+from kvmesh.errors import MeshError, NotFoundError, OverloadedError, UnavailableError
+
+_log = logging.getLogger(__name__)
+
+# Consul lengthens a blocking query by up to a sixteenth of its wait, at random.
+_WAIT_JITTER = 1 / 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsulStatistics:
+    """Counts since the start, and what is open now."""
+
+    calls: int
+    calls_failed: int
+    watches_open: int
+    views_given: int
+
+
+class ConsulRegistry:
+    """`Registry` over HTTP. Safe for any number of tasks of one event loop; `aclose()` ends its watches."""
+
+    def __init__(
+        self,
+        settings: DiscoverySettings,
+        clock: Clock | None = None,
+        *,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._uniform = uniform
+        self._connection = Connection(settings)
+        self._closed = asyncio.Event()
+        self._calls = self._calls_failed = self._watches_open = self._views_given = 0
+
+    def statistics(self) -> ConsulStatistics:
+        """A snapshot."""
+        return ConsulStatistics(
+            calls=self._calls,
+            calls_failed=self._calls_failed,
+            watches_open=self._watches_open,
+            views_given=self._views_given,
+        )
+
+    async def register(self, registration: Registration) -> None:
+        """See `Registry.register`. InvalidRequestError names the field that is beyond Consul's limits."""
+        limits.check_registration(registration)
+        body = wire.registration_body(registration, check_timeout_s=self._settings.check_timeout_s)
+        await self._call("PUT", "/v1/agent/service/register", body=body)
+
+    async def deregister(self, instance_id: str) -> None:
+        """See `Registry.deregister`."""
+        limits.check_instance_id(instance_id)
+        try:
+            await self._call("PUT", f"/v1/agent/service/deregister/{_quoted(instance_id)}")
+        except NotFoundError:
+            _log.debug("instance_already_absent", extra={"instance_id": instance_id})
+
+    async def heartbeat(self, instance_id: str, *, health: Health = Health.PASSING, note: str = "") -> None:
+        """See `Registry.heartbeat`. A note is cut at 1 024 characters."""
+        limits.check_instance_id(instance_id)
+        body = {"Status": health.value, "Output": note[: limits.NOTE_LENGTH_MAX]}
+        await self._call("PUT", f"/v1/agent/check/update/{_quoted(wire.ttl_check_id(instance_id))}", body=body)
+
+    async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
+        """See `Registry.set_draining`. The reason of a mark that stands already stays."""
+        limits.check_instance_id(instance_id)
+        params = {"enable": "true" if is_draining else "false", "reason": reason[: limits.NOTE_LENGTH_MAX]}
+        await self._call("PUT", f"/v1/agent/service/maintenance/{_quoted(instance_id)}", params=params)
+
+    async def instances(self, service: str) -> View:
+        """See `Registry.instances`."""
+        limits.check_service(service)
+        answer = await self._call("GET", f"/v1/health/service/{_quoted(service)}")
+        return View(service=service, index=max(1, answer.index), instances=wire.instances(service, answer.body))
+
+    async def watch(self, service: str) -> AsyncGenerator[View, None]:
+        """See `Registry.watch`. When the registry cannot be reached at first, the first view is empty and stale.
+
+        Raises what the registry refuses (a bad token) at the first question only: later, a refusal is an outage like
+        another, since a mesh that runs must not fall because a token was taken back. Ends when the registry is closed.
+        """
+        limits.check_service(service)
+        if self._watches_open >= self._settings.watches_max:
+            raise OverloadedError(f"{self._watches_open} watches are open", reason="watches_max")
+        self._watches_open += 1
+        try:
+            async with aclosing(self._views(service)) as views:
+                async for view in views:
+                    self._views_given += 1
+                    yield view
+        finally:
+            self._watches_open -= 1
+
+    async def _views(self, service: str) -> AsyncGenerator[View, None]:
+        watching = Watching(service)
+        backoff = Backoff(
+            first_s=self._settings.backoff_first_s, max_s=self._settings.backoff_max_s, random=self._uniform
+        )
+        while not self._closed.is_set():
+            asked_at = self._clock.now()
+            try:
+                answer = await self._ask(service, watching.index)
+                view = watching.answered(answer.index, wire.instances(service, answer.body))
+                backoff.reset()
+                pause_s = asked_at + self._settings.watch_interval_min_s - self._clock.now()
+            except MeshError as error:
+                if self._closed.is_set():
+                    return
+                if not watching.has_seen and not isinstance(error, UnavailableError | OverloadedError):
+                    raise
+                view, pause_s = watching.failed(), backoff.next_s()
+                _log.warning("registry_watch_failed", extra={"service": service, "reason": error.reason})
+            if view is not None:
+                yield view
+            if pause_s > 0:
+                await sleep_unless(self._clock, pause_s, self._closed)
+
+    async def _ask(self, service: str, index: int) -> Answer:
+        path = f"/v1/health/service/{_quoted(service)}"
+        if index == 0:
+            return await self._call("GET", path)
+        # Up to a tenth shorter at random, so that watches begun together do not stay together.
+        wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * self._uniform())
+        return await self._counted(
+            self._connection.wait(
+                path,
+                params={"index": str(index), "wait": to_text(wait_s)},
+                timeout_s=wait_s * (1.0 + _WAIT_JITTER) + self._settings.call_timeout_s,
+            )
+        )
+
+    async def get(self, key: str) -> Entry | None:
+        """See `Registry.get`."""
+        limits.check_key(key)
+        try:
+            answer = await self._call("GET", f"/v1/kv/{_quoted(key)}")
+        except NotFoundError:
+            return None
+        return next(iter(wire.entries(answer.body)), None)
+
+    async def list_keys(self, prefix: str) -> Sequence[Entry]:
+        """See `Registry.list_keys`."""
+        limits.check_key(prefix, field="prefix")
+        try:
+            answer = await self._call("GET", f"/v1/kv/{_quoted(prefix)}", params={"recurse": "true"})
+        except NotFoundError:
+            return ()
+        return wire.entries(answer.body)
+
+    async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
+        """See `Registry.put`."""
+        return await self._write(key, value, {} if expected_index is None else {"cas": str(expected_index)})
+
+    async def delete(self, key: str) -> None:
+        """See `Registry.delete`."""
+        limits.check_key(key)
+        await self._call("DELETE", f"/v1/kv/{_quoted(key)}")
+
+    async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
+        """See `Registry.create_session`. Consul ends a session between one and two TTLs after its last renewal."""
+        limits.check_between("ttl_s", ttl_s, limits.SESSION_TTL_MIN_S, limits.SESSION_TTL_MAX_S)
+        limits.check_between("lock_delay_s", lock_delay_s, 0.0, limits.LOCK_DELAY_MAX_S)
+        body = {"Name": name, "TTL": to_text(ttl_s), "LockDelay": to_text(lock_delay_s), "Behavior": "release"}
+        return wire.session_id((await self._call("PUT", "/v1/session/create", body=body)).body)
+
+    async def renew_session(self, session_id: str) -> None:
+        """See `Registry.renew_session`."""
+        await self._call("PUT", f"/v1/session/renew/{_quoted(session_id)}")
+
+    async def destroy_session(self, session_id: str) -> None:
+        """See `Registry.destroy_session`."""
+        try:
+            await self._call("PUT", f"/v1/session/destroy/{_quoted(session_id)}")
+        except NotFoundError:
+            _log.debug("session_already_absent")
+
+    async def acquire(self, key: str, session_id: str, value: bytes = b"") -> bool:
+        """See `Registry.acquire`. Again by the holder: True, with the new value."""
+        return await self._write(key, value, {"acquire": session_id})
+
+    async def release(self, key: str, session_id: str) -> bool:
+        """See `Registry.release`. The value stays: Consul would replace it, so it is read and given back.
+
+        Between the two calls only the holder writes the key, if all who use it as a lock keep to locks.
+        """
+        held = await self.get(key)
+        if held is None or held.session != session_id:
+            return False
+        return await self._write(key, held.value, {"release": session_id})
+
+    async def aclose(self) -> None:
+        """See `Registry.aclose`."""
+        self._closed.set()
+        await self._connection.aclose()
+
+    async def _write(self, key: str, value: bytes, params: dict[str, str]) -> bool:
+        limits.check_key(key)
+        limits.check_value(value, self._settings.value_bytes_max)
+        return wire.truth((await self._call("PUT", f"/v1/kv/{_quoted(key)}", params=params, body=value)).body)
+
+    async def _call(
+        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""
+    ) -> Answer:
+        return await self._counted(self._connection.call(method, path, params=params, body=body))
+
+    async def _counted(self, call: Awaitable[Answer]) -> Answer:
+        self._calls += 1
+        try:
+            return await call
+        except MeshError:
+            self._calls_failed += 1
+            raise
+
+
+def _quoted(segment: str) -> str:
+    return quote(segment, safe="")

@@ -1,0 +1,200 @@
+"""A registry for one machine: an agent that serves the part of Consul's HTTP API that the mesh uses, from memory.
+
+Run it alone with `python -m kvmesh.discovery.embedded --port 8500`, or within a process with `EmbeddedAgent`.
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from kvmesh.clock import Clock, SystemClock
+from kvmesh.discovery.agent.answering import Answering, middlewares
+from kvmesh.discovery.agent.key_routes import KeyRoutes
+from kvmesh.discovery.agent.live import LiveState
+from kvmesh.discovery.agent.probes import Probes
+from kvmesh.discovery.agent.routes import ServiceRoutes
+from kvmesh.discovery.agent.shapes import Node
+from kvmesh.discovery.agent.state import AgentState
+from kvmesh.discovery.settings import AgentSettings
+from kvmesh.discovery.wire import grpc_target
+
+_log = logging.getLogger(__name__)
+
+# Consul's.
+DEFAULT_PORT = 8500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStatistics:
+    """What the agent holds now."""
+
+    index: int
+    services: int
+    keys: int
+    keys_bytes: int
+    sessions: int
+    watchers: int
+    probes: int
+
+
+class EmbeddedAgent:
+    """The agent on the running loop. Its state is in memory only: after a restart, instances register again."""
+
+    def __init__(self, settings: AgentSettings | None = None, clock: Clock | None = None) -> None:
+        self._settings = settings or AgentSettings()
+        self._clock = clock or SystemClock()
+        # Begun at the time of day, so that no client's index or compare-and-set outlives a restart by accident.
+        self._state = AgentState(self._settings, first_index=max(1, int(self._clock.wall())))
+        self._live = LiveState(self._state, self._clock)
+        self._answering = Answering(self._live, self._settings)
+        self._probes: Probes | None = None
+        self._runner: web.AppRunner | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._port = 0
+
+    @property
+    def address(self) -> str:
+        """http://host:port (https:// over TLS), once started."""
+        scheme = "https" if self._settings.certificate_file else "http"
+        return f"{scheme}://{grpc_target(self._settings.host, self._port)}"
+
+    @property
+    def port(self) -> int:
+        """The port, once started."""
+        return self._port
+
+    def statistics(self) -> AgentStatistics:
+        """A snapshot."""
+        return AgentStatistics(
+            index=self._state.index,
+            services=len(self._state.catalog.services),
+            keys=len(self._state.keys),
+            keys_bytes=self._state.keys.held_bytes,
+            sessions=len(self._state.sessions),
+            watchers=self._answering.watchers,
+            probes=len(self._probes) if self._probes is not None else 0,
+        )
+
+    async def start(self) -> None:
+        """Serves. OSError when the port is taken or a file cannot be read; nothing is left open then."""
+        settings = self._settings
+        roots = _roots(settings)
+        tls = _tls_context(settings) if settings.certificate_file else None
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.create_server((settings.host, settings.port), family=family)
+        self._port = int(listener.getsockname()[1])
+        # A client that goes frees its blocking query at once (handler_cancellation).
+        self._runner = web.AppRunner(
+            self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.close_timeout_s
+        )
+        try:
+            await self._runner.setup()
+            await web.SockSite(self._runner, listener, ssl_context=tls).start()
+        except BaseException:
+            listener.close()
+            raise
+        self._probes = Probes(self._live, self._clock, probes_max=settings.probes_max, roots=roots)
+        self._task = asyncio.create_task(self._run(self._probes), name="embedded agent")
+        self._task.add_done_callback(_log_defect)
+        _log.info("embedded_agent_started", extra={"address": self.address})
+
+    async def aclose(self) -> None:
+        """Answers who waits, ends checks and connections. Idempotent; the state is gone with the object."""
+        self._live.close()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def _application(self) -> web.Application:
+        settings = self._settings
+        node = Node(
+            # Stable for a name and a port, so that a restarted agent is the same node to who looks.
+            node_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{settings.node_name}:{self._port}")),
+            name=settings.node_name,
+            address=settings.host,
+            port=self._port,
+            datacenter=settings.datacenter,
+            index=self._state.index,
+        )
+        application = web.Application(
+            # A value of exactly the limit must pass; the key's check then has the last word.
+            client_max_size=settings.value_bytes_max + 1024,
+            middlewares=middlewares(settings),
+        )
+        application.add_routes(ServiceRoutes(self._live, self._answering, node, settings).routes())
+        application.add_routes(KeyRoutes(self._live, self._answering, node, settings).routes())
+        return application
+
+    async def _run(self, probes: Probes) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._live.run(), name="embedded agent deadlines")
+            group.create_task(probes.run(), name="embedded agent checks")
+
+
+def _tls_context(settings: AgentSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=settings.client_ca_file or None)
+    context.load_cert_chain(settings.certificate_file, settings.key_file or None)
+    if settings.client_ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _roots(settings: AgentSettings) -> bytes | None:
+    return Path(settings.check_ca_file).read_bytes() if settings.check_ca_file else None
+
+
+def _log_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (defect := task.exception()) is not None:
+        _log.critical("embedded_agent_ended_by_defect", exc_info=defect)
+
+
+async def serve(settings: AgentSettings) -> None:
+    """Runs an agent until SIGINT or SIGTERM."""
+    loop = asyncio.get_running_loop()
+    is_over = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, is_over.set)
+    agent = EmbeddedAgent(settings)
+    await agent.start()
+    try:
+        sys.stdout.write(f"{agent.address}\n")
+        sys.stdout.flush()
+        await is_over.wait()
+    finally:
+        await agent.aclose()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Prints the address once it serves."""
+    parser = argparse.ArgumentParser(prog="python -m kvmesh.discovery.embedded", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--node-name", default="kvmesh-embedded", help="name of the one node (default: %(default)s)")
+    parser.add_argument("--token-file", help="file with a token that every call must carry")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        token = Path(given.token_file).read_text().strip() if given.token_file else ""
+        settings = AgentSettings(host=given.host, port=given.port, node_name=given.node_name, token=token)
+        asyncio.run(serve(settings))
+    except (OSError, OverflowError) as error:
+        sys.stderr.write(f"cannot serve on {given.host}:{given.port}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""A whole mesh of real processes for a test: `kvmesh up` in a child, found by its state file, ended by its pid."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningMesh:
+    """One `kvmesh up`."""
+
+    process: asyncio.subprocess.Process
+    directory: Path
+    url: str = ""
+    registry: str = ""
+    output: list[str] = field(default_factory=list)
+
+    def pids(self, service: str) -> list[int]:
+        """Process ids of a service's children, in the order they were started."""
+        found = []
+        for child in _children(self.process.pid):
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if f"services.{service}".encode() in words:
+                found.append(child)
+        return sorted(found)
+
+    def logs(self) -> str:
+        """The end of every log, for a failure's message."""
+        parts = [f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.directory.glob("*.log"))]
+        return "\n".join(["== up", *self.output[-40:], *parts])
+
+
+def _children(pid: int) -> list[int]:
+    """All descendants."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for word in (task / "children").read_text().split():
+            found += [int(word), *_children(int(word))]
+    return found
+
+
+@asynccontextmanager
+async def running_mesh(
+    directory: Path, *argv: str, ready_timeout_s: float = 90.0, env: dict[str, str] | None = None
+) -> AsyncIterator[RunningMesh]:
+    """Starts a mesh, waits until it can answer, stops it at the end and checks that nothing is left."""
+    state = directory / "mesh.json"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "kvmesh.cli",
+        "up",
+        *("--port", "0", "--run-dir", str(directory), *argv),
+        cwd=ROOT,
+        env={**os.environ, "KVMESH_STATE": str(state), **(env or {})},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    mesh = RunningMesh(process=process, directory=directory)
+    reader = asyncio.create_task(_read_lines(process, mesh.output))
+    try:
+        async with asyncio.timeout(ready_timeout_s):
+            while not state.exists():
+                assert process.returncode is None, mesh.logs()
+                await asyncio.sleep(0.02)
+        found = json.loads(state.read_text())
+        mesh.url, mesh.registry = found["url"], found["registry"]
+        yield mesh
+    except TimeoutError as error:
+        raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
+    finally:
+        left = _children(process.pid) if process.returncode is None else []
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 60)
+        reader.cancel()
+        alive = [pid for pid in left if Path(f"/proc/{pid}/stat").exists() and _state(pid) != "Z"]
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)
+        assert not alive, f"left behind: {alive}"
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+async def _read_lines(process: asyncio.subprocess.Process, lines: list[str]) -> None:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        lines.append(line.decode(errors="replace").rstrip())
+
+
+async def chat(url: str, text: str, *, model: str = "demo", **options: object) -> dict[str, object]:
+    """One chat completion, not streamed."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], **options}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as response:
+        answer: dict[str, object] = await response.json()
+        assert response.status == 200, answer
+        return answer
+
+
+def worker_metric(text: str, name: str) -> float:
+    """The sum of a metric's samples in a Prometheus exposition."""
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((name + "{", name + " ")))
+
+
+async def metrics_text(host: str, port: int) -> str:
+    """One service's metrics."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as response:
+        return await response.text()
+
+
+async def wait_until(condition: object, timeout_s: float, what: str) -> None:
+    """Polls an async or plain condition until it is true."""
+    assert callable(condition)
+    async with asyncio.timeout(timeout_s):
+        while True:
+            value = condition()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return
+            await asyncio.sleep(0.02)
+    raise AssertionError(what)
+
+
+def argv_simulated(*more: str) -> Sequence[str]:
+    """Flags of a small simulated mesh."""
+    return ("--engine", "simulated", "--greeting", "", *more)
