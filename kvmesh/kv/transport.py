@@ -58,9 +58,7 @@ class KvTransport(Protocol):
         ...
 
 
-def merge_runs(
-    remote_offsets: Sequence[int], local_offsets: Sequence[int], length: int
-) -> list[tuple[int, int, int]]:
+def merge_runs(remote_offsets: Sequence[int], local_offsets: Sequence[int], length: int) -> list[tuple[int, int, int]]:
     """(remote, local, bytes) with neighbours joined that are neighbours on both sides."""
     runs: list[tuple[int, int, int]] = []
     for remote, local in zip(remote_offsets, local_offsets, strict=True):

@@ -58,7 +58,7 @@ def setting(
 
 def group(default_factory: Callable[[], T], *, without: Sequence[str] = ()) -> T:
     """A field that holds another dataclass's settings. Those named in `without` are set by the code, not by people."""
-    return typing.cast(T, dataclasses.field(default_factory=default_factory, metadata={"without": tuple(without)}))
+    return dataclasses.field(default_factory=default_factory, metadata={"without": tuple(without)})
 
 
 def required(help: str, **checks: Any) -> Any:  # noqa: A002
@@ -139,9 +139,9 @@ def _field_docs(cls: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     statements = body.body if isinstance(body, ast.ClassDef) else []
     for statement, below in pairwise(statements):
-        is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        if is_field and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            docs[statement.target.id] = " ".join(str(below.value.value).split())
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = " ".join(doc.split())
     return docs
 
 

@@ -4,7 +4,6 @@ A policy weighs one leg of a request on all candidates at once and gives its ter
 cost of a candidate is the sum of its terms, the cost of a pair the sum of both legs; the lowest wins (`place.py`).
 """
 
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

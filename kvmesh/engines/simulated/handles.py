@@ -52,8 +52,10 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
     data = handle.payload
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
-        if magic == _MAGIC and len(data) == _HEAD.size + peer_size + 12 * count and count == -(
-            -handle.tokens // block_size_tokens
+        if (
+            magic == _MAGIC
+            and len(data) == _HEAD.size + peer_size + 12 * count
+            and count == -(-handle.tokens // block_size_tokens)
         ):
             return _unpack_body(data[_HEAD.size :], peer_size, count, cached, total)
     raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle.payload")

@@ -17,9 +17,7 @@ from kvmesh.kv.blocks import block_hashes, seed_hash
 def check_request(request: EngineRequest, card: ModelCard, adapters: frozenset[str], *, has_transport: bool) -> None:
     """InvalidRequestError, NotFoundError or UnsupportedError that names the field."""
     generation = request.generation
-    check_generation(
-        generation, vocabulary_size=card.vocabulary_size, context_tokens_max=card.context_tokens_max
-    )
+    check_generation(generation, vocabulary_size=card.vocabulary_size, context_tokens_max=card.context_tokens_max)
     if generation.adapter and generation.adapter not in adapters:
         raise NotFoundError(
             f"adapter {generation.adapter} is not loaded", field="generation.adapter", reason="adapter_not_found"

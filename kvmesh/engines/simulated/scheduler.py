@@ -366,9 +366,7 @@ class Scheduler:
         leg.phase = Phase.PULLING
         self._pulling.add(leg)
         step.pulls.append(
-            PullOrder(
-                leg=leg, payload=leg.payload, handle_id=leg.request.handle.handle_id, first=leg.named_blocks
-            )
+            PullOrder(leg=leg, payload=leg.payload, handle_id=leg.request.handle.handle_id, first=leg.named_blocks)
         )
 
     def _prefill(self, leg: LegState, budget: int, step: Step, now_s: float) -> int:

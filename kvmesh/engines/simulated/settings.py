@@ -18,9 +18,7 @@ class StepProfile:
 
     def step_s(self, prefill_tokens: int, decode_requests: int) -> float:
         """Time of a step that computes so many prompt tokens and decodes for so many requests."""
-        return (
-            self.base_s + self.per_prefill_token_s * prefill_tokens + self.per_decode_request_s * decode_requests
-        )
+        return self.base_s + self.per_prefill_token_s * prefill_tokens + self.per_decode_request_s * decode_requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,17 @@ class SimulatedSettings:
             raise InvalidRequestError("; ".join(problems), field="simulated", reason="invalid_settings")
 
     def _checks(self) -> list[tuple[bool, str]]:
-        counts = ["block_size_tokens", "kv_blocks", "step_tokens_max", "decode_tokens_per_step", "running_requests_max", "waiting_requests_max", "output_buffer_steps", "kv_event_buffer_blocks", "adapters_max"]
+        counts = [
+            "block_size_tokens",
+            "kv_blocks",
+            "step_tokens_max",
+            "decode_tokens_per_step",
+            "running_requests_max",
+            "waiting_requests_max",
+            "output_buffer_steps",
+            "kv_event_buffer_blocks",
+            "adapters_max",
+        ]
         return [
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in counts),
             (self.kv_bytes_per_block < 32 or self.kv_bytes_per_block % 8 != 0, "kv_bytes_per_block: 32 up, by 8"),

@@ -6,10 +6,10 @@ from kvmesh.checks import check_length, check_range
 from kvmesh.core import (
     Capabilities,
     Handoff,
+    KvBatch,
     KvCleared,
     KvEvent,
     KvRemoved,
-    KvBatch,
     KvStored,
     KvTier,
     LoadRecord,
