@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
+from kvmesh.errors import MeshError
 from kvmesh.lifecycle.parts import Part, PartFailedError
 from kvmesh.lifecycle.process import die_with_parent, run
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
@@ -42,7 +43,7 @@ def run_process(make_main: Callable[[], Awaitable[None]]) -> int:
         run(main())
     except KeyboardInterrupt:
         return 130
-    except (PartFailedError, ExceptionGroup) as error:
+    except (PartFailedError, ExceptionGroup, MeshError) as error:
         print(f"{error}: {error.__cause__ or error}", file=sys.stderr)  # noqa: T201 (the last words of a process)
         return EXIT_FAILED
     return 0

@@ -44,9 +44,9 @@ def _transport(own: "SimulatedSettings") -> "KvTransport | None":
     if own.kv_transport == "none":
         return None
     if own.kv_transport == "nixl":
-        from kvmesh.kv.nixl_transport import NixlTransport
+        from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
 
-        return NixlTransport(progress_delay_us=own.nixl_progress_delay_us)
+        return NixlTransport(NixlSettings(progress_delay_us=own.nixl_progress_delay_us))
     raise InvalidRequestError(
         "kv_transport must be nixl or none between processes", field="simulated.kv_transport", reason="invalid_settings"
     )
