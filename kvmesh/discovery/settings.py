@@ -9,48 +9,45 @@ from kvmesh.settings import setting
 class DiscoverySettings:
     """How a process talks to the registry."""
 
+    # Who starts a mesh without an address serves the embedded agent and hands its address on.
     address: str = setting("", "Consul agent: host:port, or an http:// or https:// URL")
-    """Who starts a mesh without an address serves the embedded agent and hands its address on."""
     token: str = setting("", "ACL token, sent with every call", secret=True)
     ca_file: str = setting("", "PEM file with the agent's CA; turns TLS on; empty with https://: the system's CAs")
     certificate_file: str = setting("", "PEM file with our certificate, for agents that verify clients")
     key_file: str = setting("", "PEM file with our certificate's key")
+    # Consul's own certificates say server.dc1.consul.
     server_name: str = setting("", "name to verify in the agent's certificate, where it is not the address")
-    """Consul's own certificates say server.dc1.consul."""
+    # A local agent answers in a millisecond; a leader election, during which calls fail, takes Consul about 3 s.
     call_timeout_s: float = setting(5.0, "one call, from the wait for a free slot to the last byte", min=0.01, max=600)
-    """A local agent answers in a millisecond; a leader election, during which calls fail, takes Consul about 3
-    s."""
+    # It bounds how long a hung (not dead) agent goes unnoticed, and costs an idle request per watch in that time.
     watch_wait_s: float = setting(30.0, "how long a blocking query waits for a change", min=0.1, max=600)
-    """It bounds how long a hung (not dead) agent goes unnoticed, and costs an idle request per watch in that
-    time."""
+    # A storm of changes gives at most ten views a second; a lone change is seen at once.
     watch_interval_min_s: float = setting(0.1, "least time between two questions of one watch", min=0.0, max=60)
-    """A storm of changes gives at most ten views a second; a lone change is seen at once."""
+    # Delays double from the first to the last, less up to half at random, so that a mesh does not come back in step.
     backoff_first_s: float = setting(0.1, "delay after a watch's first failure", min=0.001, max=60)
-    """Delays double from the first to the last, less up to half at random, so that a mesh does not come back in
-    step."""
     backoff_max_s: float = setting(5.0, "longest delay between a watch's attempts", min=0.001, max=600)
+    # A worker that loads a model on all cores may take seconds to answer.
     check_timeout_s: float = setting(5.0, "how long the agent waits for an instance's gRPC health", min=0.01, max=600)
-    """A worker that loads a model on all cores may take seconds to answer."""
     calls_max: int = setting(32, "calls in flight at once; more wait within their own timeout", min=1, max=10_000)
     watches_max: int = setting(64, "watches open at once; each has a connection of its own", min=1, max=10_000)
+    # A thousand instances with full meta are about 40 MB.
     answer_bytes_max: int = setting(64 * 1024 * 1024, "largest answer taken", min=1024)
-    """A thousand instances with full meta are about 40 MB."""
+    # Consul's own limit.
     value_bytes_max: int = setting(512 * 1024, "largest value of a key", min=1, max=512 * 1024)
-    """Consul's own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresenceSettings:
     """How an instance keeps itself registered."""
 
+    # With three, two may be lost before the check turns critical.
     heartbeats_per_ttl: float = setting(
-    """With three, two may be lost before the check turns critical."""
         3.0, "heartbeats sent in the time after which they are missed", min=1.5, max=100
     )
+    # What is left behind turns critical by its checks, and the registry forgets it in time.
     close_timeout_s: float = setting(3.0, "how long signing off may hold up a process that ends", min=0.01, max=60)
-    """What is left behind turns critical by its checks, and the registry forgets it in time."""
+    # As in DiscoverySettings; a delay is never longer than the time between heartbeats.
     backoff_first_s: float = setting(0.1, "delay after the first failed heartbeat", min=0.001, max=60)
-    """As in DiscoverySettings; a delay is never longer than the time between heartbeats."""
     backoff_max_s: float = setting(5.0, "longest delay between attempts", min=0.001, max=600)
 
 
@@ -58,8 +55,8 @@ class PresenceSettings:
 class AgentSettings:
     """The embedded agent. The defaults hold a thousand services in some tens of megabytes."""
 
+    # The agent has no replication, and without a token anyone who reaches it may change it.
     host: str = setting("127.0.0.1", "address to serve on")
-    """The agent has no replication, and without a token anyone who reaches it may change it."""
     port: int = setting(0, "port to serve on; 0: any free one", min=0, max=65_535)
     token: str = setting("", "when set, every call must carry it", secret=True)
     certificate_file: str = setting("", "PEM file with a certificate; turns TLS on")
@@ -71,22 +68,22 @@ class AgentSettings:
     services_max: int = setting(4096, "instances held; the next is refused with 429", min=1)
     checks_per_service_max: int = setting(8, "checks of one instance", min=2)
     watchers_max: int = setting(1024, "blocking queries at once; the next is refused with 429", min=1)
+    # Consul's limits.
     value_bytes_max: int = setting(512 * 1024, "largest value of a key", min=1)
-    """Consul's limits."""
     wait_default_s: float = setting(300.0, "how long a blocking query waits that does not say", min=0.1)
     wait_max_s: float = setting(600.0, "longest wait of a blocking query", min=0.1)
     keys_max: int = setting(65_536, "keys held; the next is refused with 429", min=1)
     keys_bytes_max: int = setting(256 * 1024 * 1024, "keys and values together", min=1)
     sessions_max: int = setting(4096, "sessions held; the next is refused with 429", min=1)
+    # Consul's limits.
     session_ttl_min_s: float = setting(10.0, "shortest TTL of a session", min=0.01)
-    """Consul's limits."""
     session_ttl_max_s: float = setting(86_400.0, "longest TTL of a session", min=0.01)
+    # Consul's lower bound: with a shorter one a hiccup would drop instances.
     deregister_after_min_s: float = setting(
-    """Consul's lower bound: with a shorter one a hiccup would drop instances."""
         60.0, "shortest time after which a critical instance is forgotten", min=0.01
     )
     probes_max: int = setting(64, "gRPC checks asking at once", min=1)
+    # Consul's default.
     check_timeout_s: float = setting(10.0, "timeout of a gRPC check that does not say", min=0.01)
-    """Consul's default."""
+    # Blocking queries are answered at once then.
     close_timeout_s: float = setting(1.0, "how long open requests may go on when the agent stops", min=0.0)
-    """Blocking queries are answered at once then."""
