@@ -44,6 +44,9 @@ class PresenceSettings:
     heartbeats_per_ttl: float = setting(
         3.0, "heartbeats sent in the time after which they are missed", min=1.5, max=100
     )
+    attempt_timeout_s: float = setting(
+        10.0, "all calls that bring the registry up to date, together", min=0.01, max=600
+    )
     # What is left behind turns critical by its checks, and the registry forgets it in time.
     close_timeout_s: float = setting(3.0, "how long signing off may hold up a process that ends", min=0.01, max=60)
     # As in DiscoverySettings; a delay is never longer than the time between heartbeats.
