@@ -1,6 +1,6 @@
 """The step-frame link alone: one simulated decode worker at factor 0, one frontend link, many requests, no text.
 
-    python -m bench.link --concurrency 256 --seconds 5
+python -m bench.link --concurrency 256 --seconds 5
 """
 
 import argparse
@@ -70,7 +70,14 @@ class _Load:
 
 async def measure_link(concurrency: int, seconds: float) -> dict[str, Any]:
     """Tokens per second over one link and what they cost on each side."""
-    argv = ("--simulated-time-factor", "0", "--simulated-kv-transport", "none", "--simulated-running-requests-max", "512")
+    argv = (
+        "--simulated-time-factor",
+        "0",
+        "--simulated-kv-transport",
+        "none",
+        "--simulated-running-requests-max",
+        "512",
+    )
     channels = ChannelPool(RpcSettings())
     async with one_worker("decode", argv) as (worker, pid):
         links = GrpcDecodeLinks(channels, frontend_id="bench", clock=SystemClock())
@@ -78,7 +85,12 @@ async def measure_link(concurrency: int, seconds: float) -> dict[str, Any]:
         for _ in range(concurrency):
             load.submit()
         await asyncio.sleep(min(1.0, seconds / 4))
-        tokens, worker_cpu, own_cpu, started = load.tokens, process_use(pid).cpu_s, time.process_time(), time.perf_counter()
+        tokens, worker_cpu, own_cpu, started = (
+            load.tokens,
+            process_use(pid).cpu_s,
+            time.process_time(),
+            time.perf_counter(),
+        )
         await asyncio.sleep(seconds)
         tokens, wall_s = load.tokens - tokens, time.perf_counter() - started
         worker_cpu, own_cpu = process_use(pid).cpu_s - worker_cpu, time.process_time() - own_cpu

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.backoff import Backoff
@@ -42,7 +42,7 @@ class Presence:
         *,
         settings: PresenceSettings | None = None,
         clock: Clock | None = None,
-        uniform: Callable[[], float] = random.random,
+        uniform: Callable[[], float] = Random().random,
     ) -> None:
         self._registry = registry
         self._settings = settings or PresenceSettings()

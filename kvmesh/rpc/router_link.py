@@ -288,7 +288,9 @@ class GrpcRouterLink:
         try:
             pending.answer.set_result(from_placement(message.placement))
         except InvalidRequestError as error:
-            pending.answer.set_exception(UnavailableError(f"the router's answer is wrong: {error.message}", reason="bad_answer"))
+            pending.answer.set_exception(
+                UnavailableError(f"the router's answer is wrong: {error.message}", reason="bad_answer")
+            )
 
 
 def _is_refused(pending: _Pending) -> bool:

@@ -51,9 +51,7 @@ class Router:
         telemetry = Telemetry.create("router", registry=CollectorRegistry())
         self.name = name
         self.registry = registry
-        self.core = RouterCore(
-            router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2)
-        )
+        self.core = RouterCore(router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2))
         metrics = RouterMetrics(telemetry.instruments, self.core)
         self.metrics = telemetry.registry
         self.servicer = RouterServicer(self.core, metrics, clock)
