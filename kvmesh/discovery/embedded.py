@@ -101,6 +101,7 @@ class EmbeddedAgent:
             await web.SockSite(self._runner, listener, ssl_context=tls).start()
         except BaseException:
             listener.close()
+            await self._runner.cleanup()
             raise
         self._probes = Probes(self._live, self._clock, probes_max=settings.probes_max, roots=roots)
         self._task = asyncio.create_task(self._run(self._probes), name="embedded agent")
