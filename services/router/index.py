@@ -28,12 +28,9 @@ class Match:
     holders: int
 
 
-def bits(holders: int) -> Iterable[int]:
-    """Bit numbers of a set, ascending."""
-    while holders:
-        low = holders & -holders
-        yield low.bit_length() - 1
-        holders ^= low
+def bits(holders: int) -> list[int]:
+    """Bit numbers of a set, ascending. Reading the digits is several times faster than shifting."""
+    return [bit for bit, digit in enumerate(bin(holders)[:1:-1]) if digit == "1"]
 
 
 class HolderIndex:
