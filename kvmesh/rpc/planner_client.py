@@ -20,7 +20,7 @@ class GrpcPlannerClient:
 
     async def get_plan(self, *, model: str = "", timeout_s: float) -> PlanReport:
         """The newest plan."""
-        stub: Any = PlannerServiceStub(self._channels.channel(self._address))  # type: ignore[no-untyped-call]
+        stub: Any = PlannerServiceStub(self._channels.channel(self._address))
         try:
             return from_plan(await stub.GetPlan(pb.GetPlanRequest(model=model), timeout=timeout_s))
         except AioRpcError as error:

@@ -102,9 +102,7 @@ async def serve(settings: PlannerSettings) -> None:
 def main() -> int:
     """The process."""
     settings = load_or_exit(PlannerSettings, program="python -m services.planner", description=__doc__ or "")
-    configure_logging(
-        level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="planner"
-    )
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="planner")
     return_code = 0
     try:
         run(serve(settings))

@@ -111,9 +111,7 @@ class ScrapeSource:
         while len(self._scrapes) > 2 and self._scrapes[1][0] <= now - self._window_s:
             self._scrapes.popleft()
         began, oldest = self._scrapes[0]
-        return Window(
-            window_s=now - began, increases=increase(oldest, newest), gauges=summed_gauges(newest.values())
-        )
+        return Window(window_s=now - began, increases=increase(oldest, newest), gauges=summed_gauges(newest.values()))
 
     async def _scrape(self, instance: Instance) -> Samples | str:
         host = f"[{instance.host}]" if ":" in instance.host else instance.host
@@ -192,4 +190,3 @@ def parse(text: str) -> Samples:
                 key = (sample.name, *(sample.labels.get(label, "") for label in labels))
                 total[key] = total.get(key, 0.0) + sample.value
     return total
-

@@ -213,7 +213,9 @@ def _rate(window: Window | None, key: Key) -> float | None:
 
 
 def _mean(window: Window, histogram: str, model: str) -> float | None:
-    return _quotient(window.increases.get((f"{histogram}_sum", model)), window.increases.get((f"{histogram}_count", model)))
+    return _quotient(
+        window.increases.get((f"{histogram}_sum", model)), window.increases.get((f"{histogram}_count", model))
+    )
 
 
 def _quotient(value: float | None, by: float | None) -> float | None:

@@ -121,9 +121,7 @@ async def serve(settings: RouterSettings) -> None:
 def main() -> int:
     """The process."""
     settings = load_or_exit(RouterSettings, program="python -m services.router", description=__doc__ or "")
-    configure_logging(
-        level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="router"
-    )
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="router")
     try:
         run(serve(settings))
     except* PartFailedError as failures:

@@ -8,7 +8,7 @@ ignored.
 from collections.abc import Sequence
 from enum import StrEnum
 
-from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvBatch, KvStored, KvTier
+from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from services.router.index import HolderIndex
 
 

@@ -149,7 +149,11 @@ class Fleet:
     def loaded(self, worker: Worker, record: LoadRecord) -> None:
         """A newer load record. Records of another epoch or of unknown ranks are ignored."""
         description = worker.description
-        if description is None or record.epoch != description.worker.epoch or record.data_parallel_rank >= len(worker.targets):
+        if (
+            description is None
+            or record.epoch != description.worker.epoch
+            or record.data_parallel_rank >= len(worker.targets)
+        ):
             return
         worker.targets[record.data_parallel_rank].load = record
         if record.is_draining != worker.is_draining_itself:

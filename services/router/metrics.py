@@ -20,20 +20,24 @@ class RouterMetrics:
         self._reports = instruments.counter("reports", "Reports by kind.", ("kind",))
         self._expired = instruments.counter("expired_reservations", "Reservations that nobody settled.")
         self._prompt = instruments.counter("prompt_tokens", "Prompt tokens of placed requests.")
-        self._cached = instruments.counter("cached_prompt_tokens", "Those believed to be cached where they were placed.")
-        self._seconds = instruments.histogram(
-            "decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S
+        self._cached = instruments.counter(
+            "cached_prompt_tokens", "Those believed to be cached where they were placed."
         )
+        self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
         self._by_placement = {reason: self._placed.labels(reason) for reason in _REASONS}
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
         for role in (Role.PREFILL, Role.DECODE):
             instruments.gauge_function(
-                f"{role.value}_workers", "Workers that take requests.", lambda role=role: self._taking(role)  # type: ignore[misc]
+                f"{role.value}_workers",
+                "Workers that take requests.",
+                lambda role=role: self._taking(role),  # type: ignore[misc]
             )
         for trust in Trust:
             instruments.gauge_function(
-                f"{trust.value}_feeds", f"Workers whose index is {trust.value}.", lambda trust=trust: self._trusted(trust)  # type: ignore[misc]
+                f"{trust.value}_feeds",
+                f"Workers whose index is {trust.value}.",
+                lambda trust=trust: self._trusted(trust),  # type: ignore[misc]
             )
         instruments.gauge_function("kv_feed_gaps", "Gaps seen in KV feeds of present workers.", self._gaps)
 

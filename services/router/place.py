@@ -168,11 +168,11 @@ class Placer:
         decodes = self._allowed(pool.decodes, ask.excluded_worker_ids, ask.pinned_decode_worker_id)
         if not decodes or (ask.pinned_prefill_worker_id and not prefills):
             raise UnavailableError(
-                "no worker that the request allows takes requests", reason="no_worker", retry_after_s=self._limits.retry_after_s
+                "no worker that the request allows takes requests",
+                reason="no_worker",
+                retry_after_s=self._limits.retry_after_s,
             )
-        narrowed = Pool(
-            prefills=prefills, decodes=decodes, pairings=pairings(prefills, decodes), removed=pool.removed
-        )
+        narrowed = Pool(prefills=prefills, decodes=decodes, pairings=pairings(prefills, decodes), removed=pool.removed)
         if ask.pinned_prefill_worker_id and not narrowed.pairings:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
         return narrowed
@@ -197,7 +197,9 @@ class Placer:
         pairs = pairings(prefills, decodes)
         if not decodes or (pool.pairings and not pairs):
             raise OverloadedError(
-                f"all workers of model {ask.model!r} are full", reason="workers_full", retry_after_s=self._limits.retry_after_s
+                f"all workers of model {ask.model!r} are full",
+                reason="workers_full",
+                retry_after_s=self._limits.retry_after_s,
             )
         return Pool(prefills=prefills, decodes=decodes, pairings=pairs, removed=pool.removed)
 

@@ -27,9 +27,7 @@ class MembershipSettings:
 class RouterSettings:
     """The router's process."""
 
-    policy: str = setting(
-        "kv", "How workers are weighed.", choices=("kv", "round_robin", "least_loaded", "random")
-    )
+    policy: str = setting("kv", "How workers are weighed.", choices=("kv", "round_robin", "least_loaded", "random"))
     router_id: str = setting("", "Registered id, unique in the mesh. Empty: made from host and process.")
     seed: int = setting(0, "Seed of tie-breaks and of the random policy. 0: a new one each time.", min=0)
     transfer_weight: float = setting(
@@ -43,7 +41,9 @@ class RouterSettings:
     )
     requests_per_decode_max: int = setting(1024, "Requests placed on one decode worker at a time.", min=1)
     prompt_tokens_per_prefill_max: int = setting(
-        1_048_576, "Uncomputed prompt tokens placed on one prefill worker at a time; an idle one takes any prompt.", min=1
+        1_048_576,
+        "Uncomputed prompt tokens placed on one prefill worker at a time; an idle one takes any prompt.",
+        min=1,
     )
     retry_after_s: float = setting(1.0, "What refused callers are told to wait.", min=0.001)
     reservations_max: int = setting(65_536, "Requests placed and not settled, all workers together.", min=1)
@@ -52,7 +52,9 @@ class RouterSettings:
         10.0, "How long reservations outlive the stream of their frontend, which may come back.", min=0
     )
     history_max: int = setting(1000, "Placements that Explain remembers; a few kilobytes each. 0: none.", min=0)
-    sweep_blocks: int = setting(5000, "Blocks looked at per millisecond-long turn to free what workers left behind.", min=1)
+    sweep_blocks: int = setting(
+        5000, "Blocks looked at per millisecond-long turn to free what workers left behind.", min=1
+    )
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvmesh.core import Role
 from kvmesh.clock import SystemClock
+from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
@@ -53,7 +53,12 @@ class Frontend:
 
 def worker_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
-    for name, value in (("running_requests", 3), ("waiting_requests", 1), ("kv_blocks_used", 25), ("kv_blocks_total", 100)):
+    for name, value in (
+        ("running_requests", 3),
+        ("waiting_requests", 1),
+        ("kv_blocks_used", 25),
+        ("kv_blocks_total", 100),
+    ):
         Gauge(f"kvmesh_worker_{name}", "d", ("model", "role"), registry=registry).labels("demo", "decode").set(value)
     for name in ("prompt_tokens", "output_tokens"):
         Counter(f"kvmesh_worker_{name}", "d", ("model", "role"), registry=registry).labels("demo", "decode")
@@ -86,7 +91,9 @@ async def register(registry: ConsulRegistry, service: str, name: str, metrics_po
     if metrics_port is not None:
         meta["metrics_port"] = str(metrics_port)
     await registry.register(
-        Registration(service=service, instance_id=name, host="127.0.0.1", port=1, meta=meta, check_interval_s=60, ttl_s=60)
+        Registration(
+            service=service, instance_id=name, host="127.0.0.1", port=1, meta=meta, check_interval_s=60, ttl_s=60
+        )
     )
     await registry.heartbeat(name)
 
@@ -141,7 +148,9 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         text = CONFIG.read_text()
         assert text.count("consul:8500") == 1 or '"consul:8500"' in text
         text = text.replace('"consul:8500"', f'"127.0.0.1:{agent.port}"')
-        text = text.replace("scrape_interval: 5s", "scrape_interval: 1s").replace("scrape_timeout: 3s", "scrape_timeout: 1s")
+        text = text.replace("scrape_interval: 5s", "scrape_interval: 1s").replace(
+            "scrape_timeout: 3s", "scrape_timeout: 1s"
+        )
         config = tmp_path / "prometheus.yml"
         config.write_text(text)
         server = await asyncio.to_thread(start_prometheus, config)
@@ -150,7 +159,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
             registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
         )
         async with asyncio.timeout(40):
-            while not (plan := await planner.observe()).pools[0].kv_usage:
+            while not (plan := await planner.observe()).pools[0].kv_usage:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.3)
             while not plan.latencies or not plan.latencies[0].ttft_mean_s:
                 frontend.serve(20)
@@ -164,9 +173,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         labels = [target["labels"] for target in (await targets.json())["data"]["activeTargets"]]
         assert sorted(label["instance"] for label in labels) == ["decode-1", "frontend-1"]
         [decode] = [label for label in labels if label["instance"] == "decode-1"]
-        assert decode == {
-            "job": "kvmesh", "service": DECODE, "instance": "decode-1", "model": "demo", "role": "decode"
-        }
+        assert decode == {"job": "kvmesh", "service": DECODE, "instance": "decode-1", "model": "demo", "role": "decode"}
 
 
 async def test_a_prometheus_that_is_gone_is_a_problem_not_a_crash():

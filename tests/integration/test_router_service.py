@@ -39,7 +39,7 @@ from tests.unit.router_fleets import ask
 async def eventually(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
     """Waits for other tasks to bring something about."""
     async with asyncio.timeout(within_s):
-        while not is_so():
+        while not is_so():  # noqa: ASYNC110 - foreign tasks bring it about
             await asyncio.sleep(0.005)
 
 
@@ -51,9 +51,7 @@ class Router:
         telemetry = Telemetry.create("router", registry=CollectorRegistry())
         self.name = name
         self.registry = registry
-        self.core = RouterCore(
-            router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2)
-        )
+        self.core = RouterCore(router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2))
         metrics = RouterMetrics(telemetry.instruments, self.core)
         self.metrics = telemetry.registry
         self.servicer = RouterServicer(self.core, metrics, clock)

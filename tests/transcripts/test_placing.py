@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvmesh.core import KvRemoved, KvBatch, Placement, ReportKind
+from kvmesh.core import KvBatch, KvRemoved, Placement, ReportKind
 from kvmesh.errors import MeshError
 from services.router.explain import ReportNote
 from tests.unit.router_fleets import ask, core, holds, join

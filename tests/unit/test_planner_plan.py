@@ -92,7 +92,12 @@ def test_means_are_over_requests():
     """Means divide what the window brought; without requests they are absent."""
     window = Window(
         window_s=10,
-        increases={(REQUESTS, "m"): 5.0, (OUTPUT_TOKENS, "m"): 50.0, (f"{TTFT}_sum", "m"): 2.0, (f"{TTFT}_count", "m"): 4.0},
+        increases={
+            (REQUESTS, "m"): 5.0,
+            (OUTPUT_TOKENS, "m"): 50.0,
+            (f"{TTFT}_sum", "m"): 2.0,
+            (f"{TTFT}_count", "m"): 4.0,
+        },
     )
     [latency] = latencies(window)
     assert (latency.requests_per_s, latency.ttft_mean_s, latency.output_tokens_mean) == (0.5, 0.5, 10.0)

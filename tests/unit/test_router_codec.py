@@ -159,7 +159,11 @@ events = st.one_of(
 )
 
 
-@given(st.builds(KvBatch, epoch=st.integers(0, 2**63), sequence=st.integers(0, 9), events=st.lists(events, max_size=5).map(tuple)))
+@given(
+    st.builds(
+        KvBatch, epoch=st.integers(0, 2**63), sequence=st.integers(0, 9), events=st.lists(events, max_size=5).map(tuple)
+    )
+)
 def test_kv_batches_survive_the_wire(batch):
     """All kinds of events, in order; a parent of 0 is not an absent one."""
     assert from_kv_batch(to_kv_batch(batch)) == batch

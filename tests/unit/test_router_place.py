@@ -1,6 +1,7 @@
 """Decisions beyond the transcript: policies, limits, pins, labels, ranks, local prefill."""
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -39,7 +40,7 @@ def test_round_robin_takes_turns():
     router = two_by_two(policy="round_robin")
     placed = [place(router, number) for number in range(1, 9)]
     assert Counter(p.prefill.worker_id for p in placed) == {"p1": 4, "p2": 4}
-    assert all(a.decode.worker_id != b.decode.worker_id for a, b in zip(placed, placed[1:], strict=False))
+    assert all(a.decode.worker_id != b.decode.worker_id for a, b in pairwise(placed))
     assert placed[0].reasons == ("round_robin",)
 
 
