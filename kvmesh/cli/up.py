@@ -19,7 +19,7 @@ from kvmesh.cli.progress import Progress
 from kvmesh.cli.state import MeshState, remove_state, write_state
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
-from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.settings import SettingsError, load, setting
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -77,7 +77,7 @@ class Mesh:
     async def _start_registry(self, stack: AsyncExitStack) -> str:
         if self._settings.consul:
             return self._settings.consul
-        agent = EmbeddedAgent(host="127.0.0.1", port=0)
+        agent = EmbeddedAgent(AgentSettings())
         await agent.start()
         stack.push_async_callback(agent.aclose)
         return agent.address

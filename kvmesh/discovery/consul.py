@@ -8,10 +8,10 @@ that do not change status reach the catalog only every few minutes; a read witho
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 from urllib.parse import quote
 
@@ -50,7 +50,7 @@ class ConsulRegistry:
         settings: DiscoverySettings,
         clock: Clock | None = None,
         *,
-        uniform: Callable[[], float] = random.random,
+        uniform: Callable[[], float] = Random().random,
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.backoff import Backoff
@@ -42,7 +42,7 @@ class Presence:
         *,
         settings: PresenceSettings | None = None,
         clock: Clock | None = None,
-        uniform: Callable[[], float] = random.random,
+        uniform: Callable[[], float] = Random().random,
     ) -> None:
         self._registry = registry
         self._settings = settings or PresenceSettings()
@@ -111,7 +111,8 @@ class Presence:
             self._task.cancel()
             await asyncio.wait((self._task,))
         try:
-            async with asyncio.timeout(self._settings.close_timeout_s):
+            # In turn, so that no attempt under way registers again what has signed off.
+            async with asyncio.timeout(self._settings.close_timeout_s), self._one_at_a_time:
                 await self._registry.deregister(self._wanted.instance_id)
         except (MeshError, TimeoutError) as error:
             _log.warning("instance_left_registered", extra={"instance_id": self._wanted.instance_id, "why": str(error)})
@@ -142,15 +143,21 @@ class Presence:
         return True
 
     async def _bring_about(self) -> None:
-        async with self._one_at_a_time:
-            if self._closing.is_set():
-                return
-            try:
-                await self._bring_about_once()
-            except NotFoundError:
-                _log.info("instance_forgotten_by_registry", extra={"instance_id": self._wanted.instance_id})
-                self._standing = None
-                await self._bring_about_once()
+        try:
+            # Bounds the wait for another attempt too, so that nobody who sets something is held up for long.
+            async with asyncio.timeout(self._settings.attempt_timeout_s), self._one_at_a_time:
+                if not self._closing.is_set():
+                    await self._bring_about_unless_forgotten()
+        except TimeoutError:
+            raise UnavailableError("the registry did not answer in time", reason="registry_timeout") from None
+
+    async def _bring_about_unless_forgotten(self) -> None:
+        try:
+            await self._bring_about_once()
+        except NotFoundError:
+            _log.info("instance_forgotten_by_registry", extra={"instance_id": self._wanted.instance_id})
+            self._standing = None
+            await self._bring_about_once()
 
     async def _bring_about_once(self) -> None:
         wanted = self._wanted
