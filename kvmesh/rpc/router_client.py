@@ -38,4 +38,4 @@ class GrpcRouterClient:
         return from_explanation(response)
 
     def _stub(self) -> Any:
-        return RouterServiceStub(self._channels.channel(self._address))  # type: ignore[no-untyped-call]
+        return RouterServiceStub(self._channels.channel(self._address))

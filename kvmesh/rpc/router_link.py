@@ -241,7 +241,7 @@ class GrpcRouterLink:
 
     def _begin_stream(self, router: Instance) -> None:
         """From here on the stream stands; what it breaks is known when it is read."""
-        stub: Any = RouterServiceStub(self._channels.channel(router.address))  # type: ignore[no-untyped-call]
+        stub: Any = RouterServiceStub(self._channels.channel(router.address))
         self._call = stub.Route()
         self._router_id = router.instance_id
         self._stream += 1

@@ -56,7 +56,7 @@ class GrpcWorkerClient:
                 yield from_load(message.load)
 
     def _stub(self, address: str) -> Any:
-        return WorkerServiceStub(self._channels.channel(address))  # type: ignore[no-untyped-call]
+        return WorkerServiceStub(self._channels.channel(address))
 
 
 async def _responses(call: Any, address: str) -> AsyncGenerator[Any, None]:

@@ -126,7 +126,7 @@ class Pools:
         return self._unavailable(f"no decode worker of model {kind.model!r} takes requests ({state})", "no_worker")
 
     def _unsupported(self, kind: Kind, decodes: Iterable[Worker]) -> UnsupportedError:
-        lacking = sorted(kind.features - set.intersection(*(features(worker) for worker in decodes)))
+        lacking = sorted(kind.features.difference(*map(features, decodes)) or kind.features)
         engines = {
             worker.description.capabilities.engine
             for worker in self._fleet.workers.values()

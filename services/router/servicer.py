@@ -92,8 +92,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.SyncPeersResponse]:
         """Refused: routers keep their in-flight state to themselves so far."""
-        raise UnsupportedError("this router does not exchange state with peers")
-        yield pb.SyncPeersResponse()  # Makes the method a generator, as its handler must be.
+        async for _ in request_iterator:
+            raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
+            yield pb.SyncPeersResponse()
 
     def _hello(self, message: pb.RouteRequest) -> str:
         if message.WhichOneof("kind") != "hello":
