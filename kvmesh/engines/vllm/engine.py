@@ -155,7 +155,7 @@ class VllmEngine:
             is_loaded = await self._call(lambda core: core.add_adapter(request))
         except MeshError:
             raise
-        except Exception as error:  # noqa: BLE001  # vLLM raises whatever its loaders do; the engine is unharmed.
+        except Exception as error:  # vLLM raises whatever its loaders do; the engine is unharmed.
             raise InvalidRequestError(
                 f"vLLM cannot load adapter {name}: {str(error).splitlines()[0]}", field="source"
             ) from error
