@@ -33,7 +33,10 @@ class Intake:
     defaults: dict[str, Any]
 
     def make_leg(self, request: EngineRequest, adapter: Any, number: int, now: float) -> LegState:
-        """A leg ready to run. `number` is new for each, since vLLM knows a request as long as its blocks are leased. Raises InvalidRequestError, UnsupportedError or KvLostError; nothing is left behind."""
+        """A leg ready to run. `number` is new for each, since vLLM knows a request as long as its blocks are leased.
+
+        Raises InvalidRequestError, UnsupportedError or KvLostError; nothing is left behind.
+        """
         generation = request.generation
         check_generation(
             generation,
