@@ -93,8 +93,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncIterator[pb.SyncPeersResponse]:
         """Refused: routers keep their in-flight state to themselves so far."""
         async for _ in request_iterator:
-            raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
-            yield pb.SyncPeersResponse()
+            yield self._refuse_peers()
+
+    def _refuse_peers(self) -> pb.SyncPeersResponse:
+        raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
 
     def _hello(self, message: pb.RouteRequest) -> str:
         if message.WhichOneof("kind") != "hello":

@@ -57,7 +57,9 @@ class Fleet:
 
     @classmethod
     async def start(cls, case: EngineCase, stack: AsyncExitStack) -> "Fleet":
-        made = [start_engine(case, stack, EngineOptions(role=role)) for role in (Role.DECODE, Role.PREFILL, Role.DECODE)]
+        made = [
+            start_engine(case, stack, EngineOptions(role=role)) for role in (Role.DECODE, Role.PREFILL, Role.DECODE)
+        ]
         alone, prefill, decode = await asyncio.gather(*made)
         return cls(case, alone, prefill, decode, stack)
 

@@ -70,9 +70,7 @@ async def pair(
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def make(
-    server: ForkServer, settings: Callable[..., VllmSettings], tmp_path: Path
-) -> AsyncIterator[Make]:
+async def make(server: ForkServer, settings: Callable[..., VllmSettings], tmp_path: Path) -> AsyncIterator[Make]:
     """Starts further engines for one test."""
     drives: list[Drive] = []
 

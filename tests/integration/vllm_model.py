@@ -28,7 +28,9 @@ def make_model(folder: Path, *, seed: int = 0, context: int = 2048) -> Path:
         }
     tensors = {name: random.normal(0, 0.15, shape).astype(np.float32) for name, shape in shapes.items()}
     norms = ["model.norm"] + [
-        f"model.layers.{layer}.{name}" for layer in range(LAYERS) for name in ("input_layernorm", "post_attention_layernorm")
+        f"model.layers.{layer}.{name}"
+        for layer in range(LAYERS)
+        for name in ("input_layernorm", "post_attention_layernorm")
     ]
     tensors |= {f"{name}.weight": np.ones(HIDDEN, np.float32) for name in norms}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

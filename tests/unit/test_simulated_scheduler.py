@@ -321,7 +321,10 @@ class TestIntake:
     @pytest.mark.parametrize(
         ("changes", "field"),
         [
-            ({"sampling": {"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}}, "generation.sampling.constraint"),
+            (
+                {"sampling": {"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}},
+                "generation.sampling.constraint",
+            ),
             ({"sampling": {"logit_bias": ((5, 1.0),)}}, "generation.sampling.logit_bias"),
             ({"sampling": {"prompt_logprobs": 1}}, "generation.sampling.prompt_logprobs"),
             ({"data_parallel_rank": 1}, "generation.data_parallel_rank"),

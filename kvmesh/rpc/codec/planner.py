@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.core import Role
@@ -15,7 +16,11 @@ from kvmesh.rpc.codec.scalars import (
 )
 from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES
 
-MODES: Mapping[int, str] = {pb.PLANNER_MODE_OBSERVE: "observe", pb.PLANNER_MODE_DRY_RUN: "dry_run", pb.PLANNER_MODE_ACT: "act"}
+MODES: Mapping[Any, str] = {
+    pb.PLANNER_MODE_OBSERVE: "observe",
+    pb.PLANNER_MODE_DRY_RUN: "dry_run",
+    pb.PLANNER_MODE_ACT: "act",
+}
 MODE_NUMBERS = {mode: number for number, mode in MODES.items()}
 
 

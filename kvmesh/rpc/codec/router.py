@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvmesh.api.errors.v1 import errors_pb2
 from kvmesh.api.router.v1 import router_pb2 as pb
@@ -27,7 +28,7 @@ EXCLUDED_MAX = 64
 LABELS_MAX = 64
 FEATURES_MAX = 64
 BLOCKS_MAX = 1 << 20
-REPORT_KINDS: Mapping[int, ReportKind] = {
+REPORT_KINDS: Mapping[Any, ReportKind] = {
     pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
     pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
     pb.REPORT_KIND_PROGRESS: ReportKind.PROGRESS,
@@ -36,7 +37,7 @@ REPORT_KINDS: Mapping[int, ReportKind] = {
     pb.REPORT_KIND_CANCELLED: ReportKind.CANCELLED,
 }
 REPORT_KIND_NUMBERS = {kind: number for number, kind in REPORT_KINDS.items()}
-TRUSTS: Mapping[int, str] = {
+TRUSTS: Mapping[Any, str] = {
     pb.INDEX_TRUST_EXACT: "exact",
     pb.INDEX_TRUST_RECOVERING: "recovering",
     pb.INDEX_TRUST_APPROXIMATE: "approximate",
