@@ -1,4 +1,4 @@
-"""`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C or the first death."""
+"""`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C or a death it cannot go on after."""
 
 import asyncio
 import os
@@ -57,6 +57,7 @@ class Mesh:
         self.started_at_s = time.monotonic()
         self.children: list[Child] = []
         self._groups: list[list[Child]] = []
+        self._told: list[Child] = []
 
     async def run(self) -> int:
         """Starts everything, serves, stops everything; the exit status."""
@@ -86,7 +87,7 @@ class Mesh:
         """Until a child dies, or the greeting is answered with `once`."""
         await self._start_children(plan_mesh(self._shape(registry_address)))
         ready = asyncio.create_task(self._become_ready(registry_address))
-        death = asyncio.create_task(wait_first_exit(self.children))
+        death = asyncio.create_task(self._watch_deaths(ready))
         try:
             await asyncio.wait({ready, death}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done() and not death.done():
@@ -95,11 +96,25 @@ class Mesh:
                 if self._settings.once:
                     return 0
                 await death
-            self._progress.say("a part of the mesh died: " + death.result().reason())
             return 1
         finally:
             ready.cancel()
             death.cancel()
+
+    async def _watch_deaths(self, ready: asyncio.Task[bool]) -> None:
+        """Tells of every child that dies; returns when the mesh cannot become ready or cannot answer any more."""
+        while True:
+            dead = await wait_first_exit([child for child in self.children if child not in self._told])
+            self._told.append(dead)
+            self._progress.say("a part of the mesh died: " + dead.reason())
+            if not ready.done() or not self._can_answer():
+                self._progress.say("the mesh cannot go on without it")
+                return
+
+    def _can_answer(self) -> bool:
+        """True while a frontend, a router and a decode worker run: decode workers can compute prompts themselves."""
+        alive = {child.spec.module for child in self.children if not child.exited.is_set()}
+        return {"services.frontend", "services.router", "services.decode"} <= alive
 
     def _shape(self, registry_address: str) -> MeshShape:
         settings = self._settings
