@@ -218,7 +218,7 @@ async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
 
 async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul: Server) -> None:
     """With a real Consul: kill -9 a worker; its check turns critical; requests go on."""
-    address = f"http://127.0.0.1:{consul.port}"
+    address = consul.url
     async with running_mesh(tmp_path, *argv_simulated("--decode", "2", "--consul", address)) as mesh:
         await chat(mesh.url, "hello", max_tokens=3)
         os.kill(mesh.pids("decode")[1], signal.SIGKILL)
