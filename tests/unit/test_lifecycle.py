@@ -18,6 +18,7 @@ from kvmesh.lifecycle import (
     QueueClosedError,
     run,
     run_parts,
+    run_until_signalled,
     stop_on_signals,
 )
 from tests.virtual_loop import run_virtual
@@ -241,6 +242,21 @@ def test_signals_stop_and_hurry() -> None:
     before = signal.getsignal(signal.SIGTERM)
     assert run(main()) == (False, True)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_runs_until_signalled() -> None:
+    """The whole of a service's life around one signal."""
+    diary = Diary()
+
+    async def ready() -> None:
+        diary.append("ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def drain() -> None:
+        diary.append("drained")
+
+    run(run_until_signalled([diary.part("a")], on_ready=ready, drain=drain, settings=SETTINGS))
+    assert [line.split(" ")[0] for line in diary] == ["start", "ready", "drained", "close"]
 
 
 def test_run_uses_uvloop() -> None:

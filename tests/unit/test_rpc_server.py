@@ -1,8 +1,6 @@
 """A server by itself: what it serves, to whom, and how it comes and goes."""
 
 import asyncio
-import datetime
-import ipaddress
 import socket
 import sys
 from pathlib import Path
@@ -11,10 +9,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
@@ -27,6 +21,7 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.telemetry import Telemetry
+from tests.certificates import Authority, KeyPair
 
 NAME = "kvmesh.worker.v1.WorkerService"
 States = health_pb2.HealthCheckResponse
@@ -202,59 +197,25 @@ async def test_a_worker_that_starts_late_is_reached_soon() -> None:
     await server.aclose()
 
 
-def write_certificates(folder: Path) -> None:
-    """An authority and a certificate for 127.0.0.1 signed by it; and a stranger's, signed by itself."""
-    now = datetime.datetime.now(datetime.UTC)
-
-    def certificate(name: str, issuer: Any, issuer_key: Any, key: Any, *, is_authority: bool) -> Any:
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject if issuer is None else issuer.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-            )
-            .sign(issuer_key, hashes.SHA256())
-        )
-
-    def write(name: str, made: Any, key: Any) -> None:
-        (folder / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-        (folder / f"{name}.key").write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]
-    authority = certificate("authority", None, keys[0], keys[0], is_authority=True)
-    write("authority", authority, keys[0])
-    write("peer", certificate("peer", authority, keys[0], keys[1], is_authority=False), keys[1])
-    write("stranger", certificate("stranger", None, keys[2], keys[2], is_authority=False), keys[2])
-
-
 async def test_mutual_tls(tmp_path: Path) -> None:
     """With an authority configured only peers that it signed get through."""
-    write_certificates(tmp_path)
+    authority = Authority(tmp_path / "mesh", "mesh")
+    stranger = Authority(tmp_path / "strangers", "strangers")
 
-    def settings(name: str) -> RpcSettings:
+    def settings(pair: KeyPair) -> RpcSettings:
         return RpcSettings(
             grace_s=0,
-            tls_certificate_file=str(tmp_path / f"{name}.pem"),
-            tls_key_file=str(tmp_path / f"{name}.key"),
-            tls_authority_file=str(tmp_path / "authority.pem"),
+            tls_certificate_file=pair.certificate_file,
+            tls_key_file=pair.key_file,
+            tls_authority_file=authority.ca_file,
         )
 
-    server = make_server(settings("peer"))
+    peer = settings(authority.issue("peer", "127.0.0.1"))
+    server = make_server(peer)
     await server.start()
-    unsigned = RpcSettings(tls_authority_file=str(tmp_path / "authority.pem"))
+    unsigned = RpcSettings(tls_authority_file=authority.ca_file)
     codes = []
-    for client in (settings("peer"), settings("stranger"), unsigned, RpcSettings()):
+    for client in (peer, settings(stranger.issue("peer", "127.0.0.1")), unsigned, RpcSettings()):
         pool = ChannelPool(client)
         call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Wake(worker_pb2.WakeRequest(), timeout=5)
         codes.append((await call.code()).name)
