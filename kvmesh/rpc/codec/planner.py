@@ -1,6 +1,6 @@
 """What planners tell."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
@@ -15,7 +15,11 @@ from kvmesh.rpc.codec.scalars import (
 )
 from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES
 
-MODES: Mapping[int, str] = {pb.PLANNER_MODE_OBSERVE: "observe", pb.PLANNER_MODE_DRY_RUN: "dry_run", pb.PLANNER_MODE_ACT: "act"}
+MODES = {
+    pb.PLANNER_MODE_OBSERVE: "observe",
+    pb.PLANNER_MODE_DRY_RUN: "dry_run",
+    pb.PLANNER_MODE_ACT: "act",
+}
 MODE_NUMBERS = {mode: number for number, mode in MODES.items()}
 
 
