@@ -7,8 +7,6 @@ import sys
 
 from aiohttp import ClientSession
 
-from kvmesh.api.planner.v1 import planner_pb2
-from kvmesh.api.planner.v1.planner_pb2_grpc import add_PlannerServiceServicer_to_server
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import PLANNER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
@@ -21,7 +19,7 @@ from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.planner.metrics import PlannerMetrics
 from services.planner.observe import Fetcher, FetchLimits, PrometheusSource, ScrapeSource, Source
 from services.planner.planner import Planner
-from services.planner.servicer import PlannerServicer
+from services.planner.servicer import SERVICE_NAME, PlannerServicer
 from services.planner.settings import PlannerSettings
 
 
@@ -55,8 +53,8 @@ async def serve(settings: PlannerSettings) -> None:
     servicer = PlannerServicer(planner)
     server = RpcServer(
         settings.rpc,
-        service_names=[planner_pb2.DESCRIPTOR.services_by_name["PlannerService"].full_name],
-        add_services=lambda grpc_server: add_PlannerServiceServicer_to_server(servicer, grpc_server),
+        service_names=[SERVICE_NAME],
+        add_services=servicer.add_to,
         interceptors=server_interceptors(telemetry),
     )
     metrics_server = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from grpc.aio import ServicerContext
+from grpc.aio import Server, ServicerContext
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1 import planner_pb2_grpc
@@ -12,12 +12,18 @@ from kvmesh.rpc.codec.planner import LatencyReport, PlanReport, PoolReport, to_p
 from services.planner.plan import Plan
 from services.planner.planner import Planner
 
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
+
 
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     """Serves a planner that observes."""
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
+
+    def add_to(self, server: Server) -> None:
+        """Adds the service to a server that is not started yet."""
+        planner_pb2_grpc.add_PlannerServiceServicer_to_server(self, server)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: ServicerContext[Any, Any]) -> pb.GetPlanResponse:
         """What is seen."""

@@ -6,8 +6,6 @@ import socket
 import sys
 from random import Random, SystemRandom
 
-from kvmesh.api.router.v1 import router_pb2
-from kvmesh.api.router.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
@@ -24,7 +22,7 @@ from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.place import Limits
 from services.router.policies import Weights
-from services.router.servicer import RouterServicer
+from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.settings import RouterSettings
 from services.router.upkeep import Upkeep
 
@@ -72,8 +70,8 @@ async def serve(settings: RouterSettings) -> None:
     )
     server = RpcServer(
         settings.rpc,
-        service_names=[router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name],
-        add_services=lambda grpc_server: add_RouterServiceServicer_to_server(servicer, grpc_server),
+        service_names=[SERVICE_NAME],
+        add_services=servicer.add_to,
         interceptors=server_interceptors(telemetry),
     )
     metrics_server = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)

@@ -39,7 +39,8 @@ class KvIndex:
 
     def sweep(self, blocks_max: int) -> bool:
         """Frees memory of forgotten holders, a stretch at a time. False: nothing left."""
-        return any([tier.sweep(blocks_max) for tier in self.tiers.values()])  # noqa: C419 (each tier is swept)
+        left = [tier.sweep(blocks_max) for tier in self.tiers.values()]
+        return any(left)
 
 
 class KvFeed:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any
 
-from grpc.aio import ServicerContext
+from grpc.aio import Server, ServicerContext
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
@@ -33,6 +33,8 @@ from services.router.fleet import Worker
 from services.router.metrics import RouterMetrics
 
 log = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -64,6 +66,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             if frontend_id:
                 self._bye(frontend_id)
 
+    def add_to(self, server: Server) -> None:
+        """Adds the service to a server that is not started yet."""
+        router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
+
     def end_streams(self) -> None:
         """Ends all Route streams, so that frontends turn to another router. For the drain; asks are answered at once, so
         none is lost here."""
@@ -88,14 +94,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             workers=[to_worker_view(view) for view in views], index_blocks=len(self._core.index.device)
         )
 
-    async def SyncPeers(
+    async def SyncPeers(  # type: ignore[override]  # A coroutine is a handler too; the generated type knows generators only.
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.SyncPeersResponse]:
-        """Refused: routers keep their in-flight state to themselves so far."""
-        async for _ in request_iterator:
-            yield self._refuse_peers()
-
-    def _refuse_peers(self) -> pb.SyncPeersResponse:
+    ) -> None:
+        """Refused before anything is read: routers keep their in-flight state to themselves so far."""
         raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
 
     def _hello(self, message: pb.RouteRequest) -> str:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub, add_RouterServiceServicer_to_server
+from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import SystemClock
 from kvmesh.core import KvRemoved, KvStored, ReportKind
 from kvmesh.discovery.base import ROUTER, Registration
@@ -29,7 +29,7 @@ from kvmesh.telemetry import Telemetry
 from services.router.core import CoreLimits, RouterCore
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
-from services.router.servicer import RouterServicer
+from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.settings import MembershipSettings
 from services.router.upkeep import Upkeep
 from tests.integration.workers import ToldWorker
@@ -66,8 +66,8 @@ class Router:
         self.upkeep = Upkeep(self.core, metrics, clock, sweep_blocks=100)
         self.server = RpcServer(
             RpcSettings(grace_s=0),
-            service_names=["kvmesh.router.v1.RouterService"],
-            add_services=lambda server: add_RouterServiceServicer_to_server(self.servicer, server),
+            service_names=[SERVICE_NAME],
+            add_services=self.servicer.add_to,
             interceptors=server_interceptors(telemetry),
         )
 

@@ -1,8 +1,7 @@
 """What planners tell."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.core import Role
@@ -16,7 +15,7 @@ from kvmesh.rpc.codec.scalars import (
 )
 from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES
 
-MODES: Mapping[Any, str] = {
+MODES = {
     pb.PLANNER_MODE_OBSERVE: "observe",
     pb.PLANNER_MODE_DRY_RUN: "dry_run",
     pb.PLANNER_MODE_ACT: "act",

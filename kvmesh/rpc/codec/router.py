@@ -1,8 +1,7 @@
 """Asks, placements, reports, and what routers tell of their workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvmesh.api.errors.v1 import errors_pb2
 from kvmesh.api.router.v1 import router_pb2 as pb
@@ -28,7 +27,7 @@ EXCLUDED_MAX = 64
 LABELS_MAX = 64
 FEATURES_MAX = 64
 BLOCKS_MAX = 1 << 20
-REPORT_KINDS: Mapping[Any, ReportKind] = {
+REPORT_KINDS = {
     pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
     pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
     pb.REPORT_KIND_PROGRESS: ReportKind.PROGRESS,
@@ -37,7 +36,7 @@ REPORT_KINDS: Mapping[Any, ReportKind] = {
     pb.REPORT_KIND_CANCELLED: ReportKind.CANCELLED,
 }
 REPORT_KIND_NUMBERS = {kind: number for number, kind in REPORT_KINDS.items()}
-TRUSTS: Mapping[Any, str] = {
+TRUSTS = {
     pb.INDEX_TRUST_EXACT: "exact",
     pb.INDEX_TRUST_RECOVERING: "recovering",
     pb.INDEX_TRUST_APPROXIMATE: "approximate",

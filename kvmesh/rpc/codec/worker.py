@@ -1,8 +1,5 @@
 """Descriptions, load records and KV events of workers."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from kvmesh.api.types.v1 import kv_pb2, load_pb2, model_pb2
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.checks import check_length, check_range
@@ -34,19 +31,19 @@ from kvmesh.rpc.codec.types import from_worker_ref, to_worker_ref
 
 EVENTS_PER_STEP_MAX = 4096
 BLOCKS_PER_EVENT_MAX = 65536
-ROLES: Mapping[Any, Role] = {
+ROLES = {
     model_pb2.ROLE_PREFILL: Role.PREFILL,
     model_pb2.ROLE_DECODE: Role.DECODE,
     model_pb2.ROLE_ENCODE: Role.ENCODE,
 }
 ROLE_NUMBERS = {role: number for number, role in ROLES.items()}
-HANDOFFS: Mapping[Any, Handoff] = {
+HANDOFFS = {
     kv_pb2.HANDOFF_SEQUENTIAL: Handoff.SEQUENTIAL,
     kv_pb2.HANDOFF_RENDEZVOUS: Handoff.RENDEZVOUS,
     kv_pb2.HANDOFF_PUSH: Handoff.PUSH,
 }
 HANDOFF_NUMBERS = {handoff: number for number, handoff in HANDOFFS.items()}
-TIERS: Mapping[Any, KvTier] = {
+TIERS = {
     kv_pb2.KV_TIER_DEVICE: KvTier.DEVICE,
     kv_pb2.KV_TIER_HOST: KvTier.HOST,
     kv_pb2.KV_TIER_DISK: KvTier.DISK,
