@@ -5,6 +5,10 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 VOCABULARY = 512
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, INNER = 128, 2, 4, 2, 32, 256
@@ -58,3 +62,16 @@ def config(context: int) -> dict[str, object]:
         "eos_token_id": 1,
         "torch_dtype": "float32",
     }
+
+
+def add_tokenizer(folder: Path) -> Path:
+    """One token per character: id is its code point plus 2."""
+    vocabulary = {"<unk>": 0, "</s>": 1} | {chr(code): code + 2 for code in range(VOCABULARY - 2)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    tokenizer.decoder = Fuse()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder

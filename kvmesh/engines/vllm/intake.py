@@ -97,6 +97,7 @@ class Intake:
         parameters: dict[str, Any] | None,
         adapter: Any,
     ) -> Any:
+        from vllm.exceptions import VLLMError
         from vllm.inputs.engine import tokens_input
 
         try:
@@ -109,7 +110,7 @@ class Intake:
                 # vLLM serves the smallest number first.
                 priority=-generation.priority,
             )
-        except (ValueError, NotImplementedError) as error:
+        except (VLLMError, ValueError, NotImplementedError) as error:
             raise refusal(error) from error
 
     def _sampling(self, generation: Generation, leg: Leg, parameters: dict[str, Any] | None) -> Any:
