@@ -2,7 +2,7 @@
 
 from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart
 from kvmesh.lifecycle.process import die_with_parent, run
-from kvmesh.lifecycle.process_main import run_process, serve
+from kvmesh.lifecycle.process_main import run_process
 from kvmesh.lifecycle.queue import BoundedQueue, QueueClosedError
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 from kvmesh.lifecycle.signals import run_until_signalled, stop_on_signals
@@ -19,6 +19,5 @@ __all__ = [
     "run_parts",
     "run_process",
     "run_until_signalled",
-    "serve",
     "stop_on_signals",
 ]

@@ -569,7 +569,9 @@ asyncio.run(main())
 """
 
 
-async def test_structured_output_and_its_refusal(make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path) -> None:
+async def test_structured_output_and_its_refusal(
+    make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path
+) -> None:
     """With a tokenizer the engine keeps to a choice, a regex and a schema; without one it refuses."""
     with_tokenizer = add_tokenizer(make_model(tmp_path / "model", context=512))
     engine = await make("decode", model=str(with_tokenizer))
