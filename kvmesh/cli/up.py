@@ -13,14 +13,16 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.cli.answer import stream_answer
-from kvmesh.cli.children import Child, ChildSpec, start_child, stop_children, wait_first_exit
+from kvmesh.cli.children import Child, ChildSpec, fork_child, start_child, stop_children, wait_first_exit
 from kvmesh.cli.plan import MeshPlan, MeshShape, plan_mesh
 from kvmesh.cli.progress import Progress
 from kvmesh.cli.state import MeshState, remove_state, write_state
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.errors import MeshError
 from kvmesh.settings import SettingsError, load, setting
+from kvmesh.worker.forkserver import ForkServer
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 
@@ -58,6 +60,8 @@ class Mesh:
         self.children: list[Child] = []
         self._groups: list[list[Child]] = []
         self._told: list[Child] = []
+        self._stack = AsyncExitStack()
+        """What must outlive the children's orderly stop: the fork server."""
 
     async def run(self) -> int:
         """Starts everything, serves, stops everything; the exit status."""
@@ -69,11 +73,18 @@ class Mesh:
         async with AsyncExitStack() as stack:
             stack.callback(stopped.cancel)
             registry_address = await self._start_registry(stack)
+            await stack.enter_async_context(self._stack)
             stack.push_async_callback(self._stop)
             serving = asyncio.create_task(self._serve(registry_address))
             stack.callback(serving.cancel)
             await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
-            return 0 if stopped.done() else serving.result()
+            if stopped.done():
+                return 0
+            try:
+                return serving.result()
+            except MeshError as error:
+                self._progress.say(error.message)
+                return 1
 
     async def _start_registry(self, stack: AsyncExitStack) -> str:
         if self._settings.consul:
@@ -136,12 +147,27 @@ class Mesh:
         )
 
     async def _start_children(self, plan: MeshPlan) -> None:
-        for specs in (plan.workers, plan.routers, plan.frontends, plan.planners):
+        """Workers are forked from one process that imported the engine, where that is slow; meanwhile the rest starts."""
+        forking = None
+        if self._settings.engine == "vllm":
+            forking = asyncio.create_task(self._start_fork_server())
+        else:
+            self._groups.append([await self._start(spec) for spec in plan.workers])
+        for specs in (plan.routers, plan.frontends, plan.planners):
             self._groups.append([await self._start(spec) for spec in specs])
+        if forking is not None:
+            server = await forking
+            self._groups.insert(0, [await self._start(spec, server) for spec in plan.workers])
 
-    async def _start(self, spec: ChildSpec) -> Child:
+    async def _start_fork_server(self) -> ForkServer:
+        self._progress.say("importing vLLM")
+        server = await ForkServer.start("vllm", timeout_s=self._settings.ready_timeout_s)
+        self._stack.push_async_callback(server.aclose)
+        return server
+
+    async def _start(self, spec: ChildSpec, server: ForkServer | None = None) -> Child:
         spec.log_path.unlink(missing_ok=True)
-        child = await start_child(spec)
+        child = await (start_child(spec) if server is None else fork_child(server, spec))
         self.children.append(child)
         return child
 
