@@ -59,6 +59,7 @@ class ForkServer:
             env={**os.environ, **(env or {})},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # A terminal's Ctrl-C is for the parent, which stops children in order.
         )
         try:
             async with asyncio.timeout(timeout_s):
