@@ -15,8 +15,9 @@ from kvmesh.engines.simulated.faults import Die, Fault, FaultState
 from kvmesh.engines.simulated.handles import FORMAT
 from kvmesh.engines.simulated.outlet import EventOutlet, StepOutlet
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
-from kvmesh.engines.simulated.scheduler import Scheduler, Step
+from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.tokens import LOGPROBS_MAX
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.transport import KvTransport
