@@ -131,6 +131,24 @@ class TestPace:
         await reader
 
 
+class TestSleep:
+    async def test_requests_pause_and_can_be_cancelled(self, start: Start) -> None:
+        """Asleep nothing is computed, a cancel is answered, and after waking the rest goes on with the right tokens."""
+        driver = await start()
+        kept, dropped = (driver.submit(greedy("demo", [token] * 20, 200)) for token in (5, 6))
+        await driver.wait_tokens(kept, 3)
+        await driver.engine.sleep(1)
+        driver.engine.cancel_nowait(dropped.key)
+        assert (await driver.wait(dropped)).done.reason is FinishReason.CANCELLED
+        count = len(kept.tokens)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(kept.tokens) == count < 200
+        await driver.engine.wake()
+        expected = expected_tokens(greedy("demo", [5] * 20), engine_of(driver).token_range, 200)
+        assert (await driver.wait(kept)).tokens == expected
+
+
 class TestEvents:
     async def test_a_slow_reader_gets_a_snapshot(self) -> None:
         """Past the buffer's bound the replayed events still give the cache."""

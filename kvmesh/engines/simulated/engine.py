@@ -281,7 +281,13 @@ class SimulatedEngine:
         self._wake()
 
     async def _run_once(self) -> None:
-        if self._is_asleep or not self._scheduler.has_work:
+        if self._is_asleep:
+            # No step, but who cancels a request of a sleeping engine is answered.
+            if (ended := self._scheduler.take_finishes()).has_output:
+                self._deliver(ended)
+            await self._wait_woken()
+            return
+        if not self._scheduler.has_work:
             await self._wait_woken()
             return
         if not self._outlet.has_room:
