@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import random
 from dataclasses import dataclass
-from random import Random
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.backoff import Backoff
@@ -42,12 +41,12 @@ class Presence:
         *,
         settings: PresenceSettings | None = None,
         clock: Clock | None = None,
-        uniform: Callable[[], float] = Random().random,
+        generator: random.Random | None = None,
     ) -> None:
         self._registry = registry
         self._settings = settings or PresenceSettings()
         self._clock = clock or SystemClock()
-        self._uniform = uniform
+        self._random = (generator or random.Random()).random
         self._wanted = registration
         self._health, self._note = Health.PASSING, ""
         self._is_draining, self._drain_reason = False, ""
@@ -123,7 +122,7 @@ class Presence:
         backoff = Backoff(
             first_s=min(self._settings.backoff_first_s, period_s),
             max_s=min(self._settings.backoff_max_s, period_s),
-            random=self._uniform,
+            random=self._random,
         )
         # The first heartbeat was sent by start(), unless that failed.
         pause_s = period_s if self._standing is not None else backoff.next_s()

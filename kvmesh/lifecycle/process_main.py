@@ -1,31 +1,15 @@
 """The top of every service process: one line in each `__main__.py`."""
 
-import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from kvmesh.errors import MeshError
-from kvmesh.lifecycle.parts import Part, PartFailedError
+from kvmesh.lifecycle.parts import PartFailedError
 from kvmesh.lifecycle.process import die_with_parent, run
-from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
-from kvmesh.lifecycle.signals import stop_on_signals
 
 PARENT_VARIABLE = "KVMESH_PARENT_PID"
 EXIT_FAILED = 1
-
-
-async def serve(
-    parts: Sequence[Part],
-    *,
-    on_ready: Callable[[], Awaitable[None]] | None = None,
-    drain: Callable[[], Awaitable[None]] | None = None,
-    settings: LifecycleSettings | None = None,
-) -> None:
-    """Runs parts until SIGTERM or SIGINT; a second signal hurries. Raises what made a part fail."""
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    with stop_on_signals(stop, hurry):
-        await run_parts(parts, stop=stop, hurry=hurry, on_ready=on_ready, drain=drain, settings=settings)
 
 
 def run_process(make_main: Callable[[], Awaitable[None]]) -> int:

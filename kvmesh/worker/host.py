@@ -11,7 +11,7 @@ from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_se
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
 from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.lifecycle import serve
+from kvmesh.lifecycle import run_until_signalled
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
@@ -76,7 +76,7 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
     registry = ConsulRegistry(settings.discovery)
     worker = Worker(make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock)
     WorkerMetrics(worker, telemetry.registry)
-    membership = Membership(worker, registry, host=settings.rpc.host, uses_tls=settings.rpc.has_tls)
+    membership = Membership(worker, registry, clock, host=settings.rpc.host, uses_tls=settings.rpc.has_tls)
 
     def add_services(server: grpc.aio.Server) -> None:
         add_servicer(server, worker, clock)
@@ -94,7 +94,7 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
         await membership.set_draining(True)
         await worker.drain()
 
-    await serve(
+    await run_until_signalled(
         [telemetry.tracing, _Closing(registry), worker, server, metrics, _Announcement(membership, server, metrics)],
         drain=drain,
     )

@@ -11,7 +11,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import PLANNER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
-from kvmesh.lifecycle import PartFailedError, run, run_parts, stop_on_signals
+from kvmesh.lifecycle import run_parts, run_process, stop_on_signals
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
@@ -101,13 +101,7 @@ def main() -> int:
     """The process."""
     settings = load_or_exit(PlannerSettings, program="python -m services.planner", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="planner")
-    return_code = 0
-    try:
-        run(serve(settings))
-    except* PartFailedError as failures:
-        print("\n".join(str(failure) for failure in failures.exceptions), file=sys.stderr)  # noqa: T201
-        return_code = 1
-    return return_code
+    return run_process(lambda: serve(settings))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
-from kvmesh.lifecycle import PartFailedError, run, run_parts, stop_on_signals
+from kvmesh.lifecycle import run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.server import RpcServer
@@ -120,14 +120,7 @@ def main() -> int:
     """The process."""
     settings = load_or_exit(RouterSettings, program="python -m services.router", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="router")
-    try:
-        run(serve(settings))
-    except* PartFailedError as failures:
-        print("\n".join(str(failure) for failure in failures.exceptions), file=sys.stderr)  # noqa: T201
-        return_code = 1
-    else:
-        return_code = 0
-    return return_code
+    return run_process(lambda: serve(settings))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 """The registries that the conformance suite runs against."""
 
+import contextlib
+import json
+import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
@@ -56,10 +60,23 @@ def consul_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
             if name not in ports:
                 folder = tmp_path_factory.mktemp("consul")
                 server = stack.enter_context(consul_server(folder, _config(with_acl)))
+                _wait_for_node_check(server.url)
                 ports[name] = int(server.address.rpartition(":")[2])
             return ports[name]
 
         yield port
+
+
+def _wait_for_node_check(url: str) -> None:
+    """Consul makes no session before its node's own check is there, which is a moment after it leads itself."""
+    request = urllib.request.Request(f"{url}/v1/health/state/passing", headers={"X-Consul-Token": TOKEN})
+    deadline = time.monotonic() + 30.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
+            if any(check["CheckID"] == "serfHealth" for check in json.load(answer)):
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"{url} has no check of its node")
 
 
 def _config(with_acl: bool) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 class HealthServer:
     """Serves on 127.0.0.1; `stop()` and `start()` keep the port."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.port = 0
+        self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._servicer = health.aio.HealthServicer()
 
@@ -16,7 +17,11 @@ class HealthServer:
         self._servicer = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        address = f"127.0.0.1:{self.port}"
+        if self._credentials is None:
+            self.port = self._server.add_insecure_port(address)
+        else:
+            self.port = self._server.add_secure_port(address, self._credentials)
         await self._server.start()
         await self.set_serving(True)
 

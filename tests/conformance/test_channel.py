@@ -61,6 +61,8 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.DescribeResponse(block_size_tokens=32)
 
     async def LoadAdapter(self, request: Any, context: Any) -> Any:
+        if request.source:
+            raise InvalidRequestError(request.source, field="source." + request.source)
         raise OverloadedError("busy", reason="adapters_full", field="name", retry_after_s=2.5, where="w1")
 
     async def UnloadAdapter(self, request: Any, context: Any) -> Any:
@@ -262,6 +264,15 @@ async def test_mesh_error_round_trip(mesh: Mesh) -> None:
     assert vars(error) == vars(
         OverloadedError("busy", reason="adapters_full", field="name", retry_after_s=2.5, where="w1")
     )
+
+
+@pytest.mark.parametrize("letter", ["m", "é", "😀"])
+async def test_a_long_error_fits_into_the_trailers(mesh: Mesh, letter: str) -> None:
+    """A message at the contract's limit arrives as the error it is, cut if need be, never as a transport failure."""
+    error = await failure(mesh.stub.LoadAdapter(worker_pb2.LoadAdapterRequest(source=letter * 2000)))
+    assert type(error) is InvalidRequestError
+    assert error.reason == "invalid_request"
+    assert error.message.startswith(letter * 400)
 
 
 async def test_error_inside_a_stream(mesh: Mesh) -> None:

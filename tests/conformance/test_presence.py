@@ -98,7 +98,7 @@ async def test_draining_instance_comes_back_draining(agent: Agent, mine: Registr
     async def look() -> None:
         async with aclosing(registry.watch(mine.service)) as watch:
             async for view in watch:
-                views.append(view)  # noqa: PERF401 (seen while it goes on)
+                views.append(view)
 
     looking = asyncio.create_task(look())
     await agent.lose_state()

@@ -15,6 +15,7 @@ from kvmesh.errors import (
     InvalidRequestError,
     MeshError,
     NotFoundError,
+    OverloadedError,
     PermissionDeniedError,
     UnauthenticatedError,
     UnavailableError,
@@ -575,9 +576,12 @@ async def test_session_ttl_beyond_the_limits(registry: ConsulRegistry, ttl_s: fl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("agent", ["consul"], indirect=True)
 async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
-    """A session without renewal ends after its TTL and at most two, and its lock is free. Fast, on the agent's clock:
-    test_discovery_embedded."""
+    """A session without renewal ends after its TTL and at most two, and its lock is free.
+
+    The embedded agent shows the same on a clock that the test moves, in tests/unit/test_discovery_embedded.py.
+    """
     name = key("leader")
     one = await registry.create_session(name="one", ttl_s=10.0)
     assert await registry.acquire(name, one)
@@ -660,6 +664,52 @@ async def test_every_call_ends_when_the_registry_is_away(agent: Agent, how: str)
     assert time.monotonic() - began < 3.0
     await agent.proxy.resume()
     assert await registry.get("x") is None
+
+
+async def test_calls_cancelled_anywhere_leave_room(agent: Agent) -> None:
+    """Wherever a call is cancelled, its slot is free afterwards and no task of it is left."""
+    registry = agent.client(calls_max=1)
+    name = key("cancelled")
+    for steps in range(0, 60, 2):
+        task = asyncio.create_task(registry.put(name, b"value"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.timeout(2.0):
+            await registry.get(name)
+    assert not [task for task in asyncio.all_tasks() if "ConsulRegistry" in repr(task)]
+    assert registry.statistics().calls_failed == 0
+
+
+async def test_watches_cancelled_anywhere_leave_room(agent: Agent) -> None:
+    """Wherever a watch is cancelled, it is closed afterwards and the next one can be opened."""
+    registry = agent.client(watches_max=1, watch_interval_min_s=0.01)
+    for steps in range(0, 120, 4):
+        views = registry.watch("svc-cancelled")
+
+        async def look(views: AsyncGenerator[View, None] = views) -> None:
+            async with aclosing(views):
+                async for _ in views:
+                    pass
+
+        task = asyncio.create_task(look())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert registry.statistics().watches_open == 0
+    async with asyncio.timeout(2.0):
+        assert not (await anext(registry.watch("svc-cancelled"))).is_stale
+
+
+async def test_number_of_watches_is_bounded(agent: Agent) -> None:
+    """The next one beyond the limit is refused."""
+    registry = agent.client(watches_max=1)
+    async with aclosing(registry.watch("svc-one")) as views:
+        await anext(views)
+        with pytest.raises(OverloadedError):
+            await anext(registry.watch("svc-two"))
 
 
 async def _break(agent: Agent, how: str) -> None:

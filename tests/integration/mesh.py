@@ -101,7 +101,7 @@ def _state(pid: int) -> str:
 async def _read_lines(process: asyncio.subprocess.Process, lines: list[str]) -> None:
     assert process.stdout is not None
     async for line in process.stdout:
-        lines.append(line.decode(errors="replace").rstrip())  # noqa: PERF401 (others read the list as it grows)
+        lines.append(line.decode(errors="replace").rstrip())
 
 
 async def chat(url: str, text: str, *, model: str = "demo", **options: object) -> dict[str, object]:

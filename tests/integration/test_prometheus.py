@@ -159,7 +159,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
             registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
         )
         async with asyncio.timeout(40):
-            while not (plan := await planner.observe()).pools[0].kv_usage:  # noqa: ASYNC110 - another process
+            while not (plan := await planner.observe()).pools[0].kv_usage:
                 await asyncio.sleep(0.3)
             while not plan.latencies or not plan.latencies[0].ttft_mean_s:
                 frontend.serve(20)

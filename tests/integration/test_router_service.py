@@ -39,7 +39,7 @@ from tests.unit.router_fleets import ask
 async def eventually(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
     """Waits for other tasks to bring something about."""
     async with asyncio.timeout(within_s):
-        while not is_so():  # noqa: ASYNC110 - foreign tasks bring it about
+        while not is_so():
             await asyncio.sleep(0.005)
 
 

@@ -1,15 +1,18 @@
 """The registry client over TLS: what it verifies, what it shows, and what it says when that fails."""
 
+import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 
-from kvmesh.discovery.base import Registration
+from kvmesh.discovery.base import Health, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import InvalidRequestError, UnavailableError
-from tests.certificates import Authority
+from tests.certificates import Authority, KeyPair
+from tests.conformance.health_server import HealthServer
 
 
 @pytest.fixture
@@ -96,6 +99,38 @@ async def test_client_certificate_is_shown(authority: Authority) -> None:
         )
     finally:
         await agent.aclose()
+
+
+def _server_credentials(pair: KeyPair) -> grpc.ServerCredentials:
+    key, certificate = Path(pair.key_file).read_bytes(), Path(pair.certificate_file).read_bytes()
+    return grpc.ssl_server_credentials([(key, certificate)])
+
+
+async def test_grpc_check_over_tls(authority: Authority, tmp_path: Path) -> None:
+    """An instance that serves gRPC over TLS passes when the agent knows its CA, and is critical when it does not."""
+    pair = authority.issue("worker", "127.0.0.1")
+    server = HealthServer(_server_credentials(pair))
+    await server.start()
+    mine = Registration(service="svc", instance_id="one", host="127.0.0.1", port=server.port, uses_tls=True)
+    for ca_file, health in (
+        (authority.ca_file, Health.PASSING),
+        (Authority(tmp_path / "other", "another CA").ca_file, Health.CRITICAL),
+    ):
+        agent = EmbeddedAgent(AgentSettings(check_ca_file=ca_file))
+        await agent.start()
+        registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+        await registry.register(mine)
+        await registry.heartbeat("one")
+        # Refused or taken, the first check is over by then; one that is to pass may take longer on a busy machine.
+        await asyncio.sleep(0.5)
+        for _ in range(50 if health is Health.PASSING else 0):
+            if (await registry.instances("svc")).instances[0].health is health:
+                break
+            await asyncio.sleep(0.1)
+        assert (await registry.instances("svc")).instances[0].health is health
+        await registry.aclose()
+        await agent.aclose()
+    await server.stop()
 
 
 @pytest.mark.parametrize("field", ["ca_file", "certificate_file"])

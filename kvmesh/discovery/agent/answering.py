@@ -4,8 +4,8 @@ import asyncio
 import hmac
 import json
 import logging
+import random
 from collections.abc import Awaitable, Callable
-from random import Random
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -38,10 +38,10 @@ _STATUS: tuple[tuple[type[MeshError], int], ...] = (
 class Answering:
     """Blocking queries, and the limit on how many wait at once."""
 
-    def __init__(self, live: LiveState, settings: AgentSettings) -> None:
+    def __init__(self, live: LiveState, settings: AgentSettings, generator: random.Random) -> None:
         self._live = live
         self._settings = settings
-        self._uniform = Random().random
+        self._generator = generator
         self._watchers = 0
 
     @property
@@ -70,7 +70,7 @@ class Answering:
         self._watchers += 1
         try:
             # Consul's jitter, so that clients with one wait do not come back together.
-            async with asyncio.timeout(wait_s * (1.0 + self._uniform() / 16)):
+            async with asyncio.timeout(wait_s * (1.0 + self._generator.random() / 16)):
                 while index_of() == seen and not self._live.is_closing:
                     await self._live.wait_change()
         except TimeoutError:

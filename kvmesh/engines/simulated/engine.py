@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
 
 from xxhash import xxh3_64_hexdigest
@@ -291,19 +290,16 @@ class SimulatedEngine:
             await self._clock.sleep(stall_s)
             return
         self._woken.clear()
-        began_s = time.perf_counter()
         step = self._scheduler.step(self._clock.now())
         self._settle(step)
         if not step.has_progress:
             await self._wait_woken()
             return
         factor = self.settings.time_factor
+        self._step_s = factor * self.settings.profile.step_s(step.prefill_tokens, step.decode_requests)
         try:
-            if factor > 0:
-                self._step_s = factor * self.settings.profile.step_s(step.prefill_tokens, step.decode_requests)
+            if factor:
                 await self._clock.sleep(self._step_s)
-            else:
-                self._step_s = time.perf_counter() - began_s
         finally:
             # Closing interrupts the sleep; what the step decided has happened and must be told all the same.
             self._deliver(step)

@@ -35,6 +35,7 @@ class VllmCore:
 
     def __init__(self, settings: VllmSettings, receive_events: Callable[[Sequence[Any]], None]) -> None:
         with collector_off():
+            from vllm.exceptions import VLLMError
             from vllm.platforms import current_platform
             from vllm.v1.engine.llm_engine import LLMEngine
             from vllm.v1.request import RequestStatus
@@ -42,6 +43,7 @@ class VllmCore:
             self.is_cpu = bool(current_platform.is_cpu())
             arguments = engine_arguments(settings, is_cpu=self.is_cpu)
             engine = LLMEngine.from_engine_args(arguments)
+        self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
         self._client: Any = engine.engine_core
         self._core: Any = engine.engine_core.engine_core

@@ -1,9 +1,9 @@
 """What must be set in the process before torch, vllm and nixl are imported. Set once; a user's own values stay."""
 
 import importlib
+import logging
 import os
 import socket
-import sys
 from pathlib import Path
 
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -37,6 +37,8 @@ def prepare(settings: VllmSettings) -> int:
     """Sets the environment for one engine in this process; the NIXL side channel's port."""
     set_defaults()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
+    # In a child of the fork server vLLM has configured its logger already, by the server's environment.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     port = settings.side_channel_port or free_port(settings.side_channel_host)
@@ -72,8 +74,3 @@ def mend_nixl() -> None:
 
     make_calm_agent.is_mended = True  # type: ignore[attr-defined]
     bindings.nixlAgent = make_calm_agent
-
-
-def is_loaded() -> bool:
-    """True when vllm is imported already, as in a child of the fork server."""
-    return "vllm" in sys.modules

@@ -33,7 +33,10 @@ class Intake:
     defaults: dict[str, Any]
 
     def make_leg(self, request: EngineRequest, adapter: Any, number: int, now: float) -> LegState:
-        """A leg ready to run. `number` is new for each, since vLLM knows a request as long as its blocks are leased. Raises InvalidRequestError, UnsupportedError or KvLostError; nothing is left behind."""
+        """A leg ready to run. `number` is new for each, since vLLM knows a request as long as its blocks are leased.
+
+        Raises InvalidRequestError, UnsupportedError or KvLostError; nothing is left behind.
+        """
         generation = request.generation
         check_generation(
             generation,
@@ -94,6 +97,7 @@ class Intake:
         parameters: dict[str, Any] | None,
         adapter: Any,
     ) -> Any:
+        from vllm.exceptions import VLLMError
         from vllm.inputs.engine import tokens_input
 
         try:
@@ -106,7 +110,7 @@ class Intake:
                 # vLLM serves the smallest number first.
                 priority=-generation.priority,
             )
-        except (ValueError, NotImplementedError) as error:
+        except (VLLMError, ValueError, NotImplementedError) as error:
             raise refusal(error) from error
 
     def _sampling(self, generation: Generation, leg: Leg, parameters: dict[str, Any] | None) -> Any:

@@ -49,7 +49,7 @@ class KvmeshWorkerExtension:
         """Ends pulls of aborted requests so that their blocks are freed, which vLLM does only when the peer answers.
 
         A posted transfer is released; as vLLM does after a failure, a handle that NIXL does not let go of keeps its
-        blocks. A pull that waits for the handshake becomes a mere notice to the peer, which may free its blocks then.
+        blocks. The notice that a transfer carries is lost with it, so the peer gets one of its own. A pull that waits for the handshake becomes a mere notice to the peer, which may free its blocks then.
         """
         worker = connector_worker()
         if worker is None:
@@ -59,6 +59,7 @@ class KvmeshWorkerExtension:
             if handles is not None:
                 kept = [handle for handle in handles if not worker._try_release_xfer_handle(request_id, handle)]
                 worker._recving_transfers[request_id] = kept
+                notify(worker, request_id)
             elif (meta := worker._recving_metadata.get(request_id)) is not None:
                 meta.local_block_ids, meta.local_physical_block_ids, meta.awaiting_kvs = ([],), (), False
                 worker._recv_failures.add(request_id)
@@ -67,6 +68,19 @@ class KvmeshWorkerExtension:
         """True when the handshake with a peer is done, so that heartbeats for its leases go out."""
         worker = connector_worker()
         return worker is not None and engine_id in worker._remote_agents
+
+
+def notify(worker: Any, request_id: str) -> None:
+    """Tells the peers that a pull is over, as the transfer itself would have."""
+    meta = worker._recving_metadata.get(request_id)
+    if meta is None or meta.remote is None:
+        return
+    consumers = worker.tp_mappings[meta.remote.engine_id].local_consumers
+    for agent in worker._remote_agents[meta.remote.engine_id].values():
+        try:
+            worker.nixl_wrapper.send_notif(agent, notif_msg=f"{meta.remote.request_id}:{consumers}".encode())
+        except Exception:  # noqa: BLE001  # NIXL has an error class per failure; the peer's lease ends without us.
+            worker.xfer_stats.record_failed_notification()
 
 
 def connector_worker() -> Any:

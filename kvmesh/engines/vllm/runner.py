@@ -18,6 +18,9 @@ from kvmesh.engines.vllm.outputs import REASONS, StepBuilder, stop_token, token_
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InternalError, InvalidRequestError
 
+TRANSFER_GRACE_S = 0.1
+"""An aborted transfer that runs may end by itself, which tells the peer too; one that does not is taken away."""
+
 
 class Runner:
     """Owns all legs. `now` is monotonic seconds. Every method belongs to the engine thread."""
@@ -30,6 +33,7 @@ class Runner:
         self._legs: dict[str, LegState] = {}
         self._inner_ids: dict[int, str] = {}
         self._pulls: dict[str, LegState] = {}
+        self._leaving: dict[str, float] = {}
         self._leases: dict[str, int] = {}
         self._building = StepBuilder()
         self._step = 0
@@ -39,7 +43,7 @@ class Runner:
         """Hands a leg to vLLM. What it refuses now is the leg's finish."""
         try:
             self._core.add(leg.core_request)
-        except (ValueError, TypeError) as error:
+        except self._core.refusals as error:
             self._finish(leg, FinishReason.ERROR, error=InvalidRequestError(f"vLLM refused the request: {error}"))
             return
         self._legs[leg.inner_id] = leg
@@ -82,6 +86,7 @@ class Runner:
             if leg is not None:
                 self._take(leg, output)
         self._watch_pulls()
+        self._watch_leaving()
         self._step += 1
         if was_executed:
             self._load = replace(self._load, step_s=self._now() - began)
@@ -170,7 +175,16 @@ class Runner:
         was_pulling = leg.inner_id in self._pulls and self._core.is_pulling(leg.inner_id)
         self._core.abort(leg.inner_id)
         if was_pulling:
-            self._core.call_workers("kvmesh_abandon", [leg.inner_id])
+            self._leaving[leg.inner_id] = self._now() + TRANSFER_GRACE_S
+
+    def _watch_leaving(self) -> None:
+        now = self._now()
+        for inner_id, ends_s in list(self._leaving.items()):
+            if self._core.is_held(inner_id) and now < ends_s:
+                continue
+            del self._leaving[inner_id]
+            if self._core.is_held(inner_id):
+                self._core.call_workers("kvmesh_abandon", [inner_id])
 
     def _watch_pulls(self) -> None:
         now = self._now()

@@ -91,10 +91,16 @@ class VllmSettings:
 
     def _checks(self) -> list[tuple[bool, str]]:
         at_least_one = (
-            "running_requests_max waiting_requests_max tensor_parallel_size adapters_max adapters_running_max "
-            "adapter_rank_max output_buffer_steps kv_event_buffer_blocks"
-        ).split()
-        at_least_zero = "block_size_tokens kv_cache_bytes context_tokens_max step_tokens_max".split()
+            "running_requests_max",
+            "waiting_requests_max",
+            "tensor_parallel_size",
+            "adapters_max",
+            "adapters_running_max",
+            "adapter_rank_max",
+            "output_buffer_steps",
+            "kv_event_buffer_blocks",
+        )
+        at_least_zero = ("block_size_tokens", "kv_cache_bytes", "context_tokens_max", "step_tokens_max")
         return [
             (not self.model, "model must be given"),
             (self.role not in ("prefill", "decode"), "role must be prefill or decode"),

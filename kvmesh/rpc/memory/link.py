@@ -17,6 +17,8 @@ class Link:
 
     def __init__(self, latency_s: Callable[[], float] | None) -> None:
         self.is_up = True
+        # Tells a partition from the one before.
+        self.partitions = 0
         self._latency_s = latency_s
         # A dict keeps the order of arrival, which a set would not: a run must repeat exactly.
         self._waiting: dict[Callable[[], None], None] = {}
@@ -43,6 +45,7 @@ class Link:
 
     def set_up(self, is_up: bool) -> None:
         """Takes the link down, or up again, and then everything held arrives in the order it was sent."""
+        self.partitions += self.is_up and not is_up
         self.is_up = is_up
         while self.is_up and self._waiting:
             callback = next(iter(self._waiting))

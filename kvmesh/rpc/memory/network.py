@@ -109,9 +109,10 @@ class MemoryNetwork:
         link = self._link(address)
         if self._keepalive_s is None or not exchanges:
             return
+        partition = link.partitions
 
         def check() -> None:
-            if not link.is_up:
+            if not link.is_up and link.partitions == partition:
                 for exchange in exchanges:
                     exchange.break_both(_SILENT)
 

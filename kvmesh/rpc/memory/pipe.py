@@ -35,7 +35,7 @@ class Pipe:
     async def send(self, item: Any) -> None:
         """Waits for room. PipeEndedError when the receiver is gone or the last word was said."""
         while len(self._items) >= self._items_max and not self._is_over:
-            self._writer = asyncio.get_running_loop().create_future()
+            self._writer = _next(self._writer)
             await self._writer
         if self._is_over or self._last is not None:
             raise PipeEndedError
@@ -62,7 +62,7 @@ class Pipe:
         while not self._items or not self._is_here(self._items[0][0]):
             if self._is_over:
                 raise PipeEndedError
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = _next(self._reader)
             await self._reader
         _, item = self._items.popleft()
         _wake(self._writer)
@@ -93,6 +93,13 @@ class Pipe:
             self._is_over = True
             _wake(self._reader)
             self._on_last(head[1])
+
+
+def _next(waiting: "asyncio.Future[None] | None") -> "asyncio.Future[None]":
+    # gRPC fails the second of two concurrent reads or writes as well.
+    if waiting is not None and not waiting.done():
+        raise RuntimeError("two tasks read, or two tasks write, on one call at the same time")
+    return asyncio.get_running_loop().create_future()
 
 
 def _wake(future: "asyncio.Future[None] | None") -> None:
