@@ -1,0 +1,20 @@
+"""Starts the parts of a process in order, stops them in reverse, and lets nothing wait for ever."""
+
+from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart
+from kvmesh.lifecycle.process import die_with_parent, run
+from kvmesh.lifecycle.queue import BoundedQueue, QueueClosedError
+from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
+from kvmesh.lifecycle.signals import stop_on_signals
+
+__all__ = [
+    "BoundedQueue",
+    "LifecycleSettings",
+    "Part",
+    "PartFailedError",
+    "QueueClosedError",
+    "RunningPart",
+    "die_with_parent",
+    "run",
+    "run_parts",
+    "stop_on_signals",
+]

@@ -99,7 +99,7 @@ def is_group(hint: Any) -> bool:
 
 
 def specs(cls: type, *, path: tuple[str, ...] = (), defaults: Any = None) -> Iterator[Spec]:
-    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's own."""
+    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's."""
     hints = typing.get_type_hints(cls)
     for each in dataclasses.fields(cls):
         if not each.init:

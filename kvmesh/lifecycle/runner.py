@@ -1,0 +1,174 @@
+"""Runs parts: start in order, drain, stop in reverse. Every wait is bounded."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart, name_of
+from kvmesh.settings import setting
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleSettings:
+    """How long a process may take to come and go."""
+
+    start_timeout_s: float = setting(300.0, "Longest start of one part; a large engine loads for minutes.", min=0.1)
+    drain_timeout_s: float = setting(30.0, "Longest wait for requests in flight when stopping.", min=0)
+    stop_timeout_s: float = setting(10.0, "Longest close of one part.", min=0.1)
+    hurry_timeout_s: float = setting(1.0, "Longest close of one part after a second signal.", min=0.1)
+
+
+async def run_parts(
+    parts: Sequence[Part],
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[], Awaitable[None]] | None = None,
+    drain: Callable[[], Awaitable[None]] | None = None,
+    hurry: asyncio.Event | None = None,
+    settings: LifecycleSettings | None = None,
+) -> None:
+    """Starts `parts` in order, calls `on_ready`, waits for `stop`, drains, and closes in reverse.
+
+    1. A part is closed exactly once if its start was begun, whatever happened to it.
+    2. A part that fails to start or fails while running stops the rest without draining.
+    3. `hurry` ends the drain and shortens every close.
+    4. Being cancelled counts as `stop` in a hurry: parts are closed before CancelledError goes on.
+
+    Raises the failure as PartFailedError, several as an ExceptionGroup of them.
+    """
+    runner = _Runner(settings or LifecycleSettings(), stop, hurry or asyncio.Event())
+    async with asyncio.TaskGroup() as tasks:
+        try:
+            if await runner.start_all(parts, tasks) and await runner.bounded_by_stop(_call(on_ready), "becoming ready"):
+                await runner.wait_stop()
+                await runner.drain(drain)
+        except asyncio.CancelledError:
+            runner.hurry.set()
+            raise
+        finally:
+            await runner.close_all()
+    if len(runner.failures) == 1:
+        raise runner.failures[0]
+    if runner.failures:
+        raise ExceptionGroup("several parts failed", runner.failures)
+
+
+@dataclass
+class _Runner:
+    settings: LifecycleSettings
+    stop: asyncio.Event
+    hurry: asyncio.Event
+    failures: list[PartFailedError] = field(default_factory=list)
+    _failed: asyncio.Event = field(default_factory=asyncio.Event)
+    _begun: list[tuple[Part, asyncio.Task[None] | None]] = field(default_factory=list)
+
+    async def start_all(self, parts: Sequence[Part], tasks: asyncio.TaskGroup) -> bool:
+        """True when all parts run; False when a failure or `stop` came first."""
+        for part in parts:
+            self._begun.append((part, None))
+            if not await self.bounded_by_stop(self._start(part), "starting", part):
+                return False
+            if isinstance(part, RunningPart):
+                self._begun[-1] = (part, tasks.create_task(self._run(part), name=f"run {name_of(part)}"))
+        return not self._failed.is_set()
+
+    async def bounded_by_stop(self, work: Awaitable[None], phase: str, part: object = None) -> bool:
+        """Runs `work` unless `stop` or a failure of a running part ends it first; True when it succeeded."""
+        task = asyncio.ensure_future(work)
+        try:
+            await self._wait_first(task, self.stop, self._failed)
+        finally:
+            is_done = task.done()
+            if not is_done:
+                await _cancel(task, timeout_s=self.settings.stop_timeout_s)
+        if is_done and (error := task.exception()) is not None:
+            self._fail(part or work, phase, error)
+        return is_done and not self.failures and not self.stop.is_set()
+
+    async def wait_stop(self) -> None:
+        """Waits for `stop` or the first failure."""
+        await self._wait_first(None, self.stop, self._failed)
+
+    async def drain(self, drain: Callable[[], Awaitable[None]] | None) -> None:
+        """Lets requests in flight finish, unless something failed or there is a hurry."""
+        if drain is None or self._failed.is_set():
+            return
+        _logger.info("drain_started", extra={"data": {"timeout_s": self.settings.drain_timeout_s}})
+        task = asyncio.ensure_future(drain())
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout_s):
+                await self._wait_first(task, self.hurry, self._failed)
+        except TimeoutError:
+            _logger.warning("drain_timed_out")
+        finally:
+            is_done = task.done()
+            if not is_done:
+                await _cancel(task, timeout_s=self.settings.hurry_timeout_s)
+        if is_done and (error := task.exception()) is not None:
+            self._fail(drain, "draining", error)
+
+    async def close_all(self) -> None:
+        """Closes what was begun, the last first; a part that will not close does not keep the others open."""
+        while self._begun:
+            part, running = self._begun.pop()
+            task = asyncio.ensure_future(part.aclose())
+            await self._wait_closed(task, part)
+            if running is not None and not running.done():
+                await _cancel(running, timeout_s=self.settings.hurry_timeout_s)
+
+    async def _wait_closed(self, task: "asyncio.Future[None]", part: Part) -> None:
+        try:
+            async with asyncio.timeout(self.settings.stop_timeout_s):
+                await self._wait_first(task, self.hurry)
+            if not task.done():
+                await asyncio.wait([task], timeout=self.settings.hurry_timeout_s)
+        except TimeoutError:
+            pass
+        if not task.done():
+            await _cancel(task, timeout_s=self.settings.hurry_timeout_s)
+            self._fail(part, "closing", TimeoutError("did not close in time"))
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(part, "closing", error)
+        _logger.debug("part_closed", extra={"data": {"part": name_of(part)}})
+
+    async def _start(self, part: Part) -> None:
+        async with asyncio.timeout(self.settings.start_timeout_s):
+            await part.start()
+        _logger.debug("part_started", extra={"data": {"part": name_of(part)}})
+
+    async def _run(self, part: RunningPart) -> None:
+        try:
+            await part.run()
+        except Exception as error:  # noqa: BLE001 (the boundary of a part: its failure is kept, logged and raised by run_parts)
+            self._fail(part, "running", error)
+
+    def _fail(self, part: object, phase: str, error: BaseException) -> None:
+        failure = PartFailedError(part, phase)
+        failure.__cause__ = error
+        self.failures.append(failure)
+        self._failed.set()
+        _logger.error("part_failed", exc_info=error, extra={"data": {"part": failure.part_name, "phase": phase}})
+
+    @staticmethod
+    async def _wait_first(task: "asyncio.Future[None] | None", *events: asyncio.Event) -> None:
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits if task is None else [*waits, task], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
+async def _call(function: Callable[[], Awaitable[None]] | None) -> None:
+    if function is not None:
+        await function()
+
+
+async def _cancel(task: "asyncio.Future[None]", *, timeout_s: float) -> None:
+    # Not awaited without bound: a task may hold on in its own cleanup.
+    task.cancel()
+    await asyncio.wait([task], timeout=timeout_s)

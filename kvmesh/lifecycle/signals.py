@@ -1,0 +1,28 @@
+"""SIGTERM and SIGINT become events."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+
+_logger = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    """Inside, the first signal sets `stop` and a second one `hurry`; the loop's main thread only."""
+
+    def received(number: signal.Signals) -> None:
+        _logger.info("signal_received", extra={"data": {"signal": number.name, "is_second": stop.is_set()}})
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, received, number)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,71 @@
+"""What every server serves beside its own services: health, reflection and channelz."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from grpc_channelz.v1._async import ChannelzServicer
+from grpc_channelz.v1.channelz_pb2_grpc import add_ChannelzServicer_to_server
+from grpc_health.v1 import health_pb2
+from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
+
+CHANNELZ = "grpc.channelz.v1.Channelz"
+HEALTH = "grpc.health.v1.Health"
+REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+REFLECTION = "grpc.reflection.v1.ServerReflection"
+
+
+class Health:
+    """grpc.health.v1 for the whole server ("") and each of its services, all with the same state."""
+
+    def __init__(self, service_names: Sequence[str], *, is_serving: bool = False) -> None:
+        self._names = ("", *service_names)
+        self._is_serving = is_serving
+        self._servicer = HealthServicer()
+
+    @property
+    def is_serving(self) -> bool:
+        """What watchers were told last."""
+        return self._is_serving
+
+    async def add_to(self, server: Any) -> None:
+        """Adds the service to a server that is not started yet."""
+        await self.set_serving(self._is_serving)
+        add_HealthServicer_to_server(self._servicer, server)
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Tells every watcher. Not serving means: no new requests, those in flight go on."""
+        self._is_serving = is_serving
+        states = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self._servicer.set(name, states.SERVING if is_serving else states.NOT_SERVING)
+
+    async def close(self) -> None:
+        """Tells every watcher that this server goes away; later states are ignored."""
+        self._is_serving = False
+        await self._servicer.enter_graceful_shutdown()
+
+
+def add_reflection(service_names: Sequence[str], server: Any) -> None:
+    """Adds reflection in both versions, which differ in their package's name only; new clients ask for v1."""
+    servicer: Any = ReflectionServicer((*service_names, HEALTH, CHANNELZ, REFLECTION_ALPHA))
+    add: Any = add_ServerReflectionServicer_to_server
+    add(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=ServerReflectionRequest.FromString,
+        response_serializer=ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(REFLECTION, {"ServerReflectionInfo": handler}),)
+    )
+
+
+def add_channelz(server: Any) -> None:
+    """Adds channelz: gRPC's own view of this process's connections."""
+    servicer: Any = ChannelzServicer()
+    add_ChannelzServicer_to_server(servicer, server)

@@ -1,0 +1,40 @@
+"""The one table from the failure tree to HTTP."""
+
+from collections.abc import Mapping
+
+from kvmesh.errors import (
+    CancelledByCallerError,
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    KvLostError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+# Status, and the `type` word of OpenAI's error body. 499 is nginx's word for a client that went away.
+HTTP_STATUS: Mapping[type[MeshError], tuple[int, str]] = {
+    InvalidRequestError: (400, "invalid_request_error"),
+    UnsupportedError: (400, "invalid_request_error"),
+    UnauthenticatedError: (401, "authentication_error"),
+    PermissionDeniedError: (403, "permission_error"),
+    NotFoundError: (404, "not_found_error"),
+    OverloadedError: (429, "rate_limit_error"),
+    CancelledByCallerError: (499, "request_cancelled"),
+    InternalError: (500, "server_error"),
+    LostError: (502, "server_error"),
+    KvLostError: (502, "server_error"),
+    UnavailableError: (503, "service_unavailable_error"),
+    DeadlineError: (504, "timeout_error"),
+}
+
+
+def http_status(error: MeshError) -> tuple[int, str]:
+    """The HTTP status and OpenAI type word; a subclass counts as its nearest listed base, the bare root as internal."""
+    return next((HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS), HTTP_STATUS[InternalError])

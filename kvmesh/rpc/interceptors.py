@@ -1,0 +1,69 @@
+"""The error boundary of every servicer, and the list of interceptors that servers and channels get."""
+
+import asyncio
+import uuid
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from kvmesh.errors import InternalError, MeshError
+from kvmesh.rpc.channels import ChannelInterceptor
+from kvmesh.rpc.status import abort_with
+from kvmesh.telemetry import Telemetry, event_logger
+from kvmesh.telemetry.handlers import wrap_handler
+from kvmesh.telemetry.interceptors import ObservedChannel, TelemetryServerInterceptor
+
+_log = event_logger(__name__)
+# What the generated base class sets before it raises, as gRPC gives it back.
+_UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.value[0])
+
+
+def server_interceptors(telemetry: Telemetry) -> "list[grpc.aio.ServerInterceptor]":
+    """What every server uses: telemetry outside, so that it sees the status that the error boundary chose."""
+    return [TelemetryServerInterceptor(telemetry), ErrorInterceptor()]
+
+
+def channel_interceptors(telemetry: Telemetry) -> list[ChannelInterceptor]:
+    """What every channel pool uses."""
+
+    def observe(channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        # It has the methods of a Channel without being one: the base class is abstract in what this one forwards.
+        return cast(grpc.aio.Channel, ObservedChannel(channel, telemetry))
+
+    return [observe]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what a servicer raises into a status.
+
+    A MeshError goes to the caller with its details. Any other exception is a defect: it is logged with its traceback
+    under a new id, and the caller learns that id and nothing else. CancelledError and gRPC's own abort pass.
+    """
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Wraps the method's handler."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        return None if handler is None else wrap_handler(handler, lambda inner: _translating(inner, method))
+
+
+def _translating(inner: Any, method: Any) -> Any:
+    async def behave(request: Any, context: Any) -> Any:
+        try:
+            return await inner(request, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except MeshError as error:
+            await abort_with(context, error)
+        except Exception as error:  # noqa: BLE001 (the boundary that keeps defects from clients; logged)
+            if isinstance(error, NotImplementedError) and context.code() in _UNIMPLEMENTED:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "method not implemented")
+            incident = uuid.uuid4().hex
+            _log.error("rpc_defect", exc_info=error, method=method, request_id=incident)
+            await abort_with(context, InternalError(f"internal error {incident}", request_id=incident))
+
+    return behave
+
+
+__all__ = ["ErrorInterceptor", "channel_interceptors", "server_interceptors"]

@@ -1,0 +1,86 @@
+"""A gRPC server as a part of a process."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import grpc
+import grpc.aio
+
+from kvmesh.rpc.health import Health, add_channelz, add_reflection
+from kvmesh.rpc.settings import RpcSettings, server_credentials, server_options
+
+_logger = logging.getLogger(__name__)
+
+
+class RpcServer:
+    """Serves the given services with health, reflection and channelz.
+
+    1. Between `start` and `set_serving(True)` it answers calls but says NOT_SERVING, so that nobody is sent to it.
+    2. `aclose` says NOT_SERVING, refuses new calls, gives those in flight `grace_s`, then cancels them.
+    """
+
+    def __init__(
+        self,
+        settings: RpcSettings,
+        *,
+        service_names: Sequence[str],
+        add_services: Callable[[grpc.aio.Server], None],
+        interceptors: Sequence["grpc.aio.ServerInterceptor"] = (),
+    ) -> None:
+        self._settings = settings
+        self._service_names = tuple(service_names)
+        self._add_services = add_services
+        self._interceptors = tuple(interceptors)
+        self._health = Health(service_names)
+        self._server: grpc.aio.Server | None = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0 before `start`."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{self._settings.host}:{self._port}"
+
+    async def start(self) -> None:
+        """Binds and serves. OSError when the address cannot be bound or a TLS file cannot be read."""
+        server = grpc.aio.server(interceptors=self._interceptors, options=server_options(self._settings))
+        self._add_services(server)
+        await self._health.add_to(server)
+        add_reflection(self._service_names, server)
+        add_channelz(server)
+        self._port = self._bind(server)
+        await server.start()
+        self._server = server
+        _logger.info("rpc_server_started", extra={"data": {"address": self.address, "tls": self._settings.has_tls}})
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Tells health watchers whether to send new requests here."""
+        await self._health.set_serving(is_serving)
+
+    async def aclose(self) -> None:
+        """Stops with grace. Idempotent; cancelling it leaves the stop going on without grace."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        await self._health.close()
+        try:
+            await server.stop(self._settings.grace_s)
+        except asyncio.CancelledError:
+            await server.stop(0)
+            raise
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address = f"{self._settings.host}:{self._settings.port}"
+        credentials = server_credentials(self._settings)
+        try:
+            if credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            # gRPC's message names neither the address nor the likely cause.
+            raise OSError(f"cannot listen on {address}: is the port in use?") from error

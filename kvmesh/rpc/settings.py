@@ -1,0 +1,115 @@
+"""Settings of gRPC servers and channels, and gRPC's own names for them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from kvmesh.settings import setting
+
+Options = list[tuple[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcSettings:
+    """What a process's gRPC server and its channels share."""
+
+    host: str = setting("127.0.0.1", "Address the server listens on.")
+    port: int = setting(0, "Port the server listens on; 0: a free one.", min=0, max=65535)
+    message_bytes_max: int = setting(
+        64 << 20,
+        "Largest message either way; opaque KV handles and media are the largest.",
+        min=1024,
+        max=(1 << 31) - 1,
+    )
+    streams_max: int = setting(4096, "Concurrent calls per connection.", min=1)
+    keepalive_s: float = setting(
+        20.0, "Silence after which a peer is pinged; finds peers that vanished without a word.", min=1
+    )
+    keepalive_timeout_s: float = setting(10.0, "Longest wait for the answer to a ping.", min=0.1)
+    reconnect_min_s: float = setting(0.1, "First pause before connecting again; workers restart fast.", min=0.1)
+    reconnect_max_s: float = setting(1.0, "Longest pause before connecting again.", min=0.1)
+    channels_max: int = setting(4096, "Channels to different peers at a time.", min=1)
+    grace_s: float = setting(5.0, "Time for calls in flight when the server stops.", min=0)
+    tls_certificate_file: str = setting("", "PEM certificate chain of this process. Empty: no TLS.")
+    tls_key_file: str = setting("", "PEM key of the certificate.")
+    tls_authority_file: str = setting(
+        "", "PEM certificates that peers must be signed by. Given: peers must show theirs (mTLS)."
+    )
+    tls_server_name: str = setting("", "Name that servers' certificates bear. Empty: the host in the address.")
+
+    def __post_init__(self) -> None:
+        """Certificate and key go together; an authority without them can only be a client's."""
+        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
+            raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return bool(self.tls_certificate_file or self.tls_authority_file)
+
+
+def _common_options(settings: RpcSettings) -> Options:
+    return [
+        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_send_message_length", settings.message_bytes_max),
+        ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options(settings: RpcSettings) -> Options:
+    """Options of `grpc.aio.server`."""
+    return [
+        *_common_options(settings),
+        ("grpc.max_concurrent_streams", settings.streams_max),
+        # Two processes on one port would share the requests without anyone noticing.
+        ("grpc.so_reuseport", 0),
+        # Peers ping each keepalive_s; half of it leaves room for their clocks.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(settings.keepalive_s * 500)),
+        ("grpc.enable_channelz", 1),
+    ]
+
+
+def channel_options(settings: RpcSettings) -> Options:
+    """Options of `grpc.aio` channels."""
+    name = [("grpc.ssl_target_name_override", settings.tls_server_name)] if settings.tls_server_name else []
+    return [
+        *_common_options(settings),
+        ("grpc.min_reconnect_backoff_ms", round(settings.reconnect_min_s * 1000)),
+        ("grpc.initial_reconnect_backoff_ms", round(settings.reconnect_min_s * 1000)),
+        ("grpc.max_reconnect_backoff_ms", round(settings.reconnect_max_s * 1000)),
+        # Without it a new channel inherits the back-off of an earlier one to the same address.
+        ("grpc.use_local_subchannel_pool", 1),
+        # Retries are the caller's decision: it knows whether anything was done.
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        *name,
+    ]
+
+
+def server_credentials(settings: RpcSettings) -> grpc.ServerCredentials | None:
+    """Credentials for the server's port, None without TLS. Reads the files."""
+    if not settings.tls_certificate_file:
+        return None
+    authority = _read(settings.tls_authority_file)
+    pair = (Path(settings.tls_key_file).read_bytes(), Path(settings.tls_certificate_file).read_bytes())
+    return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
+
+
+def channel_credentials(settings: RpcSettings) -> grpc.ChannelCredentials | None:
+    """Credentials for channels, None without TLS. Reads the files."""
+    if not settings.has_tls:
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read(settings.tls_authority_file),
+        private_key=_read(settings.tls_key_file),
+        certificate_chain=_read(settings.tls_certificate_file),
+    )
+
+
+def _read(path: str) -> bytes | None:
+    return Path(path).read_bytes() if path else None

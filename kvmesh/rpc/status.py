@@ -1,0 +1,176 @@
+"""The one translation between the failure tree and gRPC: ErrorDetail, google.rpc details, status code, and back."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+from kvmesh.api.errors.v1 import errors_pb2
+from kvmesh.api.errors.v1.errors_pb2 import ErrorDetail, ErrorKind
+from kvmesh.errors import (
+    CancelledByCallerError,
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    KvLostError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.telemetry.interceptors import REASON_KEY
+
+DETAILS_KEY = "grpc-status-details-bin"
+ERROR_DOMAIN = "kvmesh"
+MESSAGE_CHARACTERS_MAX = 2_000
+_RETRY_AFTER_S_MAX = 86_400.0
+_REASON = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+# What gRPC itself says when a message exceeds a limit; the same message would be refused again.
+_TOO_LARGE = "message larger than max"
+
+KINDS: Mapping[type[MeshError], tuple[ErrorKind, grpc.StatusCode]] = {
+    InvalidRequestError: (errors_pb2.ERROR_KIND_INVALID, grpc.StatusCode.INVALID_ARGUMENT),
+    NotFoundError: (errors_pb2.ERROR_KIND_NOT_FOUND, grpc.StatusCode.NOT_FOUND),
+    UnauthenticatedError: (errors_pb2.ERROR_KIND_UNAUTHENTICATED, grpc.StatusCode.UNAUTHENTICATED),
+    PermissionDeniedError: (errors_pb2.ERROR_KIND_PERMISSION_DENIED, grpc.StatusCode.PERMISSION_DENIED),
+    UnsupportedError: (errors_pb2.ERROR_KIND_UNSUPPORTED, grpc.StatusCode.FAILED_PRECONDITION),
+    OverloadedError: (errors_pb2.ERROR_KIND_OVERLOADED, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    UnavailableError: (errors_pb2.ERROR_KIND_UNAVAILABLE, grpc.StatusCode.UNAVAILABLE),
+    LostError: (errors_pb2.ERROR_KIND_LOST, grpc.StatusCode.ABORTED),
+    KvLostError: (errors_pb2.ERROR_KIND_KV_LOST, grpc.StatusCode.DATA_LOSS),
+    DeadlineError: (errors_pb2.ERROR_KIND_DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED),
+    CancelledByCallerError: (errors_pb2.ERROR_KIND_CANCELLED, grpc.StatusCode.CANCELLED),
+    InternalError: (errors_pb2.ERROR_KIND_INTERNAL, grpc.StatusCode.INTERNAL),
+}
+_CLASS_BY_KIND = {kind: cls for cls, (kind, _) in KINDS.items()}
+_CLASS_BY_CODE = {code: cls for cls, (_, code) in KINDS.items()} | {
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.ALREADY_EXISTS: InvalidRequestError,
+    grpc.StatusCode.UNKNOWN: InternalError,
+}
+# Codes by which gRPC reports a broken connection when the server itself said nothing.
+_BROKEN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RichStatus(grpc.Status):
+    """A status with its details, for `context.abort_with_status`."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
+
+
+def kind_and_code(error: MeshError) -> tuple[ErrorKind, grpc.StatusCode]:
+    """The kind and status code of an error; a subclass counts as its nearest listed base, the bare root as internal."""
+    return next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), KINDS[InternalError])
+
+
+def to_detail(error: MeshError) -> ErrorDetail:
+    """The error as a message, its text cut to the contract's limits."""
+    detail = ErrorDetail(
+        kind=kind_and_code(error)[0],
+        reason=error.reason,
+        message=error.message[:MESSAGE_CHARACTERS_MAX],
+        field=error.field,
+        request_id=error.request_id,
+        where=error.where,
+    )
+    if error.retry_after_s is not None:
+        detail.retry_after.CopyFrom(_duration(error.retry_after_s))
+    return detail
+
+
+def from_detail(detail: ErrorDetail) -> MeshError:
+    """The error that a message tells of. An unknown kind becomes InternalError, as the contract says."""
+    cls = _CLASS_BY_KIND.get(detail.kind, InternalError)
+    retry_after_s = detail.retry_after.ToTimedelta().total_seconds() if detail.HasField("retry_after") else None
+    return cls(
+        detail.message[:MESSAGE_CHARACTERS_MAX],
+        reason=detail.reason if _REASON.match(detail.reason) else "",
+        field=detail.field,
+        retry_after_s=retry_after_s if retry_after_s is not None and retry_after_s > 0 else None,
+        request_id=detail.request_id,
+        where=detail.where,
+    )
+
+
+def to_status(error: MeshError) -> RichStatus:
+    """The error as a gRPC status: ErrorDetail first, then google.rpc's own words for clients that know only those."""
+    code = kind_and_code(error)[1]
+    message = error.message[:MESSAGE_CHARACTERS_MAX]
+    rich = status_pb2.Status(code=code.value[0], message=message)
+    for detail in _details(error):
+        rich.details.add().Pack(detail)
+    trailing = ((DETAILS_KEY, rich.SerializeToString()), (REASON_KEY, error.reason))
+    return RichStatus(code=code, details=message, trailing_metadata=trailing)
+
+
+async def abort_with(context: "grpc.aio.ServicerContext[object, object]", error: MeshError) -> NoReturn:
+    """Ends the call with the error. Raises grpc.aio.AbortError, which the servicer must let through."""
+    await context.abort_with_status(to_status(error))
+    raise AssertionError("abort_with_status returned")
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "", has_begun: bool = False) -> MeshError:
+    """What a failed call means to its caller. `where` is the peer's id; `has_begun` says that the peer did some work.
+
+    Details that the server sent decide. Without them the status code does; a connection that broke is UnavailableError
+    before the work began and LostError after.
+    """
+    detail = _sent_detail(error)
+    if detail is not None:
+        sent = from_detail(detail)
+        sent.where = sent.where or where
+        return sent
+    message = (error.details() or f"the call ended with {error.code().name}")[:MESSAGE_CHARACTERS_MAX]
+    if _TOO_LARGE in message.lower():
+        return InvalidRequestError(message, reason="message_too_large", where=where)
+    if error.code() in _BROKEN and has_begun:
+        return LostError(message, where=where)
+    return _CLASS_BY_CODE.get(error.code(), InternalError)(message, where=where)
+
+
+def _details(error: MeshError) -> list[Message]:
+    details: list[Message] = [
+        to_detail(error),
+        error_details_pb2.ErrorInfo(reason=error.reason.upper(), domain=ERROR_DOMAIN),
+    ]
+    if error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        details.append(error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after_s)))
+    return details
+
+
+def _sent_detail(error: grpc.aio.AioRpcError) -> ErrorDetail | None:
+    trailing = error.trailing_metadata()
+    packed = trailing.get(DETAILS_KEY) if trailing is not None else None
+    if not isinstance(packed, bytes):
+        return None
+    detail = ErrorDetail()
+    try:
+        rich = status_pb2.Status.FromString(packed)
+        found = next((each for each in rich.details if each.Is(ErrorDetail.DESCRIPTOR)), None)
+        return detail if found is not None and found.Unpack(detail) else None
+    except DecodeError:
+        # A proxy or a foreign server wrote it; the status code still tells enough.
+        return None
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(min(seconds, _RETRY_AFTER_S_MAX) * 1e9))
+    return duration

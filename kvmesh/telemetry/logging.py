@@ -1,0 +1,147 @@
+"""Structured logs over the standard library: an event in past tense, data in keys, one line each.
+
+    _log = event_logger(__name__)
+    _log.info("request_finished", request_id=request_id, reason="stop")
+
+Prompts and tokens are never logged. Code below this package logs with `extra={"data": {...}}`, which comes out the
+same.
+"""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from enum import StrEnum
+from typing import Any, TextIO
+
+from opentelemetry import trace
+
+_VALUE_CHARACTERS_MAX = 8_192
+
+
+class LogFormat(StrEnum):
+    """How a line looks."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
+
+
+class LogLevel(StrEnum):
+    """Severity."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class EventLogger:
+    """A logger whose messages are events with data."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, **data: Any) -> None:
+        """For whoever debugs this part."""
+        self._emit(logging.DEBUG, event, None, data)
+
+    def info(self, event: str, **data: Any) -> None:
+        """For whoever runs the mesh: rare things, and one line per request."""
+        self._emit(logging.INFO, event, None, data)
+
+    def warning(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
+        """Something is wrong and the mesh copes."""
+        self._emit(logging.WARNING, event, exc_info, data)
+
+    def error(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
+        """Something is wrong and somebody should look."""
+        self._emit(logging.ERROR, event, exc_info, data)
+
+    def _emit(self, level: int, event: str, error: BaseException | None, data: dict[str, Any]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, event, exc_info=error, extra={"data": data}, stacklevel=3)
+
+
+def event_logger(name: str) -> EventLogger:
+    """The logger of a module, by its `__name__`."""
+    return EventLogger(logging.getLogger(name))
+
+
+def configure_logging(
+    *, level: LogLevel = LogLevel.INFO, style: LogFormat = LogFormat.AUTO, service: str, stream: TextIO | None = None
+) -> None:
+    """Sends the whole process's logs to `stream` (default: stderr), replacing earlier handlers."""
+    stream = stream or sys.stderr
+    is_text = style is LogFormat.TEXT or (style is LogFormat.AUTO and stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextFormatter() if is_text else JsonFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line; the keys of this class win over an event's data of the same name."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        line: dict[str, Any] = {
+            "time": _wall(record.created),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "event": record.getMessage(),
+            **_trace_keys(),
+        }
+        line |= {key: value for key, value in _data(record).items() if key not in line}
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """For a terminal: time, level, event, key=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
+        pairs = "".join(f" {key}={_one_line(value)}" for key, value in (_data(record) | _trace_keys()).items())
+        return f"{clock} {record.levelname:<7} {_one_line(record.getMessage())}{pairs}"
+
+
+def _data(record: logging.LogRecord) -> dict[str, Any]:
+    data = {key: _cut(value) for key, value in getattr(record, "data", {}).items()}
+    if record.exc_info and record.exc_info[1] is not None:
+        error = record.exc_info[1]
+        data["error"] = _cut(f"{type(error).__name__}: {error}")
+        data["traceback"] = _cut("".join(traceback.format_exception(error)), keep_end=True)
+    return data
+
+
+def _trace_keys() -> dict[str, str]:
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
+def _cut(value: Any, *, keep_end: bool = False) -> Any:
+    if not isinstance(value, str) or len(value) <= _VALUE_CHARACTERS_MAX:
+        return value
+    return "..." + value[-_VALUE_CHARACTERS_MAX:] if keep_end else value[:_VALUE_CHARACTERS_MAX] + "..."
+
+
+def _one_line(value: Any) -> str:
+    text = str(value)
+    if text.isprintable() and " " not in text:
+        return text
+    # json.dumps escapes every character that could break the line or move the cursor.
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _wall(created: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created)) + f".{int(created * 1000) % 1000:03d}Z"

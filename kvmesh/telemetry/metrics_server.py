@@ -1,0 +1,68 @@
+"""/metrics, /health and /live over HTTP."""
+
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+_logger = logging.getLogger(__name__)
+_REQUEST_BYTES_MAX = 64 * 1024
+
+
+class MetricsServer:
+    """A small HTTP server beside the gRPC one.
+
+    `/live` answers while the event loop turns; `/health` answers 503 unless `is_healthy()`.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, host: str, port: int, *, is_healthy: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._registry = registry
+        self._host = host
+        self._wanted_port = port
+        self._is_healthy = is_healthy
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0 before `start`."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Binds and serves. OSError when the address cannot be bound."""
+        app = web.Application(client_max_size=_REQUEST_BYTES_MAX)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/live", self._live)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._wanted_port, shutdown_timeout=1.0).start()
+        self._port = self._runner.addresses[0][1]
+        _logger.debug("metrics_server_started", extra={"data": {"address": self.address}})
+
+    async def aclose(self) -> None:
+        """Stops listening. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        if self._is_healthy():
+            return web.json_response({"status": "ok"})
+        return web.json_response({"status": "unavailable"}, status=503)
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})

@@ -1,0 +1,27 @@
+"""Metrics of gRPC calls, the same for both sides."""
+
+from kvmesh.telemetry.metrics import ClosedSet, Instruments
+
+_METHODS_MAX = 256
+_REASONS_MAX = 64
+
+
+class RpcMetrics:
+    """Calls by method, code and reason. `method` is package.Service/Method; `reason` is `none` after success."""
+
+    def __init__(self, instruments: Instruments, *, side: str) -> None:
+        self._started = instruments.counter(f"rpc_{side}_started_calls", "Calls begun.", ["method"])
+        self._finished = instruments.counter(f"rpc_{side}_finished_calls", "Calls ended.", ["method", "code", "reason"])
+        self._duration = instruments.histogram(f"rpc_{side}_duration_seconds", "From begin to end.", ["method"])
+        self._methods = ClosedSet(_METHODS_MAX, is_word=False)
+        self._reasons = ClosedSet(_REASONS_MAX)
+
+    def started(self, method: str) -> None:
+        """A call began."""
+        self._started.labels(self._methods.label(method)).inc()
+
+    def finished(self, method: str, *, code: str, reason: str, duration_s: float) -> None:
+        """The call ended."""
+        method = self._methods.label(method)
+        self._finished.labels(method, code, self._reasons.label(reason or "none")).inc()
+        self._duration.labels(method).observe(duration_s)

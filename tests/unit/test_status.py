@@ -1,0 +1,124 @@
+"""Failures cross gRPC and HTTP without losing their meaning."""
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from kvmesh import errors
+from kvmesh.api.errors.v1 import errors_pb2
+from kvmesh.errors import InternalError, InvalidRequestError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.rpc.http_status import HTTP_STATUS, http_status
+from kvmesh.rpc.status import DETAILS_KEY, KINDS, from_detail, from_rpc_error, kind_and_code, to_detail, to_status
+
+CLASSES = [
+    each for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, MeshError) and each is not MeshError
+]  # fmt: skip
+
+
+def failure(cls: type[MeshError]) -> MeshError:
+    return cls("words", reason="a_reason", field="a.b", retry_after_s=1.5, request_id="r1", where="w1")
+
+
+def rpc_error(code: grpc.StatusCode, details: str, trailing: tuple = ()) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details)
+
+
+def as_dict(error: MeshError) -> dict[str, object]:
+    return {"class": type(error), **vars(error)}
+
+
+def test_every_class_has_its_own_kind_and_code_and_every_kind_a_class() -> None:
+    """No class is forgotten, and none is mistaken for another."""
+    assert set(KINDS) == set(CLASSES) == set(HTTP_STATUS)
+    assert {kind for kind, _ in KINDS.values()} == set(errors_pb2.ErrorKind.values()) - {0}
+    assert len({code for _, code in KINDS.values()}) == len(CLASSES)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_round_trip_as_message_and_as_status(cls: type[MeshError]) -> None:
+    """Class and all fields survive, inside a stream's message and as a call's status."""
+    error = failure(cls)
+    assert as_dict(from_detail(to_detail(error))) == as_dict(error)
+    status = to_status(error)
+    received = from_rpc_error(rpc_error(status.code, status.details, status.trailing_metadata), has_begun=True)
+    assert as_dict(received) == as_dict(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_round_trip_with_nothing_set(cls: type[MeshError]) -> None:
+    """Absence survives too, and the default reason stands."""
+    assert as_dict(from_detail(to_detail(cls("words")))) == as_dict(cls("words"))
+    assert cls("words").reason == cls.default_reason
+
+
+def test_google_details_follow_for_foreign_clients() -> None:
+    """ErrorDetail comes first; a client that knows only google.rpc finds reason, field and wait."""
+    rich = status_pb2.Status.FromString(dict(to_status(failure(OverloadedError)).trailing_metadata)[DETAILS_KEY])
+    assert [each.TypeName() for each in rich.details] == [
+        "kvmesh.errors.v1.ErrorDetail", "google.rpc.ErrorInfo", "google.rpc.BadRequest", "google.rpc.RetryInfo"
+    ]  # fmt: skip
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    assert rich.details[1].Unpack(info)
+    assert rich.details[2].Unpack(bad)
+    assert rich.details[3].Unpack(retry)
+    assert (info.domain, info.reason) == ("kvmesh", "A_REASON")
+    assert bad.field_violations[0].field == "a.b"
+    assert retry.retry_delay.ToNanoseconds() == 1_500_000_000
+    assert rich.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+
+
+def test_subclasses_and_the_root_have_a_place() -> None:
+    """A class made elsewhere counts as its base; a bare MeshError is internal."""
+
+    class QueueFullError(OverloadedError):
+        pass
+
+    assert kind_and_code(QueueFullError("x")) == KINDS[OverloadedError]
+    assert http_status(QueueFullError("x"))[0] == 429
+    assert kind_and_code(MeshError("x")) == KINDS[InternalError]
+    assert http_status(MeshError("x"))[0] == 500
+
+
+def test_foreign_values_are_bounded() -> None:
+    """What a peer sends cannot grow labels, messages or waits."""
+    detail = errors_pb2.ErrorDetail(kind=99, reason="Not A Word", message="m" * 5000)  # type: ignore[arg-type]
+    detail.retry_after.FromNanoseconds(-5)
+    error = from_detail(detail)
+    assert type(error) is InternalError
+    assert (error.reason, len(error.message), error.retry_after_s) == ("internal", 2000, None)
+    assert len(to_detail(InternalError("m" * 5000)).message) == 2000
+
+
+@pytest.mark.parametrize(
+    ("code", "has_begun", "cls"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, False, UnavailableError),
+        (grpc.StatusCode.UNAVAILABLE, True, LostError),
+        (grpc.StatusCode.INTERNAL, True, LostError),
+        (grpc.StatusCode.INTERNAL, False, InternalError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, True, errors.DeadlineError),
+        (grpc.StatusCode.CANCELLED, False, errors.CancelledByCallerError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, False, OverloadedError),
+        (grpc.StatusCode.UNIMPLEMENTED, False, errors.UnsupportedError),
+    ],
+)
+def test_a_bare_status_code_is_understood(code: grpc.StatusCode, has_begun: bool, cls: type[MeshError]) -> None:
+    """What gRPC itself or a foreign server reports gets the nearest class; a break after work began is a loss."""
+    error = from_rpc_error(rpc_error(code, "words"), where="w1", has_begun=has_begun)
+    assert (type(error), error.message, error.where) == (cls, "words", "w1")
+
+
+def test_a_message_too_large_is_not_retried() -> None:
+    """gRPC reports it with the code of overload, but the same message would be refused for ever."""
+    error = from_rpc_error(
+        rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 4)")
+    )
+    assert (type(error), error.reason) == (InvalidRequestError, "message_too_large")
+
+
+def test_broken_details_fall_back_to_the_code() -> None:
+    """Garbage in the details does not hide the failure."""
+    error = from_rpc_error(rpc_error(grpc.StatusCode.NOT_FOUND, "words", ((DETAILS_KEY, b"\xff\xff"),)))
+    assert type(error) is errors.NotFoundError
