@@ -99,14 +99,15 @@ class HttpServer:
     async def _answer(self, request: web.Request, read: Reader) -> web.StreamResponse:
         """One request, its outcome counted and logged once."""
         began_s = self._pipeline.clock.now()
+        request_id, client_id = self._pipeline.new_id(), _client_id(request)
         exchange = Exchange(
             request=request,
             pipeline=self._pipeline,
             settings=self._settings,
             began_s=began_s,
-            client_id=_client_id(request),
-            request_id=self._pipeline.new_id(),
-            headers=_common_headers(request),
+            client_id=client_id,
+            request_id=request_id,
+            headers={REQUEST_ID_HEADER: client_id or request_id},
         )
         try:
             response = await self._served(exchange, read)
