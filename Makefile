@@ -4,7 +4,7 @@
 #   make test ARGS="tests/unit -k hashes"            arguments of pytest; without: the whole suite
 #
 # KVMESH_VENV, KVMESH_CACHE   where packages and downloads go (.venv, .cache)
-# KVMESH_ENGINE               engine build: cpu, gpu or none; by default what the machine has
+# KVMESH_ENGINE_BUILD               engine build: cpu, gpu or none; by default what the machine has
 # KVMESH_PYTHON               which Python to build on
 
 KVMESH_VENV ?= $(CURDIR)/.venv

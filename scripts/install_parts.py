@@ -18,8 +18,9 @@ from apt_sources import Archive, archives_of, release
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache").absolute()
-# Suite that has the package; None is the machine's own.
-PARTS: dict[str, str | None] = {"consul": "bullseye", "prometheus": None}
+# Suite that has the package; None is the machine's own. Debian 12 builds Prometheus without Consul discovery, which the mesh's
+# configuration needs (compose/prometheus); Debian 11 builds it with.
+PARTS: dict[str, str | None] = {"consul": "bullseye", "prometheus": "bullseye"}
 
 
 class CannotHave(Exception):

@@ -4,7 +4,7 @@ Run by `make up` and `make test` with whatever Python 3.11+ the machine has; sta
 `.venv/` and `.cache/` in the repository (elsewhere with KVMESH_VENV and KVMESH_CACHE). A second run sees by a stamp
 that nothing changed and ends at once; two runs at the same time take turns.
 
-KVMESH_ENGINE chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none`; by default what the machine has.
+KVMESH_ENGINE_BUILD chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none`; by default what the machine has.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,11 +64,11 @@ def only_one() -> Iterator[None]:
 
 def chosen_engine() -> str:
     """Which engine build fits this machine."""
-    wanted = os.environ.get("KVMESH_ENGINE", "")
+    wanted = os.environ.get("KVMESH_ENGINE_BUILD", "")
     if wanted in ("cpu", "gpu", "none"):
         return wanted
     if wanted:
-        sys.exit(f"kvmesh set-up: KVMESH_ENGINE is {wanted!r}; it may be cpu, gpu or none")
+        sys.exit(f"kvmesh set-up: KVMESH_ENGINE_BUILD is {wanted!r}; it may be cpu, gpu or none")
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return "none"
     return "gpu" if Path("/dev/nvidia0").exists() and shutil.which("nvidia-smi") else "cpu"
@@ -130,23 +129,11 @@ def install(engine: str, tests: bool) -> None:
         locks.append(LOCKS["cpu"])
         if not has_library("numa"):
             install_system_package("libnuma1", "libnuma, which vLLM's CPU build loads")
-    # The lock is complete, so nothing is resolved: quicker, and no package can pull a CUDA build of torch. torch, a third
-    # of the work, goes in beside the others: it shares no file with them.
-    with ThreadPoolExecutor() as pool:
-        torch = pool.submit(install_torch) if engine == "cpu" else None
-        pip("--no-deps", *(word for path in without_torch(locks) for word in ("-r", str(path))))
-        if torch is not None:
-            torch.result()
+        install_torch()
+    # The lock is complete, so nothing is resolved: quicker, and no package can pull a CUDA build of torch.
+    pip("--no-deps", *(word for lock in locks for word in ("-r", str(lock))))
     pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
     compile_all()
-
-
-def without_torch(locks: list[Path]) -> Iterator[Path]:
-    """Copies of these locks without torch, whose builds have an index of their own."""
-    for lock in locks:
-        copy = CACHE / lock.name
-        copy.write_text("".join(line for line in lock.open() if not line.startswith("torch==")))
-        yield copy
 
 
 def install_torch() -> None:
@@ -155,7 +142,7 @@ def install_torch() -> None:
     if pip_status("--no-deps", torch) != 0:
         say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
         if pip_status("--no-deps", "--extra-index-url", TORCH_CPU_INDEX, torch) != 0:
-            fail(f"pip install {torch} (without vLLM, for simulated engines only: KVMESH_ENGINE=none)")
+            fail(f"pip install {torch} (without vLLM, for simulated engines only: KVMESH_ENGINE_BUILD=none)")
 
 
 def compile_all() -> None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kvmesh.worker.forkserver import Child as ForkedChild
+from kvmesh.worker.forkserver import ForkServer
+
 LOG_TAIL_LINES = 15
 
 
@@ -96,6 +99,25 @@ async def start_child(spec: ChildSpec) -> Child:
             start_new_session=True,
         )
     return Child(spec, process)
+
+
+class _Forked:
+    """A fork server's child as a Process."""
+
+    def __init__(self, server: ForkServer, child: ForkedChild) -> None:
+        self.pid = child.pid
+        self._server = server
+        self._child = child
+
+    async def wait(self) -> int:
+        return await self._server.wait(self._child)
+
+
+async def fork_child(server: ForkServer, spec: ChildSpec) -> Child:
+    """Starts a child out of a fork server, whose slow imports are done."""
+    spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+    forked = await server.spawn(spec.module, spec.argv, env=dict(spec.env), log=str(spec.log_path))
+    return Child(spec, _Forked(server, forked))
 
 
 async def stop_children(groups: Sequence[Sequence[Child]], timeout_s: float) -> None:

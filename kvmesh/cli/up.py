@@ -1,4 +1,4 @@
-"""`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C or the first death."""
+"""`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C or a death it cannot go on after."""
 
 import asyncio
 import os
@@ -13,14 +13,16 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.cli.answer import stream_answer
-from kvmesh.cli.children import Child, ChildSpec, start_child, stop_children, wait_first_exit
+from kvmesh.cli.children import Child, ChildSpec, fork_child, start_child, stop_children, wait_first_exit
 from kvmesh.cli.plan import MeshPlan, MeshShape, plan_mesh
 from kvmesh.cli.progress import Progress
 from kvmesh.cli.state import MeshState, remove_state, write_state
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
-from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.errors import MeshError
 from kvmesh.settings import SettingsError, load, setting
+from kvmesh.worker.forkserver import ForkServer
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 
@@ -57,6 +59,9 @@ class Mesh:
         self.started_at_s = time.monotonic()
         self.children: list[Child] = []
         self._groups: list[list[Child]] = []
+        self._told: list[Child] = []
+        self._stack = AsyncExitStack()
+        """What must outlive the children's orderly stop: the fork server."""
 
     async def run(self) -> int:
         """Starts everything, serves, stops everything; the exit status."""
@@ -68,16 +73,23 @@ class Mesh:
         async with AsyncExitStack() as stack:
             stack.callback(stopped.cancel)
             registry_address = await self._start_registry(stack)
+            await stack.enter_async_context(self._stack)
             stack.push_async_callback(self._stop)
             serving = asyncio.create_task(self._serve(registry_address))
             stack.callback(serving.cancel)
             await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
-            return 0 if stopped.done() else serving.result()
+            if stopped.done():
+                return 0
+            try:
+                return serving.result()
+            except MeshError as error:
+                self._progress.say(error.message)
+                return 1
 
     async def _start_registry(self, stack: AsyncExitStack) -> str:
         if self._settings.consul:
             return self._settings.consul
-        agent = EmbeddedAgent(host="127.0.0.1", port=0)
+        agent = EmbeddedAgent(AgentSettings())
         await agent.start()
         stack.push_async_callback(agent.aclose)
         return agent.address
@@ -86,7 +98,7 @@ class Mesh:
         """Until a child dies, or the greeting is answered with `once`."""
         await self._start_children(plan_mesh(self._shape(registry_address)))
         ready = asyncio.create_task(self._become_ready(registry_address))
-        death = asyncio.create_task(wait_first_exit(self.children))
+        death = asyncio.create_task(self._watch_deaths(ready))
         try:
             await asyncio.wait({ready, death}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done() and not death.done():
@@ -95,11 +107,25 @@ class Mesh:
                 if self._settings.once:
                     return 0
                 await death
-            self._progress.say("a part of the mesh died: " + death.result().reason())
             return 1
         finally:
             ready.cancel()
             death.cancel()
+
+    async def _watch_deaths(self, ready: asyncio.Task[bool]) -> None:
+        """Tells of every child that dies; returns when the mesh cannot become ready or cannot answer any more."""
+        while True:
+            dead = await wait_first_exit([child for child in self.children if child not in self._told])
+            self._told.append(dead)
+            self._progress.say("a part of the mesh died: " + dead.reason())
+            if not ready.done() or not self._can_answer():
+                self._progress.say("the mesh cannot go on without it")
+                return
+
+    def _can_answer(self) -> bool:
+        """True while a frontend, a router and a decode worker run: decode workers can compute prompts themselves."""
+        alive = {child.spec.module for child in self.children if not child.exited.is_set()}
+        return {"services.frontend", "services.router", "services.decode"} <= alive
 
     def _shape(self, registry_address: str) -> MeshShape:
         settings = self._settings
@@ -121,12 +147,27 @@ class Mesh:
         )
 
     async def _start_children(self, plan: MeshPlan) -> None:
-        for specs in (plan.workers, plan.routers, plan.frontends, plan.planners):
+        """Workers are forked from one process that imported the engine, where that is slow; meanwhile the rest starts."""
+        forking = None
+        if self._settings.engine == "vllm":
+            forking = asyncio.create_task(self._start_fork_server())
+        else:
+            self._groups.append([await self._start(spec) for spec in plan.workers])
+        for specs in (plan.routers, plan.frontends, plan.planners):
             self._groups.append([await self._start(spec) for spec in specs])
+        if forking is not None:
+            server = await forking
+            self._groups.insert(0, [await self._start(spec, server) for spec in plan.workers])
 
-    async def _start(self, spec: ChildSpec) -> Child:
+    async def _start_fork_server(self) -> ForkServer:
+        self._progress.say("importing vLLM")
+        server = await ForkServer.start("vllm", timeout_s=self._settings.ready_timeout_s)
+        self._stack.push_async_callback(server.aclose)
+        return server
+
+    async def _start(self, spec: ChildSpec, server: ForkServer | None = None) -> Child:
         spec.log_path.unlink(missing_ok=True)
-        child = await start_child(spec)
+        child = await (start_child(spec) if server is None else fork_child(server, spec))
         self.children.append(child)
         return child
 

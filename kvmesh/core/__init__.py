@@ -1,7 +1,7 @@
 """The nouns of the mesh: plain values without behaviour, shared by everything else."""
 
 from kvmesh.core.generation import Generation, Media, MediaKind
-from kvmesh.core.kv import KvCleared, KvEvent, KvHandle, KvRemoved, KvStep, KvStored, KvTier, Rendezvous
+from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
 from kvmesh.core.routing import Ask, Placement, ReportKind
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
@@ -15,11 +15,11 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Handoff",
+    "KvBatch",
     "KvCleared",
     "KvEvent",
     "KvHandle",
     "KvRemoved",
-    "KvStep",
     "KvStored",
     "KvTier",
     "LoadRecord",

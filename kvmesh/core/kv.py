@@ -74,7 +74,7 @@ KvEvent = KvStored | KvRemoved | KvCleared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvStep:
+class KvBatch:
     """One step of a worker's KV watch: a part of a snapshot, or changes (see `WatchKvResponse`).
 
     Snapshot parts hold KvStored runs only, parents before their children.

@@ -29,8 +29,9 @@ class Health(StrEnum):
 class Registration:
     """What an instance says of itself. `instance_id` is unique in the registry; `host:port` serves gRPC.
 
-    The registry checks grpc.health.v1 at that address every `check_interval_s`, and expects a heartbeat at least every
-    `ttl_s`; an instance critical for `deregister_after_s` is forgotten (Consul allows no less than 60 s).
+    The registry checks grpc.health.v1 at that address every `check_interval_s` (Consul: at least 1 s), and expects a
+    heartbeat at least every `ttl_s`; an instance critical for `deregister_after_s` is forgotten (at least 60 s; Consul
+    looks every 30 s).
     `meta` holds at most 64 pairs, values of at most 512 characters (Consul's limits).
     """
 
@@ -48,7 +49,10 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One registered instance as last seen."""
+    """One registered instance as last seen. `notes`: the drain mark's reason, or the heartbeat's note.
+
+    A note that changes without the health may be some minutes old.
+    """
 
     service: str
     instance_id: str
@@ -134,7 +138,10 @@ class Registry(Protocol):
         ...
 
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
-        """Sets a value. With `expected_index` only if the key's modify_index equals it (0: absent); False if not."""
+        """Sets a value. With `expected_index` only if the key's modify_index equals it (0: absent); False if not.
+
+        After UnavailableError the value may have been set or not.
+        """
         ...
 
     async def delete(self, key: str) -> None:
@@ -142,7 +149,10 @@ class Registry(Protocol):
         ...
 
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
-        """Makes a session that ends `ttl_s` (10 to 86 400) after its last renewal and then releases its locks."""
+        """Makes a session that ends `ttl_s` (10 to 86 400) after its last renewal and then releases its locks.
+
+        Consul may take up to twice that. Then nobody takes these locks for `lock_delay_s` (0 to 60).
+        """
         ...
 
     async def renew_session(self, session_id: str) -> None:

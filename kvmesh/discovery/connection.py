@@ -118,16 +118,17 @@ class Connection:
 def origin(settings: DiscoverySettings) -> str:
     """scheme://host:port of an address in any of its forms."""
     address = settings.address
-    url = urlsplit(address if "://" in address else f"{'https' if settings.ca_file else 'http'}://{address}")
+    wrong = InvalidRequestError(
+        f"address {address!r} is not host:port or an http(s) URL of a Consul agent", field="address"
+    )
     try:
-        port = url.port or DEFAULT_PORT
+        url = urlsplit(address if "://" in address else f"{'https' if settings.ca_file else 'http'}://{address}")
+        port = DEFAULT_PORT if url.port is None else url.port
     except ValueError:
-        port = 0
+        raise wrong from None
     extra = url.path.strip("/") or url.query or url.fragment or url.username
     if url.scheme not in ("http", "https") or not url.hostname or not port or extra:
-        raise InvalidRequestError(
-            f"address {address!r} is not host:port or an http(s) URL of a Consul agent", field="address"
-        )
+        raise wrong
     return f"{url.scheme}://{wire.grpc_target(url.hostname, port)}"
 
 

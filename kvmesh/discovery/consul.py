@@ -9,7 +9,7 @@ that do not change status reach the catalog only every few minutes; a read witho
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ _WAIT_JITTER = 1 / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsulStatistics:
-    """Counts since the start, and what is open now."""
+    """Counts since the start, and what is open now. Failed: the registry did not answer, or not as Consul does."""
 
     calls: int
     calls_failed: int
@@ -50,11 +50,11 @@ class ConsulRegistry:
         settings: DiscoverySettings,
         clock: Clock | None = None,
         *,
-        uniform: Callable[[], float] = random.random,
+        generator: random.Random | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._uniform = uniform
+        self._random = (generator or random.Random()).random
         self._connection = Connection(settings)
         self._closed = asyncio.Event()
         self._calls = self._calls_failed = self._watches_open = self._views_given = 0
@@ -121,7 +121,7 @@ class ConsulRegistry:
     async def _views(self, service: str) -> AsyncGenerator[View, None]:
         watching = Watching(service)
         backoff = Backoff(
-            first_s=self._settings.backoff_first_s, max_s=self._settings.backoff_max_s, random=self._uniform
+            first_s=self._settings.backoff_first_s, max_s=self._settings.backoff_max_s, random=self._random
         )
         while not self._closed.is_set():
             asked_at = self._clock.now()
@@ -147,7 +147,7 @@ class ConsulRegistry:
         if index == 0:
             return await self._call("GET", path)
         # Up to a tenth shorter at random, so that watches begun together do not stay together.
-        wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * self._uniform())
+        wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * self._random())
         return await self._counted(
             self._connection.wait(
                 path,
@@ -234,7 +234,7 @@ class ConsulRegistry:
         self._calls += 1
         try:
             return await call
-        except MeshError:
+        except UnavailableError:
             self._calls_failed += 1
             raise
 

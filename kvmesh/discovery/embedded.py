@@ -6,6 +6,7 @@ Run it alone with `python -m kvmesh.discovery.embedded --port 8500`, or within a
 import argparse
 import asyncio
 import logging
+import random
 import signal
 import socket
 import ssl
@@ -49,13 +50,18 @@ class AgentStatistics:
 class EmbeddedAgent:
     """The agent on the running loop. Its state is in memory only: after a restart, instances register again."""
 
-    def __init__(self, settings: AgentSettings | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings | None = None,
+        clock: Clock | None = None,
+        generator: random.Random | None = None,
+    ) -> None:
         self._settings = settings or AgentSettings()
         self._clock = clock or SystemClock()
         # Begun at the time of day, so that no client's index or compare-and-set outlives a restart by accident.
         self._state = AgentState(self._settings, first_index=max(1, int(self._clock.wall())))
         self._live = LiveState(self._state, self._clock)
-        self._answering = Answering(self._live, self._settings)
+        self._answering = Answering(self._live, self._settings, generator or random.Random())
         self._probes: Probes | None = None
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
@@ -101,6 +107,7 @@ class EmbeddedAgent:
             await web.SockSite(self._runner, listener, ssl_context=tls).start()
         except BaseException:
             listener.close()
+            await self._runner.cleanup()
             raise
         self._probes = Probes(self._live, self._clock, probes_max=settings.probes_max, roots=roots)
         self._task = asyncio.create_task(self._run(self._probes), name="embedded agent")

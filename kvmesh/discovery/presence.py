@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvmesh.clock import Clock, SystemClock
@@ -42,12 +41,12 @@ class Presence:
         *,
         settings: PresenceSettings | None = None,
         clock: Clock | None = None,
-        uniform: Callable[[], float] = random.random,
+        generator: random.Random | None = None,
     ) -> None:
         self._registry = registry
         self._settings = settings or PresenceSettings()
         self._clock = clock or SystemClock()
-        self._uniform = uniform
+        self._random = (generator or random.Random()).random
         self._wanted = registration
         self._health, self._note = Health.PASSING, ""
         self._is_draining, self._drain_reason = False, ""
@@ -111,7 +110,8 @@ class Presence:
             self._task.cancel()
             await asyncio.wait((self._task,))
         try:
-            async with asyncio.timeout(self._settings.close_timeout_s):
+            # In turn, so that no attempt under way registers again what has signed off.
+            async with asyncio.timeout(self._settings.close_timeout_s), self._one_at_a_time:
                 await self._registry.deregister(self._wanted.instance_id)
         except (MeshError, TimeoutError) as error:
             _log.warning("instance_left_registered", extra={"instance_id": self._wanted.instance_id, "why": str(error)})
@@ -122,7 +122,7 @@ class Presence:
         backoff = Backoff(
             first_s=min(self._settings.backoff_first_s, period_s),
             max_s=min(self._settings.backoff_max_s, period_s),
-            random=self._uniform,
+            random=self._random,
         )
         # The first heartbeat was sent by start(), unless that failed.
         pause_s = period_s if self._standing is not None else backoff.next_s()
@@ -142,15 +142,21 @@ class Presence:
         return True
 
     async def _bring_about(self) -> None:
-        async with self._one_at_a_time:
-            if self._closing.is_set():
-                return
-            try:
-                await self._bring_about_once()
-            except NotFoundError:
-                _log.info("instance_forgotten_by_registry", extra={"instance_id": self._wanted.instance_id})
-                self._standing = None
-                await self._bring_about_once()
+        try:
+            # Bounds the wait for another attempt too, so that nobody who sets something is held up for long.
+            async with asyncio.timeout(self._settings.attempt_timeout_s), self._one_at_a_time:
+                if not self._closing.is_set():
+                    await self._bring_about_unless_forgotten()
+        except TimeoutError:
+            raise UnavailableError("the registry did not answer in time", reason="registry_timeout") from None
+
+    async def _bring_about_unless_forgotten(self) -> None:
+        try:
+            await self._bring_about_once()
+        except NotFoundError:
+            _log.info("instance_forgotten_by_registry", extra={"instance_id": self._wanted.instance_id})
+            self._standing = None
+            await self._bring_about_once()
 
     async def _bring_about_once(self) -> None:
         wanted = self._wanted

@@ -1,100 +1,92 @@
-"""Limits and times of discovery, each with its unit and its reason."""
+"""Limits and times of discovery, each with its reason."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from kvmesh.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverySettings:
     """How a process talks to the registry."""
 
-    # host:port, or an http:// or https:// URL. Empty: no Consul is given, and who starts the mesh serves the embedded
-    # agent.
-    address: str = ""
-    # Sent as X-Consul-Token. A secret: it is not printed.
-    token: str = field(default="", repr=False)
-    # PEM files. A CA file or an https:// address turns TLS on; certificate and key are for agents that verify clients.
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
-    # The name to verify in the agent's certificate where it differs from the address; Consul's are `server.dc1.consul`.
-    server_name: str = ""
-    # One call, from the wait for a free slot to the last byte. A local agent answers in a millisecond; a leader
-    # election, during which every call fails, takes Consul about 3 s.
-    call_timeout_s: float = 5.0
-    # What a blocking query asks Consul to wait for; Consul adds up to a sixteenth. It bounds how long a hung (not
-    # dead) agent goes unnoticed, and costs one idle request per watch in that time.
-    watch_wait_s: float = 30.0
-    # Between two questions of one watch. A storm of changes gives at most ten views a second; a lone change is seen
-    # at once.
-    watch_interval_min_s: float = 0.1
-    # Between failed attempts: doubles from the first to the last, less up to half at random, so that a mesh does not
-    # return in step.
-    backoff_first_s: float = 0.1
-    backoff_max_s: float = 5.0
-    # How long the agent waits for an instance's gRPC health answer. A worker that loads a model on all cores may take
-    # seconds.
-    check_timeout_s: float = 5.0
-    # Short calls at once; more wait within their own timeout. Watches have connections of their own.
-    calls_max: int = 32
-    watches_max: int = 64
-    # An answer above this is refused: a thousand instances with full meta are about 40 MB.
-    answer_bytes_max: int = 64 * 1024 * 1024
+    # Who starts a mesh without an address serves the embedded agent and hands its address on.
+    address: str = setting("", "Consul agent: host:port, or an http:// or https:// URL")
+    token: str = setting("", "ACL token, sent with every call", secret=True)
+    ca_file: str = setting("", "PEM file with the agent's CA; turns TLS on; empty with https://: the system's CAs")
+    certificate_file: str = setting("", "PEM file with our certificate, for agents that verify clients")
+    key_file: str = setting("", "PEM file with our certificate's key")
+    # Consul's own certificates say server.dc1.consul.
+    server_name: str = setting("", "name to verify in the agent's certificate, where it is not the address")
+    # A local agent answers in a millisecond; a leader election, during which calls fail, takes Consul about 3 s.
+    call_timeout_s: float = setting(5.0, "one call, from the wait for a free slot to the last byte", min=0.01, max=600)
+    # It bounds how long a hung (not dead) agent goes unnoticed, and costs an idle request per watch in that time.
+    watch_wait_s: float = setting(30.0, "how long a blocking query waits for a change", min=0.1, max=600)
+    # A storm of changes gives at most ten views a second; a lone change is seen at once.
+    watch_interval_min_s: float = setting(0.1, "least time between two questions of one watch", min=0.0, max=60)
+    # Delays double from the first to the last, less up to half at random, so that a mesh does not come back in step.
+    backoff_first_s: float = setting(0.1, "delay after a watch's first failure", min=0.001, max=60)
+    backoff_max_s: float = setting(5.0, "longest delay between a watch's attempts", min=0.001, max=600)
+    # A worker that loads a model on all cores may take seconds to answer.
+    check_timeout_s: float = setting(5.0, "how long the agent waits for an instance's gRPC health", min=0.01, max=600)
+    calls_max: int = setting(32, "calls in flight at once; more wait within their own timeout", min=1, max=10_000)
+    watches_max: int = setting(64, "watches open at once; each has a connection of its own", min=1, max=10_000)
+    # A thousand instances with full meta are about 40 MB.
+    answer_bytes_max: int = setting(64 * 1024 * 1024, "largest answer taken", min=1024)
     # Consul's own limit.
-    value_bytes_max: int = 512 * 1024
+    value_bytes_max: int = setting(512 * 1024, "largest value of a key", min=1, max=512 * 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresenceSettings:
     """How an instance keeps itself registered."""
 
-    # Heartbeats per TTL: two may be lost before the check turns critical.
-    heartbeats_per_ttl: float = 3.0
-    # Signing off may not hold up a process that ends; what is left behind, the checks turn critical and the registry
-    # forgets.
-    close_timeout_s: float = 3.0
-    # Between failed attempts, as in DiscoverySettings; never longer than the heartbeat's period.
-    backoff_first_s: float = 0.1
-    backoff_max_s: float = 5.0
+    # With three, two may be lost before the check turns critical.
+    heartbeats_per_ttl: float = setting(
+        3.0, "heartbeats sent in the time after which they are missed", min=1.5, max=100
+    )
+    attempt_timeout_s: float = setting(
+        10.0, "all calls that bring the registry up to date, together", min=0.01, max=600
+    )
+    # What is left behind turns critical by its checks, and the registry forgets it in time.
+    close_timeout_s: float = setting(3.0, "how long signing off may hold up a process that ends", min=0.01, max=60)
+    # As in DiscoverySettings; a delay is never longer than the time between heartbeats.
+    backoff_first_s: float = setting(0.1, "delay after the first failed heartbeat", min=0.001, max=60)
+    backoff_max_s: float = setting(5.0, "longest delay between attempts", min=0.001, max=600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """The embedded agent's limits. The defaults hold a thousand services in some tens of megabytes."""
+    """The embedded agent. The defaults hold a thousand services in some tens of megabytes."""
 
-    # Loopback only: the agent has no replication, and without a token anyone who reaches it may change it.
-    host: str = "127.0.0.1"
-    # 0 takes a free port.
-    port: int = 0
-    # When set, every call must carry it. A secret: it is not printed.
-    token: str = field(default="", repr=False)
-    # PEM files: both serve TLS; a client CA also asks clients for certificates.
-    certificate_file: str = ""
-    key_file: str = ""
-    client_ca_file: str = ""
-    # The CA of the instances' certificates, for gRPC checks over TLS. Empty: the system's.
-    check_ca_file: str = ""
-    # Shown as the node's name and the datacenter.
-    node_name: str = "kvmesh-embedded"
-    datacenter: str = "dc1"
-    services_max: int = 4096
-    checks_per_service_max: int = 8
-    # Blocking queries at once; the next is refused with 429.
-    watchers_max: int = 1024
-    # Consul's limits for one value and for a blocking query.
-    value_bytes_max: int = 512 * 1024
-    wait_default_s: float = 300.0
-    wait_max_s: float = 600.0
-    keys_max: int = 65_536
-    keys_bytes_max: int = 256 * 1024 * 1024
-    sessions_max: int = 4096
-    # Consul's limits for sessions.
-    session_ttl_min_s: float = 10.0
-    session_ttl_max_s: float = 86_400.0
-    # Consul's lower bound for forgetting a critical instance: shorter ones would drop instances over a hiccup.
-    deregister_after_min_s: float = 60.0
-    # gRPC checks running at once.
-    probes_max: int = 64
-    # What a check without a timeout of its own gets, as in Consul.
-    check_timeout_s: float = 10.0
-    # Open requests are cut after this when the agent stops; blocking queries are answered at once.
-    close_timeout_s: float = 1.0
+    # The agent has no replication, and without a token anyone who reaches it may change it.
+    host: str = setting("127.0.0.1", "address to serve on")
+    port: int = setting(0, "port to serve on; 0: any free one", min=0, max=65_535)
+    token: str = setting("", "when set, every call must carry it", secret=True)
+    certificate_file: str = setting("", "PEM file with a certificate; turns TLS on")
+    key_file: str = setting("", "PEM file with the certificate's key")
+    client_ca_file: str = setting("", "PEM file with a CA; clients must then show a certificate of it")
+    check_ca_file: str = setting("", "PEM file with the CA of instances' gRPC servers; empty: the system's CAs")
+    node_name: str = setting("kvmesh-embedded", "name of the one node there is")
+    datacenter: str = setting("dc1", "name of the one datacenter there is")
+    services_max: int = setting(4096, "instances held; the next is refused with 429", min=1)
+    checks_per_service_max: int = setting(8, "checks of one instance", min=2)
+    watchers_max: int = setting(1024, "blocking queries at once; the next is refused with 429", min=1)
+    # Consul's limits.
+    value_bytes_max: int = setting(512 * 1024, "largest value of a key", min=1)
+    wait_default_s: float = setting(300.0, "how long a blocking query waits that does not say", min=0.1)
+    wait_max_s: float = setting(600.0, "longest wait of a blocking query", min=0.1)
+    keys_max: int = setting(65_536, "keys held; the next is refused with 429", min=1)
+    keys_bytes_max: int = setting(256 * 1024 * 1024, "keys and values together", min=1)
+    sessions_max: int = setting(4096, "sessions held; the next is refused with 429", min=1)
+    # Consul's limits.
+    session_ttl_min_s: float = setting(10.0, "shortest TTL of a session", min=0.01)
+    session_ttl_max_s: float = setting(86_400.0, "longest TTL of a session", min=0.01)
+    # Consul's lower bound: with a shorter one a hiccup would drop instances.
+    deregister_after_min_s: float = setting(
+        60.0, "shortest time after which a critical instance is forgotten", min=0.01
+    )
+    probes_max: int = setting(64, "gRPC checks asking at once", min=1)
+    # Consul's default.
+    check_timeout_s: float = setting(10.0, "timeout of a gRPC check that does not say", min=0.01)
+    # Blocking queries are answered at once then.
+    close_timeout_s: float = setting(1.0, "how long open requests may go on when the agent stops", min=0.0)

@@ -2,9 +2,10 @@
 
 from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart
 from kvmesh.lifecycle.process import die_with_parent, run
+from kvmesh.lifecycle.process_main import run_process
 from kvmesh.lifecycle.queue import BoundedQueue, QueueClosedError
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
-from kvmesh.lifecycle.signals import stop_on_signals
+from kvmesh.lifecycle.signals import run_until_signalled, stop_on_signals
 
 __all__ = [
     "BoundedQueue",
@@ -16,5 +17,7 @@ __all__ = [
     "die_with_parent",
     "run",
     "run_parts",
+    "run_process",
+    "run_until_signalled",
     "stop_on_signals",
 ]

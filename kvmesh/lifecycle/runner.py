@@ -43,7 +43,9 @@ async def run_parts(
     runner = _Runner(settings or LifecycleSettings(), stop, hurry or asyncio.Event())
     async with asyncio.TaskGroup() as tasks:
         try:
-            if await runner.start_all(parts, tasks) and await runner.bounded_by_stop(_call(on_ready), "becoming ready"):
+            if await runner.start_all(parts, tasks):
+                # A stop during `on_ready` still drains: requests may have come by then.
+                await runner.bounded_by_stop(_call(on_ready), "becoming ready")
                 await runner.wait_stop()
                 await runner.drain(drain)
         except asyncio.CancelledError:

@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from kvmesh.lifecycle.parts import Part
+from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 
 _logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -26,3 +29,16 @@ def stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+async def run_until_signalled(
+    parts: Sequence[Part],
+    *,
+    on_ready: Callable[[], Awaitable[None]] | None = None,
+    drain: Callable[[], Awaitable[None]] | None = None,
+    settings: LifecycleSettings | None = None,
+) -> None:
+    """`run_parts` for the top of a process: SIGTERM or SIGINT stops it, a second one hurries it."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with stop_on_signals(stop, hurry):
+        await run_parts(parts, stop=stop, hurry=hurry, on_ready=on_ready, drain=drain, settings=settings)

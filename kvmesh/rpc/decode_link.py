@@ -205,7 +205,7 @@ class GrpcDecodeLinks:
             standing = self._links.get(worker.address)
             if standing is not None and standing.is_up and standing.worker.epoch == worker.epoch:
                 return standing
-            stub = DecodeServiceStub(self._channels.channel(worker.address))  # type: ignore[no-untyped-call]
+            stub = DecodeServiceStub(self._channels.channel(worker.address))
             link = GrpcDecodeLink(worker, stub.Attach(), self._clock)
             await link.open(self._frontend_id, timeout_s)
             if standing is not None:

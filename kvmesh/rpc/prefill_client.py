@@ -21,7 +21,7 @@ class GrpcPrefillClient:
         self._channels = channels
 
     def _stub(self, worker: WorkerRef) -> Any:
-        return PrefillServiceStub(self._channels.channel(worker.address))  # type: ignore[no-untyped-call]
+        return PrefillServiceStub(self._channels.channel(worker.address))
 
     async def prefill(
         self,

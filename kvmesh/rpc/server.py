@@ -46,6 +46,11 @@ class RpcServer:
         """host:port."""
         return f"{self._settings.host}:{self._port}"
 
+    @property
+    def is_serving(self) -> bool:
+        """What health watchers were told last."""
+        return self._health.is_serving
+
     async def start(self) -> None:
         """Binds and serves. OSError when the address cannot be bound or a TLS file cannot be read."""
         server = grpc.aio.server(interceptors=self._interceptors, options=server_options(self._settings))

@@ -58,6 +58,7 @@ def _common_options(settings: RpcSettings) -> Options:
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_metadata_size", 32 * 1024),
     ]
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -33,6 +33,10 @@ from kvmesh.telemetry.interceptors import REASON_KEY
 DETAILS_KEY = "grpc-status-details-bin"
 ERROR_DOMAIN = "kvmesh"
 MESSAGE_CHARACTERS_MAX = 2_000
+# A status travels as HTTP/2 trailers, base64 and percent-encoded, and clients take 8 KiB of them by default.
+_STATUS_MESSAGE_BYTES_MAX = 2_000
+_STATUS_WORDS_BYTES_MAX = 400
+_FIELD_CHARACTERS_MAX = 256
 _RETRY_AFTER_S_MAX = 86_400.0
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 # What gRPC itself says when a message exceeds a limit; the same message would be refused again.
@@ -81,13 +85,13 @@ def to_detail(error: MeshError) -> ErrorDetail:
     """The error as a message, its text cut to the contract's limits."""
     detail = ErrorDetail(
         kind=kind_and_code(error)[0],
-        reason=error.reason,
-        message=error.message[:MESSAGE_CHARACTERS_MAX],
-        field=error.field,
-        request_id=error.request_id,
-        where=error.where,
+        reason=_reason(error),
+        message=_text(error.message[:MESSAGE_CHARACTERS_MAX]),
+        field=_text(error.field[:_FIELD_CHARACTERS_MAX]),
+        request_id=_text(error.request_id[:_FIELD_CHARACTERS_MAX]),
+        where=_text(error.where[:_FIELD_CHARACTERS_MAX]),
     )
-    if error.retry_after_s is not None:
+    if error.retry_after_s is not None and error.retry_after_s > 0:
         detail.retry_after.CopyFrom(_duration(error.retry_after_s))
     return detail
 
@@ -109,15 +113,15 @@ def from_detail(detail: ErrorDetail) -> MeshError:
 def to_status(error: MeshError) -> RichStatus:
     """The error as a gRPC status: ErrorDetail first, then google.rpc's own words for clients that know only those."""
     code = kind_and_code(error)[1]
-    message = error.message[:MESSAGE_CHARACTERS_MAX]
-    rich = status_pb2.Status(code=code.value[0], message=message)
-    for detail in _details(error):
+    words = _text(error.message, _STATUS_WORDS_BYTES_MAX)
+    rich = status_pb2.Status(code=code.value[0], message=words)
+    for detail in _details(to_detail(error), words):
         rich.details.add().Pack(detail)
-    trailing = ((DETAILS_KEY, rich.SerializeToString()), (REASON_KEY, error.reason))
-    return RichStatus(code=code, details=message, trailing_metadata=trailing)
+    trailing = ((DETAILS_KEY, rich.SerializeToString()), (REASON_KEY, _reason(error)))
+    return RichStatus(code=code, details=words, trailing_metadata=trailing)
 
 
-async def abort_with(context: "grpc.aio.ServicerContext[object, object]", error: MeshError) -> NoReturn:
+async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: MeshError) -> NoReturn:
     """Ends the call with the error. Raises grpc.aio.AbortError, which the servicer must let through."""
     await context.abort_with_status(to_status(error))
     raise AssertionError("abort_with_status returned")
@@ -142,17 +146,28 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "", has_begun: b
     return _CLASS_BY_CODE.get(error.code(), InternalError)(message, where=where)
 
 
-def _details(error: MeshError) -> list[Message]:
+def _details(detail: ErrorDetail, words: str) -> list[Message]:
+    detail.message = _text(detail.message, _STATUS_MESSAGE_BYTES_MAX)
     details: list[Message] = [
-        to_detail(error),
-        error_details_pb2.ErrorInfo(reason=error.reason.upper(), domain=ERROR_DOMAIN),
+        detail,
+        error_details_pb2.ErrorInfo(reason=detail.reason.upper(), domain=ERROR_DOMAIN),
     ]
-    if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+    if detail.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=detail.field, description=words)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if error.retry_after_s is not None:
-        details.append(error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after_s)))
+    if detail.HasField("retry_after"):
+        details.append(error_details_pb2.RetryInfo(retry_delay=detail.retry_after))
     return details
+
+
+def _reason(error: MeshError) -> str:
+    # It becomes a metadata value and a label; a malformed one would fail the answer to a failure.
+    return error.reason if _REASON.match(error.reason) else error.default_reason
+
+
+def _text(text: str, bytes_max: int | None = None) -> str:
+    # Text that came from broken input may hold what UTF-8 cannot; a cut may fall inside a character.
+    return text.encode("utf-8", "replace")[:bytes_max].decode("utf-8", "ignore")
 
 
 def _sent_detail(error: grpc.aio.AioRpcError) -> ErrorDetail | None:

@@ -1,11 +1,15 @@
 """How a setting is declared, and the list of all settings of a dataclass."""
 
+import ast
 import dataclasses
+import inspect
+import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -52,6 +56,11 @@ def setting(
     return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
+def group(default_factory: Callable[[], T], *, without: Sequence[str] = ()) -> T:
+    """A field that holds another dataclass's settings. Those named in `without` are set by the code, not by people."""
+    return dataclasses.field(default_factory=default_factory, metadata={"without": tuple(without)})
+
+
 def required(help: str, **checks: Any) -> Any:  # noqa: A002
     """A dataclass field without a default: loading fails unless some source gives it."""
     return setting(REQUIRED, help, **checks)
@@ -71,6 +80,7 @@ class Spec:
     max: float | None
     choices: tuple[str, ...]
     is_secret: bool
+    is_hidden: bool = False
 
     @property
     def flag(self) -> str:
@@ -98,17 +108,41 @@ def is_group(hint: Any) -> bool:
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
-def specs(cls: type, *, path: tuple[str, ...] = (), defaults: Any = None) -> Iterator[Spec]:
+def specs(
+    cls: type, *, path: tuple[str, ...] = (), defaults: Any = None, hidden: Collection[str] = ()
+) -> Iterator[Spec]:
     """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's."""
     hints = typing.get_type_hints(cls)
+    docs = _field_docs(cls)
     for each in dataclasses.fields(cls):
         if not each.init:
             continue
         hint, default = hints[each.name], _default(each, defaults)
         if is_group(hint):
-            yield from specs(hint, path=(*path, each.name), defaults=None if default is REQUIRED else default)
+            yield from specs(
+                hint,
+                path=(*path, each.name),
+                defaults=None if default is REQUIRED else default,
+                hidden=each.metadata.get("without", ()),
+            )
         else:
-            yield _spec(each, hint, default, (*path, each.name))
+            spec = _spec(each, hint, default, (*path, each.name), docs.get(each.name, ""))
+            yield dataclasses.replace(spec, is_hidden=each.name in hidden)
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The sentence under each field, for classes that are also made by hand and declare no `setting`."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    except OSError:  # No source: the class was made in an interactive session.
+        return {}
+    docs: dict[str, str] = {}
+    statements = body.body if isinstance(body, ast.ClassDef) else []
+    for statement, below in pairwise(statements):
+        match statement, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = " ".join(doc.split())
+    return docs
 
 
 def _default(each: "dataclasses.Field[Any]", defaults: Any) -> Any:
@@ -121,7 +155,7 @@ def _default(each: "dataclasses.Field[Any]", defaults: Any) -> Any:
     return REQUIRED
 
 
-def _spec(each: "dataclasses.Field[Any]", hint: Any, default: Any, path: tuple[str, ...]) -> Spec:
+def _spec(each: "dataclasses.Field[Any]", hint: Any, default: Any, path: tuple[str, ...], doc: str) -> Spec:
     metadata: Mapping[str, Any] = each.metadata
     base, is_optional = _base_type(hint, where=".".join(path))
     return Spec(
@@ -129,13 +163,13 @@ def _spec(each: "dataclasses.Field[Any]", hint: Any, default: Any, path: tuple[s
         type=base,
         is_optional=is_optional,
         default=default,
-        help=metadata.get("help", ""),
+        help=metadata.get("help", doc),
         unit=metadata.get("unit")
         or next((_UNITS[word] for word in reversed(each.name.split("_")) if word in _UNITS), ""),
         min=metadata.get("min"),
         max=metadata.get("max"),
         choices=tuple(member.value for member in base) if issubclass(base, StrEnum) else metadata.get("choices", ()),
-        is_secret=metadata.get("secret", False),
+        is_secret=metadata.get("secret", not each.repr),
     )
 
 
@@ -145,6 +179,8 @@ def _base_type(hint: Any, *, where: str) -> tuple[type, bool]:
         return _base_type(next(each for each in arguments if each is not type(None)), where=where)[0], True
     if typing.get_origin(hint) is tuple and arguments == (str, ...):
         return tuple, False
+    if typing.get_origin(hint) is Mapping:
+        return dict, False
     if hint in (str, int, float, bool) or (isinstance(hint, type) and issubclass(hint, StrEnum)):
         return hint, False
     raise TypeError(f"{where}: settings cannot have the type {hint}")

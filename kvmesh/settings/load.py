@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvmesh.errors import InvalidRequestError
 from kvmesh.settings.declare import PREFIX, REQUIRED, Spec, is_group, specs
 from kvmesh.settings.flags import Flags
 from kvmesh.settings.parse import from_file, from_text
@@ -19,6 +20,10 @@ from kvmesh.settings.show import help_text
 
 S = TypeVar("S")
 CONFIG_VARIABLE = PREFIX + "CONFIG"
+# Variables of the set-up and of `kvmesh up`, which no component reads as a setting.
+TOOL_VARIABLES = frozenset(
+    PREFIX + word for word in ["VENV", "CACHE", "ENGINE_BUILD", "PYTHON", "PARENT_PID", "STATE", "REQUIRE_PARTS"]
+)
 # Above this likeness a foreign variable counts as a slip of the pen. Names that differ in a whole word stay below it.
 _TYPO_RATIO = 0.88
 
@@ -51,7 +56,8 @@ def load(
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
-    known = tuple(specs(cls))
+    everything = tuple(specs(cls))
+    known = tuple(spec for spec in everything if not spec.is_hidden)
     if "--help" in argv or "-h" in argv:
         print(help_text(cls, program=program, description=description))  # noqa: T201 (asked for by a person)
         raise SystemExit(0)
@@ -61,7 +67,7 @@ def load(
     problems += flags.problems
     variables = _read_variables(known, environ, foreign_variables, problems)
     in_file = _read_file(known, flags.config or environ.get(CONFIG_VARIABLE, ""), problems)
-    values: dict[tuple[str, ...], Any] = {}
+    values: dict[tuple[str, ...], Any] = {spec.path: spec.default for spec in everything if spec.is_hidden}
     for spec in known:
         _choose(spec, (flags.found, variables, in_file), values, problems)
     if problems:
@@ -116,7 +122,8 @@ def _read_variables(
     by_variable = {spec.variable: spec for spec in known}
     unknown = sorted(
         name for name in environ
-        if name.startswith(PREFIX) and name not in by_variable and name not in foreign and name != CONFIG_VARIABLE
+        if name.startswith(PREFIX) and name not in by_variable and name not in foreign
+        and name != CONFIG_VARIABLE and name not in TOOL_VARIABLES
     )  # fmt: skip
     passed_over = []
     for name in unknown:
@@ -188,7 +195,7 @@ def _build(cls: type, values: Mapping[tuple[str, ...], Any], at: tuple[str, ...]
     }
     try:
         return cls(**arguments)
-    except ValueError as error:
+    except (ValueError, InvalidRequestError) as error:
         # A dataclass's own check of how its fields go together.
         problems.append(f"{'.'.join(at) or 'settings'}: {error}")
         return None

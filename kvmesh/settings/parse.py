@@ -1,5 +1,6 @@
 """Foreign text and file values become checked values of a setting's type, or a sentence that says what is wrong."""
 
+import json
 import math
 from enum import StrEnum
 from typing import Any
@@ -15,6 +16,8 @@ def from_text(spec: Spec, text: str) -> Any:
         return None
     if spec.type is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if spec.type is dict:
+        return _object(text)
     if spec.type is bool:
         if text.lower() not in _WORDS:
             raise ValueError(f"must be true or false, not {_shown(spec, text)}")
@@ -51,6 +54,16 @@ def checked(spec: Spec, value: Any) -> Any:
     return value
 
 
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")
+    return value
+
+
 def _number(spec: Spec, text: str) -> int | float:
     try:
         return int(text) if spec.type is int else float(text)
@@ -65,5 +78,5 @@ def _shown(spec: Spec, value: Any) -> str:
 
 
 def _type_words(spec: Spec) -> str:
-    words = {int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings"}
+    words = {int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings", dict: "a table"}
     return words.get(spec.type, "a string")

@@ -19,6 +19,8 @@ def help_text(cls: type, *, program: str, description: str = "") -> str:
     lines += ["", "Strongest first: flags, KVMESH_* variables, the TOML file, defaults.", ""]
     lines += ["  --config FILE", f"{_INDENT}TOML file with settings. Variable KVMESH_CONFIG."]
     for spec in specs(cls):
+        if spec.is_hidden:
+            continue
         lines += [
             f"  {_flag(spec)}",
             *textwrap.wrap(_about(spec), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT),
@@ -37,7 +39,7 @@ def describe(settings: Any) -> dict[str, Any]:
 def _flag(spec: Spec) -> str:
     if spec.type is bool:
         return f"{spec.flag} / --no-{spec.flag[2:]}"
-    words = {int: "INTEGER", float: "NUMBER", tuple: "A,B,..."}
+    words = {int: "INTEGER", float: "NUMBER", tuple: "A,B,...", dict: "JSON"}
     return f"{spec.flag} {'|'.join(spec.choices) or words.get(spec.type, 'TEXT')}"
 
 
@@ -56,7 +58,7 @@ def _shown(spec: Spec) -> str:
     value = _plain(spec.default)
     if isinstance(value, bool):
         return str(value).lower()
-    return "none" if value in (None, "", []) else ",".join(value) if isinstance(value, list) else str(value)
+    return "none" if value in (None, "", [], {}) else ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -63,7 +63,8 @@ class TelemetryServerInterceptor(grpc.aio.ServerInterceptor):
                 code, reason = "CANCELLED", "cancelled"
                 raise
             except BaseException as error:
-                code, reason = _code_name(context.code(), default="UNKNOWN"), _reason_of(error)
+                code = _code_name(context.code(), default="UNKNOWN")
+                reason = _reason_of(error) or code.lower()
                 raise
             finally:
                 duration_s = time.perf_counter() - began_s
@@ -124,7 +125,8 @@ class ObservedChannel:
 
             def done(_: Any) -> None:
                 duration_s = time.perf_counter() - began_s
-                code = _code_name(_now(made.code()), default="UNKNOWN")
+                status = _now(made.code())
+                code = "UNKNOWN" if status is None else status.name
                 trailing = None if code == "OK" else _now(made.trailing_metadata())
                 reason = "" if code == "OK" else str((trailing and trailing.get(REASON_KEY)) or code.lower())
                 telemetry.client_calls.finished(method, code=code, reason=reason, duration_s=duration_s)
@@ -158,7 +160,7 @@ def _now(finished: Any) -> Any:
 
 
 def _code_name(code: Any, *, default: str = "OK") -> str:
-    # A servicer that set no code leaves None or gRPC's number 0.
+    # What a servicer chose, as its context tells it: grpc.aio gives numbers, and OK or None where nothing was chosen.
     if isinstance(code, grpc.StatusCode):
         return default if code is grpc.StatusCode.OK else code.name
     return next((each.name for each in grpc.StatusCode if each.value[0] == code and code != 0), default)
@@ -170,7 +172,7 @@ def _reason_of(error: BaseException | None) -> str:
         if isinstance(error, MeshError):
             return error.reason
         error = error.__context__
-    return "aborted"
+    return ""
 
 
 def _method_name(path: Any) -> str:

@@ -43,9 +43,9 @@ class MetricsServer:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         app.router.add_get("/live", self._live)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host, self._wanted_port, shutdown_timeout=1.0).start()
+        await web.TCPSite(self._runner, self._host, self._wanted_port).start()
         self._port = self._runner.addresses[0][1]
         _logger.debug("metrics_server_started", extra={"data": {"address": self.address}})
 

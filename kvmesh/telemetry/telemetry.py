@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from kvmesh.telemetry.metrics import Instruments
 from kvmesh.telemetry.rpc_metrics import RpcMetrics
@@ -29,8 +29,11 @@ class Telemetry:
         registry: CollectorRegistry | None = None,
         tracing: Tracing | None = None,
     ) -> "Telemetry":
-        """Telemetry of one service on a registry of its own unless one is given."""
-        registry = registry or CollectorRegistry()
+        """Telemetry of one service on a registry of its own, with the process's figures, unless one is given."""
+        if registry is None:
+            registry = CollectorRegistry()
+            # CPU seconds and memory of the process, under Prometheus's standard names.
+            ProcessCollector(registry=registry)
         instruments = Instruments(registry, service)
         return cls(
             instruments=instruments,

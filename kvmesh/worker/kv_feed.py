@@ -9,22 +9,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
+from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import OverloadedError
 
 EVENTS_PER_MESSAGE = 4096
 RUN_BLOCKS_MAX = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvBatch:
-    """One message of the feed (see WatchKvResponse)."""
-
-    epoch: int
-    sequence: int
-    events: Sequence[KvEvent]
-    is_snapshot: bool = False
-    is_complete: bool = True
 
 
 @dataclass(slots=True)

@@ -1,14 +1,20 @@
 """A worker in the registry: what it says of itself, its drain mark, its role."""
 
+import contextlib
 import json
+import logging
 from dataclasses import asdict
 
-from kvmesh.core import Role, WorkerRef
+from kvmesh.clock import Clock
+from kvmesh.core import Role, WorkerDescription, WorkerRef
 from kvmesh.discovery.base import DECODE, PREFILL, Registration, Registry
 from kvmesh.discovery.presence import Presence
-from kvmesh.errors import UnsupportedError
+from kvmesh.errors import UnavailableError, UnsupportedError
 from kvmesh.worker.worker import Worker
 
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
 CARD_PREFIX = "kvmesh/workers/"
 SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 
@@ -16,21 +22,40 @@ SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 class Membership:
     """Keeps the registry's picture of one worker true. Meta holds what is looked at often, the key-value store the rest."""
 
-    def __init__(
-        self, worker: Worker, registry: Registry, *, host: str, port: int, metrics_port: int, uses_tls: bool
-    ) -> None:
+    def __init__(self, worker: Worker, registry: Registry, clock: Clock, *, host: str, uses_tls: bool) -> None:
         self._worker = worker
+        self._clock = clock
         self._registry = registry
         self._host = host
-        self._port = port
-        self._metrics_port = metrics_port
         self._uses_tls = uses_tls
+        self._port = 0
+        self._metrics_port = 0
         self._presence: Presence | None = None
+
+    def listen_on(self, *, port: int, metrics_port: int) -> None:
+        """Tells where the servers listen, once they do. Before `start`."""
+        self._port, self._metrics_port = port, metrics_port
 
     def worker_ref(self) -> WorkerRef:
         """The worker as placements name it."""
         identity = self._worker.identity
         return WorkerRef(worker_id=identity.worker_id, address=f"{self._host}:{self._port}", epoch=identity.epoch)
+
+    def describe(self) -> WorkerDescription:
+        """The worker as it is now."""
+        description = self._worker.description
+        return WorkerDescription(
+            worker=self.worker_ref(),
+            role=description.role,
+            model=description.model,
+            capabilities=description.capabilities,
+            kv_compatibility_hash=description.kv_compatibility_hash,
+            block_size_tokens=description.block_size_tokens,
+            kv_blocks_total=description.kv_blocks_total,
+            lease_s=description.lease_s,
+            rendezvous_address=description.rendezvous_address,
+            is_draining=self._worker.is_draining,
+        )
 
     def registration(self) -> Registration:
         """What the registry is told."""
@@ -68,8 +93,17 @@ class Membership:
         return json.dumps(record, sort_keys=True).encode()
 
     async def start(self) -> None:
-        """Registers; from now on heartbeats go out. The card is there before the instance is."""
-        await self.publish()
+        """Registers; from now on heartbeats go out. The card is there before the instance is.
+
+        Waits for a registry that cannot be reached yet: nobody could find the worker anyway.
+        """
+        while True:
+            try:
+                await self.publish()
+                break
+            except UnavailableError as error:
+                log.warning("registry_unreachable", extra={"data": {"detail": error.message}})
+                await self._clock.sleep(RETRY_S)
         self._presence = Presence(self._registry, self.registration())
         await self._presence.start()
 
@@ -98,4 +132,7 @@ class Membership:
         if self._presence is not None:
             presence, self._presence = self._presence, None
             await presence.aclose()
-            await self._registry.delete(CARD_PREFIX + self._worker.identity.worker_id)
+            with contextlib.suppress(
+                UnavailableError
+            ):  # The registry forgets the instance; a card without one is harmless.
+                await self._registry.delete(CARD_PREFIX + self._worker.identity.worker_id)

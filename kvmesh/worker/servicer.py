@@ -12,16 +12,8 @@ from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
 from kvmesh.core import LoadRecord
 from kvmesh.errors import InvalidRequestError
-from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text, to_duration
-from kvmesh.rpc.codec.types import to_worker_ref
-from kvmesh.rpc.codec.worker import (
-    ROLE_NUMBERS,
-    ROLES,
-    to_capabilities,
-    to_kv_batch,
-    to_load,
-    to_model_card,
-)
+from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
+from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES, to_description, to_kv_batch, to_load
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.worker import Worker
 
@@ -40,19 +32,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
         """Who the worker is, what it can do and holds."""
-        description = self._worker.description
-        return pb.DescribeResponse(
-            worker=to_worker_ref(self._membership.worker_ref()),
-            role=ROLE_NUMBERS[description.role],
-            model=to_model_card(description.model),
-            capabilities=to_capabilities(description.capabilities),
-            kv_compatibility_hash=description.kv_compatibility_hash,
-            block_size_tokens=description.block_size_tokens,
-            kv_blocks_total=description.kv_blocks_total,
-            lease=to_duration(description.lease_s),
-            rendezvous_address=description.rendezvous_address,
-            is_draining=self._worker.is_draining,
-        )
+        return to_description(self._membership.describe())
 
     async def WatchKv(
         self, request: pb.WatchKvRequest, context: ServicerContext[Any, Any]

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from kvmesh.settings import setting
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.settings import group, required, setting
+from kvmesh.telemetry import TelemetrySettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +26,22 @@ class WorkerSettings:
         4096, "step frames a slow frontend may lag behind before its stream is ended", min=1
     )
     lease_check_s: float = setting(0.5, "how often expired leases and deadlines are looked for", min=0.01)
+
+
+SET_BY_HOST = ("model", "model_dir", "served_name", "role")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """Settings of a worker process."""
+
+    model: str = required("model directory in Hugging Face layout, or a name the engine can fetch")
+    engine: str = setting("vllm", "engine to run", choices=("vllm", "simulated"))
+    served_name: str = setting("", "name clients ask for; empty: the last part of the model's name")
+    worker_id: str = setting("", "unique in the mesh; empty: made of role, host and process id")
+    worker: WorkerSettings = group(WorkerSettings)
+    rpc: RpcSettings = group(RpcSettings)
+    discovery: DiscoverySettings = group(DiscoverySettings)
+    telemetry: TelemetrySettings = group(TelemetrySettings)
+    simulated: SimulatedSettings = group(SimulatedSettings, without=SET_BY_HOST)
+    vllm: VllmSettings = group(lambda: VllmSettings(model="set by the host"), without=SET_BY_HOST)

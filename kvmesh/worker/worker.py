@@ -97,7 +97,7 @@ class Link:
 class Worker:
     """Owns the engine and everything that is known about its legs.
 
-    `start` before anything else; `wait_lost` ends when the engine dies. All methods run on one event loop.
+    `start` before anything else; `run` ends when the engine dies. All methods run on one event loop.
     """
 
     def __init__(self, engine: Engine, identity: WorkerIdentity, settings: WorkerSettings, clock: Clock) -> None:
@@ -113,6 +113,7 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: MeshError | None = None
         self._lost_event = asyncio.Event()
+        self._is_closing = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._load_sequence = 0
@@ -261,7 +262,8 @@ class Worker:
 
     def _on_lost(self, error: MeshError) -> None:
         self._lost = LostError(error.message, reason=error.reason, where=self.identity.worker_id)
-        log.error("engine_lost", extra={"data": {"reason": error.reason, "detail": error.message}})
+        if not self._is_closing:
+            log.error("engine_lost", extra={"data": {"reason": error.reason, "detail": error.message}})
         for link in list(self._links.values()):
             link.outlet.on_lost(self._lost)
         self._legs.clear()
@@ -296,11 +298,11 @@ class Worker:
         """Until no leg is in the engine."""
         await self._idle.wait()
 
-    async def wait_lost(self) -> MeshError:
-        """Until the engine dies; why."""
+    async def run(self) -> None:
+        """Until the engine ends. Raises why, unless `aclose` ended it."""
         await self._lost_event.wait()
-        assert self._lost is not None
-        return self._lost
+        if self._lost is not None and not self._is_closing:
+            raise self._lost
 
     async def drain(self, timeout_s: float | None = None) -> int:
         """Refuses new requests and waits for those in flight; how many are left when the time is over."""
@@ -337,6 +339,7 @@ class Worker:
 
     async def aclose(self) -> None:
         """Fails what is left as lost, frees leased KV, ends the engine. Idempotent."""
+        self._is_closing = True
         self.set_draining(True, "stopping")
         for handle_id in self._leases.handle_ids():
             self.release_nowait(handle_id)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from grpc.aio import ServicerContext
-from kvmesh.rpc.deadlines import remaining_s
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1 import decode_pb2_grpc
@@ -20,6 +19,7 @@ from kvmesh.rpc.clients import LegFinish
 from kvmesh.rpc.codec.legs import from_submission, generation_of, handle_of, rendezvous_of, to_finish
 from kvmesh.rpc.codec.scalars import required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
+from kvmesh.rpc.deadline import remaining_s
 from kvmesh.worker.direct import DirectCalls
 from kvmesh.worker.slots import LinkStep, key_of
 from kvmesh.worker.worker import Link, Submission, Worker
@@ -113,7 +113,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._admission = admission
         self._direct = DirectCalls(worker)
 
-    async def Attach(
+    async def Attach(  # type: ignore[override]  # writes through the context, so that reading goes on beside it
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
     ) -> None:
         """All requests of one frontend; see the protocol in decode.proto."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 from grpc.aio import ServicerContext
-from kvmesh.rpc.deadlines import remaining_s
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.api.prefill.v1 import prefill_pb2_grpc
@@ -14,6 +13,7 @@ from kvmesh.errors import CancelledByCallerError
 from kvmesh.rpc.codec.legs import REQUEST_ID_MAX, generation_of, rendezvous_of
 from kvmesh.rpc.codec.scalars import required_text, to_duration
 from kvmesh.rpc.codec.types import to_handle, to_usage
+from kvmesh.rpc.deadline import remaining_s
 from kvmesh.worker.direct import DirectCalls
 from kvmesh.worker.worker import Submission, Worker
 from services.prefill.admit import PrefillAdmission

@@ -8,7 +8,7 @@ ignored.
 from collections.abc import Sequence
 from enum import StrEnum
 
-from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStep, KvStored, KvTier
+from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from services.router.index import HolderIndex
 
 
@@ -39,7 +39,8 @@ class KvIndex:
 
     def sweep(self, blocks_max: int) -> bool:
         """Frees memory of forgotten holders, a stretch at a time. False: nothing left."""
-        return any([tier.sweep(blocks_max) for tier in self.tiers.values()])
+        left = [tier.sweep(blocks_max) for tier in self.tiers.values()]
+        return any(left)
 
 
 class KvFeed:
@@ -69,7 +70,7 @@ class KvFeed:
         """Blocks of the worker in the device tier."""
         return sum(self._index.device.count(bit) for bit in self.bits)
 
-    def apply(self, step: KvStep) -> bool:
+    def apply(self, step: KvBatch) -> bool:
         """Applies one step. False: a gap; the caller subscribes again, from `resume_at`."""
         if not self._tells_events:
             return True
@@ -104,7 +105,7 @@ class KvFeed:
             self._index.tier(tier).drop_holder(bit)
         self._holders.clear()
 
-    def _apply_snapshot(self, step: KvStep) -> None:
+    def _apply_snapshot(self, step: KvBatch) -> None:
         if not self._is_in_snapshot or (step.epoch, step.sequence) != (self._epoch, self._sequence):
             self._empty_all()
             self._epoch, self._sequence = step.epoch, step.sequence

@@ -21,6 +21,9 @@ class Target:
     worker: "Worker"
     rank: int
     ref: WorkerRef
+    block_size_tokens: int
+    bits: list[int]
+    """The worker's holders in the device index by rank; the feed changes them in place."""
     load: LoadRecord | None = None
     requests_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
@@ -44,7 +47,7 @@ class Target:
         """Tokens whose KV blocks requests hold, or will hold."""
         told = self.load.kv_blocks_used if self.load is not None else 0
         blocks = told if told > self.kv_blocks_in_flight else self.kv_blocks_in_flight
-        return blocks * self.worker.block_size_tokens
+        return blocks * self.block_size_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +149,11 @@ class Fleet:
     def loaded(self, worker: Worker, record: LoadRecord) -> None:
         """A newer load record. Records of another epoch or of unknown ranks are ignored."""
         description = worker.description
-        if description is None or record.epoch != description.worker.epoch or record.data_parallel_rank >= len(worker.targets):
+        if (
+            description is None
+            or record.epoch != description.worker.epoch
+            or record.data_parallel_rank >= len(worker.targets)
+        ):
             return
         worker.targets[record.data_parallel_rank].load = record
         if record.is_draining != worker.is_draining_itself:
@@ -183,6 +190,8 @@ class Fleet:
             Target(
                 worker=worker,
                 rank=rank,
+                block_size_tokens=description.block_size_tokens,
+                bits=worker.feed.bits,
                 ref=WorkerRef(
                     worker_id=ref.worker_id,
                     address=worker.address,

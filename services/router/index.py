@@ -15,7 +15,7 @@ Invariants:
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 _CHECKED_FIRST = 64
 
@@ -28,12 +28,9 @@ class Match:
     holders: int
 
 
-def bits(holders: int) -> Iterable[int]:
-    """Bit numbers of a set, ascending."""
-    while holders:
-        low = holders & -holders
-        yield low.bit_length() - 1
-        holders ^= low
+def bits(holders: int) -> list[int]:
+    """Bit numbers of a set, ascending. Reading the digits is several times faster than shifting."""
+    return [bit for bit, digit in enumerate(bin(holders)[:1:-1]) if digit == "1"]
 
 
 class HolderIndex:
@@ -212,7 +209,7 @@ class HolderIndex:
         if len(run) != len(block_hashes):
             return False
         self._holders.update(run)
-        self._children.update(zip(block_hashes, block_hashes[1:], strict=False))
+        self._children.update(pairwise(block_hashes))
         self._counts[bit] += len(run)
         return True
 
@@ -310,9 +307,7 @@ class HolderIndex:
             if not self._dead:
                 return False
             self._sweeper = self._swept_blocks(self._dead)
-        for _ in islice(self._sweeper, blocks_max):
-            pass
-        if self._sweeper.gi_frame is None:
+        if sum(1 for _ in islice(self._sweeper, blocks_max)) < blocks_max:
             self._sweeper = None
         return self._sweeper is not None or bool(self._dead)
 

@@ -74,8 +74,8 @@ class Placer:
         if ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id:
             pool = self._narrowed(pool, ask)
         pool = self._with_room(pool, ask)
-        depths = self._depths(ask)
-        decode_cached = cached_tokens(pool.decodes, depths, ask)
+        held = self._held_tokens(ask)
+        decode_cached = cached_tokens(pool.decodes, held, ask)
         least_uncached = ask.prompt_tokens - max(decode_cached)
         if not pool.pairings:
             return self._alone(ask, pool, pool.decodes, decode_cached, "no_prefill_pool")
@@ -83,22 +83,19 @@ class Placer:
             near = [i for i, held in enumerate(decode_cached) if ask.prompt_tokens - held == least_uncached]
             targets = [pool.decodes[i] for i in near]
             return self._alone(ask, pool, targets, [decode_cached[i] for i in near], "local_prefill")
-        return self._pair(ask, pool, cached_tokens(pool.prefills, depths, ask), decode_cached)
+        return self._pair(ask, pool, cached_tokens(pool.prefills, held, ask), decode_cached)
 
     def _pair(self, ask: Ask, pool: Pool, prefill_cached: Sequence[int], decode_cached: Sequence[int]) -> Choice:
         prefill = self._weigh(LegKind.PREFILL, ask, pool.prefills, prefill_cached)
         decode = self._weigh(LegKind.DECODE, ask, pool.decodes, decode_cached)
         # Both legs' costs are independent of each other, so the best pair of a pairing is its two best legs.
-        best = min(
-            min(prefill.costs[i] for i in first) + min(decode.costs[i] for i in second)
-            for first, second in pool.pairings.values()
-        )
-        options = [
-            (first, second, handoff)
+        sums = [
+            (_lowest_cost(prefill.costs, first) + _lowest_cost(decode.costs, second), first, second, handoff)
             for (_, handoff), (first, second) in pool.pairings.items()
-            if min(prefill.costs[i] for i in first) + min(decode.costs[i] for i in second) <= best
         ]
-        first, second, handoff = options[0] if len(options) == 1 else self._random.choice(options)
+        best = min(option[0] for option in sums)
+        options = [option for option in sums if option[0] <= best]
+        _, first, second, handoff = options[0] if len(options) == 1 else self._random.choice(options)
         left, right = self._lowest(prefill.costs, first), self._lowest(decode.costs, second)
         held = prefill_cached[left]
         return Choice(
@@ -149,7 +146,7 @@ class Placer:
         ]
 
     def _lowest(self, costs: Sequence[float], positions: Sequence[int]) -> int:
-        lowest = min(costs[i] for i in positions)
+        lowest = _lowest_cost(costs, positions)
         ties = [i for i in positions if costs[i] == lowest]
         return ties[0] if len(ties) == 1 else self._random.choice(ties)
 
@@ -160,21 +157,22 @@ class Placer:
             return (self.policy.name,)
         return ("kv_overlap",) if held else ("least_loaded",)
 
-    def _depths(self, ask: Ask) -> dict[int, int]:
-        """Blocks held per holder bit."""
+    def _held_tokens(self, ask: Ask) -> dict[int, int]:
+        """Prompt tokens held per holder bit. The last token is always computed."""
+        size, most = ask.block_size_tokens, ask.prompt_tokens - 1
         found = self._index.device.match(ask.block_hashes)
-        return {bit: match.depth for match in found for bit in bits(match.holders)}
+        return {bit: tokens for m in found if (tokens := min(m.depth * size, most)) for bit in bits(m.holders)}
 
     def _narrowed(self, pool: Pool, ask: Ask) -> Pool:
         prefills = self._allowed(pool.prefills, ask.excluded_worker_ids, ask.pinned_prefill_worker_id)
         decodes = self._allowed(pool.decodes, ask.excluded_worker_ids, ask.pinned_decode_worker_id)
         if not decodes or (ask.pinned_prefill_worker_id and not prefills):
             raise UnavailableError(
-                "no worker that the request allows takes requests", reason="no_worker", retry_after_s=self._limits.retry_after_s
+                "no worker that the request allows takes requests",
+                reason="no_worker",
+                retry_after_s=self._limits.retry_after_s,
             )
-        narrowed = Pool(
-            prefills=prefills, decodes=decodes, pairings=pairings(prefills, decodes), removed=pool.removed
-        )
+        narrowed = Pool(prefills=prefills, decodes=decodes, pairings=pairings(prefills, decodes), removed=pool.removed)
         if ask.pinned_prefill_worker_id and not narrowed.pairings:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
         return narrowed
@@ -199,21 +197,21 @@ class Placer:
         pairs = pairings(prefills, decodes)
         if not decodes or (pool.pairings and not pairs):
             raise OverloadedError(
-                f"all workers of model {ask.model!r} are full", reason="workers_full", retry_after_s=self._limits.retry_after_s
+                f"all workers of model {ask.model!r} are full",
+                reason="workers_full",
+                retry_after_s=self._limits.retry_after_s,
             )
         return Pool(prefills=prefills, decodes=decodes, pairings=pairs, removed=pool.removed)
 
 
-def cached_tokens(targets: Sequence[Target], depths: dict[int, int], ask: Ask) -> Sequence[int]:
-    """Prompt tokens that each target holds. Hashes of another block size name other blocks; the last token is always computed."""
-    if not depths:
+def cached_tokens(targets: Sequence[Target], held: dict[int, int], ask: Ask) -> Sequence[int]:
+    """Prompt tokens that each target holds. Hashes of another block size name other blocks."""
+    if not held:
         return [0] * len(targets)
-    size, most = ask.block_size_tokens, ask.prompt_tokens - 1
-    tokens = {bit: min(depth * size, most) for bit, depth in depths.items()}
-    held = tokens.get
-    return [
-        held(target.worker.feed.bits[target.rank], 0)
-        if target.worker.block_size_tokens == size and target.worker.feed is not None
-        else 0
-        for target in targets
-    ]
+    size, get = ask.block_size_tokens, held.get
+    return [get(t.bits[t.rank], 0) if t.block_size_tokens == size else 0 for t in targets]
+
+
+def _lowest_cost(costs: Sequence[float], positions: Sequence[int]) -> float:
+    """The least cost at these positions. Mostly they are all of them."""
+    return min(costs) if len(positions) == len(costs) else min(map(costs.__getitem__, positions))

@@ -4,7 +4,6 @@ A policy weighs one leg of a request on all candidates at once and gives its ter
 cost of a candidate is the sum of its terms, the cost of a pair the sum of both legs; the lowest wins (`place.py`).
 """
 
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -50,7 +49,7 @@ class Policy(Protocol):
 class KvPolicy:
     """Work that the request waits for: the queue, its own uncached tokens, the transfer, and pressure on decode."""
 
-    name = "kv"
+    name: ClassVar[str] = "kv"
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -73,7 +72,7 @@ class KvPolicy:
 class RoundRobinPolicy:
     """Whoever got a request longest ago."""
 
-    name = "round_robin"
+    name: ClassVar[str] = "round_robin"
 
     def weigh(self, kind: LegKind, prompt_tokens: int, targets: Sequence[Target], cached: Sequence[int]) -> Columns:
         """One term: the number of the placement that it got last."""
@@ -83,7 +82,7 @@ class RoundRobinPolicy:
 class LeastLoadedPolicy:
     """Whoever has the fewest requests."""
 
-    name = "least_loaded"
+    name: ClassVar[str] = "least_loaded"
 
     def weigh(self, kind: LegKind, prompt_tokens: int, targets: Sequence[Target], cached: Sequence[int]) -> Columns:
         """One term: requests running, waiting or on their way."""
@@ -93,7 +92,7 @@ class LeastLoadedPolicy:
 class RandomPolicy:
     """Anybody, from a seeded generator."""
 
-    name = "random"
+    name: ClassVar[str] = "random"
 
     def __init__(self, generator: Random) -> None:
         self._random = generator.random

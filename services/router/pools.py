@@ -110,7 +110,9 @@ class Pools:
             connecting = any(worker.description is None for worker in self._fleet.workers.values())
             if connecting or not self._fleet.workers:
                 return self._unavailable(f"no worker for model {kind.model!r} has joined yet", "no_worker")
-            return NotFoundError(f"no worker serves a model named {kind.model!r}", reason="model_not_found", field="model")
+            return NotFoundError(
+                f"no worker serves a model named {kind.model!r}", reason="model_not_found", field="model"
+            )
         if decodes and reasons == {"adapter"}:
             message = f"no worker of model {kind.model!r} has the adapter {kind.adapter!r}"
             return NotFoundError(message, reason="adapter_not_found", field="adapter")
@@ -124,7 +126,7 @@ class Pools:
         return self._unavailable(f"no decode worker of model {kind.model!r} takes requests ({state})", "no_worker")
 
     def _unsupported(self, kind: Kind, decodes: Iterable[Worker]) -> UnsupportedError:
-        lacking = sorted(kind.features - set.intersection(*(features(worker) for worker in decodes)))
+        lacking = sorted(kind.features.difference(*map(features, decodes)) or kind.features)
         engines = {
             worker.description.capabilities.engine
             for worker in self._fleet.workers.values()

@@ -85,7 +85,7 @@ async def running_mesh(
             process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), 60)
         reader.cancel()
-        alive = [pid for pid in left if Path(f"/proc/{pid}/stat").exists() and _state(pid) != "Z"]
+        alive = [pid for pid in left if _state(pid) != "Z"]
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
         assert not alive, f"left behind: {alive}"

@@ -7,7 +7,25 @@ from services.router.index import HolderIndex, bits
 
 HOLDERS = 4
 # A small tree of prompts: block 0 is the root of all; (parent, block) pairs make chains that branch.
-PARENTS = {1: None, 2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 12: 1, 13: 12, 14: 13, 15: 14, 24: 3, 25: 24, 26: 25, 31: None, 32: 31}
+PARENTS = {
+    1: None,
+    2: 1,
+    3: 2,
+    4: 3,
+    5: 4,
+    6: 5,
+    7: 6,
+    8: 7,
+    12: 1,
+    13: 12,
+    14: 13,
+    15: 14,
+    24: 3,
+    25: 24,
+    26: 25,
+    31: None,
+    32: 31,
+}
 
 
 def chain(block: int) -> list[int]:
@@ -32,7 +50,9 @@ class Obvious:
 
 blocks = st.sampled_from(sorted(PARENTS))
 stored = st.tuples(st.just("stored"), st.integers(0, HOLDERS - 1), blocks, st.integers(1, 8))
-removed = st.tuples(st.just("removed"), st.integers(0, HOLDERS - 1), st.lists(blocks, min_size=1, max_size=6), st.none())
+removed = st.tuples(
+    st.just("removed"), st.integers(0, HOLDERS - 1), st.lists(blocks, min_size=1, max_size=6), st.none()
+)
 dropped = st.tuples(st.just("dropped"), st.integers(0, HOLDERS - 1), st.none(), st.none())
 swept = st.tuples(st.just("swept"), st.just(0), st.integers(1, 12), st.none())
 steps = st.lists(st.one_of(stored, stored, removed, removed, dropped, swept), max_size=60)

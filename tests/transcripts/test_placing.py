@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvmesh.core import KvRemoved, KvStep, Placement, ReportKind
+from kvmesh.core import KvBatch, KvRemoved, Placement, ReportKind
 from kvmesh.errors import MeshError
 from services.router.explain import ReportNote
 from tests.unit.router_fleets import ask, core, holds, join
@@ -52,7 +52,7 @@ class Stage:
     def removed(self, name: str, blocks: str) -> None:
         feed = self.router.fleet.workers[name].feed
         event = KvRemoved(block_hashes=tuple(int(block) for block in blocks.split(",")))
-        assert feed.apply(KvStep(epoch=1, sequence=feed.resume_at[1] + 1, events=(event,)))
+        assert feed.apply(KvBatch(epoch=1, sequence=feed.resume_at[1] + 1, events=(event,)))
 
     def broken(self, name: str) -> None:
         self.router.fleet.broken(self.router.fleet.workers[name], "unreachable")

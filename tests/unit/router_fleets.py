@@ -2,7 +2,7 @@
 
 from random import Random
 
-from kvmesh.core import Ask, Capabilities, Handoff, KvStep, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
+from kvmesh.core import Ask, Capabilities, Handoff, KvBatch, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
 from services.router.core import RouterCore
 from services.router.fleet import Worker
 
@@ -51,7 +51,7 @@ def join(router: RouterCore, name: str, role: str, **options) -> Worker:
     )
     router.fleet.described(worker, description(name, role, **options))
     assert worker.feed is not None
-    worker.feed.apply(KvStep(epoch=1, sequence=0, is_snapshot=True))
+    worker.feed.apply(KvBatch(epoch=1, sequence=0, is_snapshot=True))
     router.fleet.standing(worker)
     return worker
 
@@ -63,7 +63,7 @@ def holds(worker: Worker, hashes, parent: int | None = None, sequence: int | Non
     if sequence is None:
         assert feed.resume_at is not None
         sequence = feed.resume_at[1] + 1
-    feed.apply(KvStep(epoch=1, sequence=sequence, events=(KvStored(block_hashes=tuple(hashes), parent_hash=parent),)))
+    feed.apply(KvBatch(epoch=1, sequence=sequence, events=(KvStored(block_hashes=tuple(hashes), parent_hash=parent),)))
 
 
 def ask(name: str, hashes=(), **options) -> Ask:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
+from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import OverloadedError
-from kvmesh.worker.kv_feed import KvBatch, KvFeed, KvLog
+from kvmesh.worker.kv_feed import KvFeed, KvLog
 
 HASHES = st.integers(min_value=1, max_value=12)
 EVENTS = st.one_of(

@@ -1,13 +1,15 @@
 """Settings come from flags, variables, a file and defaults, and every problem is told at once."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvmesh.settings import SettingsError, describe, help_text, load, load_or_exit, required, setting
+from kvmesh.settings import SettingsError, describe, group, help_text, load, load_or_exit, required, setting
 
 
 class Policy(StrEnum):
@@ -159,3 +161,31 @@ def test_exit_status_and_words(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().err
     assert "2 problem(s)" in text
     assert "--listen-port must be an integer, not 'x'" in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documented:
+    """A class that is also made by hand."""
+
+    pool: int = 3
+    """How many
+    there are."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """More of it."""
+    name: str = "unset"
+    """Set by the code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Documented = group(Documented, without=("name",))
+
+
+def test_sentences_under_fields_are_help_and_hidden_settings_have_no_flag() -> None:
+    """Classes without `setting` show their own sentences; what the code sets cannot be set from outside."""
+    text = help_text(Outer, program="test")
+    assert "How many there are." in text and "--inner-name" not in text
+    loaded = load(Outer, argv=["--inner-pool", "5", "--inner-extra", '{"a": 1}'], environ={})
+    assert loaded.inner == Documented(pool=5, extra={"a": 1})
+    with pytest.raises(SettingsError, match="inner-name"):
+        load(Outer, argv=["--inner-name", "x"], environ={})

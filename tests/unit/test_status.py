@@ -91,6 +91,14 @@ def test_foreign_values_are_bounded() -> None:
     assert len(to_detail(InternalError("m" * 5000)).message) == 2000
 
 
+def test_our_own_odd_values_do_not_break_the_answer() -> None:
+    """A failure with odd text, reason or wait is still answered, since answering must not fail."""
+    error = OverloadedError("bad \udc80 text", reason="Grüße", retry_after_s=float("nan"))
+    status = to_status(error)
+    received = from_rpc_error(rpc_error(status.code, status.details, status.trailing_metadata))
+    assert as_dict(received) == as_dict(OverloadedError("bad ? text"))
+
+
 @pytest.mark.parametrize(
     ("code", "has_begun", "cls"),
     [

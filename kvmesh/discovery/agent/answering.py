@@ -38,9 +38,10 @@ _STATUS: tuple[tuple[type[MeshError], int], ...] = (
 class Answering:
     """Blocking queries, and the limit on how many wait at once."""
 
-    def __init__(self, live: LiveState, settings: AgentSettings) -> None:
+    def __init__(self, live: LiveState, settings: AgentSettings, generator: random.Random) -> None:
         self._live = live
         self._settings = settings
+        self._generator = generator
         self._watchers = 0
 
     @property
@@ -69,7 +70,7 @@ class Answering:
         self._watchers += 1
         try:
             # Consul's jitter, so that clients with one wait do not come back together.
-            async with asyncio.timeout(wait_s * (1.0 + random.random() / 16)):
+            async with asyncio.timeout(wait_s * (1.0 + self._generator.random() / 16)):
                 while index_of() == seen and not self._live.is_closing:
                     await self._live.wait_change()
         except TimeoutError:

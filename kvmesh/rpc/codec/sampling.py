@@ -63,7 +63,9 @@ def to_constraint(constraint: Constraint) -> pb.Constraint:
         case ConstraintKind.CHOICE:
             return pb.Constraint(choice=pb.Choice(options=constraint.options))
         case kind:
-            return pb.Constraint(**{kind.value: constraint.text})
+            message = pb.Constraint()
+            setattr(message, kind.value, constraint.text)
+            return message
 
 
 def from_constraint(message: pb.Constraint, prefix: str) -> Constraint:

@@ -53,7 +53,7 @@ def from_timestamp(timestamp: Timestamp) -> float:
     return float(timestamp.seconds + timestamp.nanos / _NANOS)
 
 
-def known_enum(value: int, table: Mapping[int, T], field: str) -> T:
+def known_enum(value: int, table: Mapping[Any, T], field: str) -> T:
     """The domain value of an enum number; unspecified and unknown numbers are refused with the field's name."""
     try:
         return table[value]

@@ -6,10 +6,10 @@ from kvmesh.checks import check_length, check_range
 from kvmesh.core import (
     Capabilities,
     Handoff,
+    KvBatch,
     KvCleared,
     KvEvent,
     KvRemoved,
-    KvStep,
     KvStored,
     KvTier,
     LoadRecord,
@@ -31,7 +31,11 @@ from kvmesh.rpc.codec.types import from_worker_ref, to_worker_ref
 
 EVENTS_PER_STEP_MAX = 4096
 BLOCKS_PER_EVENT_MAX = 65536
-ROLES = {model_pb2.ROLE_PREFILL: Role.PREFILL, model_pb2.ROLE_DECODE: Role.DECODE, model_pb2.ROLE_ENCODE: Role.ENCODE}
+ROLES = {
+    model_pb2.ROLE_PREFILL: Role.PREFILL,
+    model_pb2.ROLE_DECODE: Role.DECODE,
+    model_pb2.ROLE_ENCODE: Role.ENCODE,
+}
 ROLE_NUMBERS = {role: number for number, role in ROLES.items()}
 HANDOFFS = {
     kv_pb2.HANDOFF_SEQUENTIAL: Handoff.SEQUENTIAL,
@@ -86,7 +90,7 @@ def from_load(message: load_pb2.LoadRecord) -> LoadRecord:
     return LoadRecord(taken_at_s=from_timestamp(message.taken_at), **scalars)
 
 
-def to_card(card: ModelCard) -> model_pb2.ModelCard:
+def to_model_card(card: ModelCard) -> model_pb2.ModelCard:
     """The wire form."""
     return model_pb2.ModelCard(
         name=card.name,
@@ -99,7 +103,7 @@ def to_card(card: ModelCard) -> model_pb2.ModelCard:
     )
 
 
-def from_card(message: model_pb2.ModelCard, *, prefix: str = "model.") -> ModelCard:
+def from_model_card(message: model_pb2.ModelCard, *, prefix: str = "model.") -> ModelCard:
     """The value, checked."""
     check_range(message.context_tokens_max, f"{prefix}context_tokens_max", 1, 2**32 - 1)
     check_range(message.vocabulary_size, f"{prefix}vocabulary_size", 1, 2**32 - 1)
@@ -145,7 +149,7 @@ def to_description(description: WorkerDescription) -> pb.DescribeResponse:
     return pb.DescribeResponse(
         worker=to_worker_ref(description.worker),
         role=ROLE_NUMBERS[description.role],
-        model=to_card(description.model),
+        model=to_model_card(description.model),
         capabilities=to_capabilities(description.capabilities),
         kv_compatibility_hash=description.kv_compatibility_hash,
         block_size_tokens=description.block_size_tokens,
@@ -163,7 +167,7 @@ def from_description(message: pb.DescribeResponse) -> WorkerDescription:
     return WorkerDescription(
         worker=from_worker_ref(message.worker),
         role=known_enum(message.role, ROLES, "role"),
-        model=from_card(message.model),
+        model=from_model_card(message.model),
         capabilities=from_capabilities(message.capabilities),
         kv_compatibility_hash=message.kv_compatibility_hash,
         block_size_tokens=message.block_size_tokens,
@@ -215,7 +219,7 @@ def from_kv_event(message: kv_pb2.KvEvent) -> KvEvent:
             raise InvalidRequestError("event.kind must be set", field="event.kind")
 
 
-def to_kv_step(step: KvStep) -> pb.WatchKvResponse:
+def to_kv_batch(step: KvBatch) -> pb.WatchKvResponse:
     """The wire form."""
     return pb.WatchKvResponse(
         epoch=step.epoch,
@@ -226,10 +230,10 @@ def to_kv_step(step: KvStep) -> pb.WatchKvResponse:
     )
 
 
-def from_kv_step(message: pb.WatchKvResponse) -> KvStep:
+def from_kv_batch(message: pb.WatchKvResponse) -> KvBatch:
     """The value, checked."""
     check_length(len(message.events), "events", 0, EVENTS_PER_STEP_MAX, "entries")
-    return KvStep(
+    return KvBatch(
         epoch=message.epoch,
         sequence=message.sequence,
         is_snapshot=message.is_snapshot,

@@ -1,0 +1,90 @@
+"""The model card of a simulated engine: names and sizes from a Hugging Face directory, without loading a model."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvmesh.core import ModelCard
+from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.errors import InvalidRequestError, NotFoundError
+
+CONTEXT_TOKENS_DEFAULT = 8192
+VOCABULARY_DEFAULT = 32000
+EOS_DEFAULT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRange:
+    """Generated ids: `first_id` up to `first_id + span - 1`, no eos among them."""
+
+    first_id: int
+    span: int
+
+
+def read_card(settings: SimulatedSettings) -> tuple[ModelCard, TokenRange]:
+    """The card and the ids to generate. NotFoundError when the directory lacks config.json."""
+    config: dict[str, Any] = {}
+    special: set[int] = set()
+    if settings.model_dir:
+        folder = Path(settings.model_dir)
+        if not (folder / "config.json").is_file():
+            raise NotFoundError(f"{folder} holds no config.json", field="model_dir", reason="model_not_found")
+        config = _read(folder / "config.json")
+        generation = _read(folder / "generation_config.json")
+        config["eos_token_id"] = generation.get("eos_token_id", config.get("eos_token_id"))
+        special = {int(token["id"]) for token in _read(folder / "tokenizer.json").get("added_tokens", ())}
+    eos = (settings.eos_token_id,) if settings.eos_token_id >= 0 else _ids(config.get("eos_token_id"))
+    card = ModelCard(
+        name=settings.model,
+        source=settings.model_dir,
+        revision=settings.revision,
+        context_tokens_max=_context(settings, config),
+        vocabulary_size=settings.vocabulary_size or int(config.get("vocab_size", VOCABULARY_DEFAULT)),
+        eos_token_ids=eos or (EOS_DEFAULT,),
+    )
+    return card, _range(settings, card, special)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return data if isinstance(data, dict) else {}
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    if isinstance(value, list):
+        return tuple(int(item) for item in value)
+    return (int(value),) if isinstance(value, int) else ()
+
+
+def _context(settings: SimulatedSettings, config: dict[str, Any]) -> int:
+    limit = settings.context_tokens_max or int(config.get("max_position_embeddings", CONTEXT_TOKENS_DEFAULT))
+    return min(limit, settings.kv_blocks * settings.block_size_tokens)
+
+
+def _range(settings: SimulatedSettings, card: ModelCard, special: set[int]) -> TokenRange:
+    first, span = widest_gap({*special, *card.eos_token_ids}, card.vocabulary_size)
+    if settings.first_token_id >= 0:
+        span = first + span - settings.first_token_id if first <= settings.first_token_id < first + span else 0
+        first = settings.first_token_id
+    span = settings.token_span or span
+    taken = set(range(first, first + span)) & set(card.eos_token_ids)
+    if span < 1 or first + span > card.vocabulary_size or taken:
+        raise InvalidRequestError(
+            "first_token_id and token_span must name ids of the vocabulary without eos", field="token_span"
+        )
+    return TokenRange(first_id=first, span=span)
+
+
+def widest_gap(taken: Iterable[int], size: int) -> tuple[int, int]:
+    """Start and length of the longest run of ids below `size` that are not taken."""
+    best, start = (0, 0), 0
+    for edge in [*sorted(taken), size]:
+        edge = min(edge, size)
+        if edge - start > best[1]:
+            best = (start, edge - start)
+        start = max(start, edge + 1)
+    return best

@@ -1,0 +1,73 @@
+"""One leg inside the scheduler."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvmesh.core import Usage
+from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.simulated.handles import HandlePayload
+
+
+class Phase(Enum):
+    """Where a leg stands. A leg that was preempted waits again."""
+
+    WAITING = "waiting"
+    PULLING = "pulling"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LegState:
+    """A leg's tokens and blocks.
+
+    `tokens` is prompt, emitted and generated tokens up to the last flush of the decode batch; `names` are the hashes of its
+    full blocks, of which the first `named_blocks` are complete in memory; `named_sum` is their checksum plus `constant`.
+    """
+
+    request: EngineRequest
+    order: int
+    tokens: "array[int]"
+    names: list[int]
+    seed_hash: int
+    constant: int
+    tokens_max: int
+    eos_at: int
+    payload: HandlePayload | None = None
+    payload_expires_at_s: float = 0.0
+    start_tokens: int = 0
+    phase: Phase = Phase.WAITING
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    named_blocks: int = 0
+    named_sum: int = 0
+    slot: int = -1
+    flushed_step: int = 0
+    grow_step: int = -1
+    end_step: int = -1
+    stop_ids: frozenset[int] = frozenset()
+    cached_tokens: int = 0
+    transferred_tokens: int = 0
+    was_admitted: bool = False
+    was_recomputed: bool = False
+
+    @property
+    def key(self) -> int:
+        """The worker's name for it."""
+        return self.request.key
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts legs by who goes first: larger priority, then earlier arrival."""
+        return -self.request.generation.priority, self.order
+
+    def usage(self, unflushed: int = 0) -> Usage:
+        """What it cost so far; `unflushed` generated tokens are still in the decode batch."""
+        return Usage(
+            prompt_tokens=len(self.request.generation.token_ids),
+            output_tokens=len(self.tokens) - self.start_tokens + unflushed,
+            cached_tokens=self.cached_tokens,
+            transferred_tokens=self.transferred_tokens,
+        )

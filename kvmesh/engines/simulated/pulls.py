@@ -1,0 +1,81 @@
+"""Pulls in progress: one task each, between the scheduler's orders and the transport."""
+
+import asyncio
+from collections.abc import Callable
+
+from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.scheduler import PullOrder, Scheduler
+from kvmesh.errors import KvLostError, MeshError
+from kvmesh.kv.transport import KvTransport
+
+RELEASED = b"release:"
+NOTICE_S = 1.0
+
+
+class Pulls:
+    """Runs pull orders; tells sources when their blocks are no longer needed."""
+
+    def __init__(
+        self, scheduler: Scheduler, transport: KvTransport, timeout_s: float, on_change: Callable[[], None]
+    ) -> None:
+        self._scheduler = scheduler
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._on_change = on_change
+        self._pulls: dict[LegState, asyncio.Task[None]] = {}
+        self._notices: set[asyncio.Task[None]] = set()
+
+    def start_nowait(self, order: PullOrder) -> None:
+        """Begins a pull; the scheduler hears of its end."""
+        task = asyncio.create_task(self._pull(order), name="kv-pull")
+        self._pulls[order.leg] = task
+        task.add_done_callback(lambda _: self._on_done(order))
+
+    def settle_nowait(self) -> None:
+        """Stops the pulls of cancelled legs and sends the releases that are due."""
+        aborted, self._scheduler.aborted_pulls = self._scheduler.aborted_pulls, []
+        for leg in aborted:
+            if leg in self._pulls:
+                self._pulls[leg].cancel()
+        releases, self._scheduler.releases = self._scheduler.releases, []
+        for peer, handle_id in releases:
+            self._notify(peer, handle_id)
+
+    async def _pull(self, order: PullOrder) -> None:
+        size = self._scheduler.settings.kv_bytes_per_block
+        mine = order.leg.blocks[order.first : len(order.payload.blocks)]
+        await self._transport.pull(
+            order.payload.peer,
+            [block * size for block in order.payload.blocks[order.first :]],
+            [block * size for block in mine],
+            size,
+            timeout_s=self._timeout_s,
+        )
+
+    def _on_done(self, order: PullOrder) -> None:
+        task = self._pulls.pop(order.leg)
+        error: KvLostError | None = None
+        if task.cancelled():
+            error = KvLostError("the pull was stopped", reason="kv_pull_cancelled")
+        elif (failure := task.exception()) is not None:
+            if not isinstance(failure, MeshError):
+                raise failure
+            error = KvLostError(failure.message, reason=failure.reason)
+        if self._scheduler.pull_ended(order, error):
+            self._notify(order.payload.peer, order.handle_id)
+        self._on_change()
+
+    def _notify(self, peer: bytes, handle_id: str) -> None:
+        task = asyncio.create_task(self._transport.notify(peer, RELEASED + handle_id.encode()), name="kv-notice")
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
+
+    async def aclose(self) -> None:
+        """Stops all pulls; notices have a moment to get out."""
+        for task in self._pulls.values():
+            task.cancel()
+        if self._notices:
+            _, late = await asyncio.wait(self._notices, timeout=NOTICE_S)
+            for task in late:
+                task.cancel()
+        await asyncio.gather(*self._pulls.values(), *self._notices, return_exceptions=True)

@@ -1,0 +1,125 @@
+"""Settings of the simulated engine, and how long its steps take."""
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvmesh.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProfile:
+    """Step time in seconds: `base_s + per_prefill_token_s * prompt tokens + per_decode_request_s * decoding requests`."""
+
+    base_s: float = 0.004
+    per_prefill_token_s: float = 0.00004
+    per_decode_request_s: float = 0.00002
+
+    def step_s(self, prefill_tokens: int, decode_requests: int) -> float:
+        """Time of a step that computes so many prompt tokens and decodes for so many requests."""
+        return self.base_s + self.per_prefill_token_s * prefill_tokens + self.per_decode_request_s * decode_requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSettings:
+    """What a simulated engine is made of. Times in seconds, sizes in the unit of their name."""
+
+    model: str = "demo"
+    """Served model name."""
+    model_dir: str = ""
+    """Hugging Face model directory for the card (config.json, tokenizer.json); empty: the values below alone."""
+    revision: str = ""
+    """Model revision, part of the compatibility hash."""
+    context_tokens_max: int = 0
+    """Context length; 0: the model directory's, or 8192 without one. Never more than the blocks hold."""
+    vocabulary_size: int = 0
+    """Token ids are below it; 0: the model directory's, or 32000 without one."""
+    eos_token_id: int = -1
+    """End-of-sequence id; -1: the model directory's, or 2 without one."""
+    first_token_id: int = -1
+    """Smallest id the engine generates; -1: the widest run of ids without special tokens is taken."""
+    token_span: int = 0
+    """How many ids from `first_token_id` on are generated; 0: all of that run."""
+    eos_after_tokens: int = 0
+    """An answer's eos comes as this token of it, unless the request ignores eos; 0: never."""
+    block_size_tokens: int = 16
+    """Tokens per KV block."""
+    kv_blocks: int = 16384
+    """Blocks in the pool."""
+    kv_bytes_per_block: int = 4096
+    """Real memory per block, a multiple of 8, at least 32. The pool is `kv_blocks` times this."""
+    step_tokens_max: int = 8192
+    """Token budget of a step: one per decoding request, the rest for prompts."""
+    decode_tokens_per_step: int = 1
+    """Tokens each decoding request gains in a step (more: as with speculative decoding)."""
+    running_requests_max: int = 256
+    """Requests that run at once."""
+    waiting_requests_max: int = 1024
+    """Requests that wait; beyond it submissions are refused as overloaded."""
+    overload_retry_s: float = 0.5
+    """`retry_after_s` of that refusal."""
+    output_buffer_steps: int = 64
+    """Step outputs the consumer may lag behind before the engine pauses."""
+    kv_event_buffer_blocks: int = 65536
+    """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
+    lease_s: float = 30.0
+    """How long handed-out blocks are held."""
+    pull_timeout_s: float = 10.0
+    """A pull that takes longer is abandoned and the prompt computed."""
+    adapters_max: int = 64
+    """LoRA adapters that may be loaded."""
+    adapters: tuple[str, ...] = ()
+    """Adapters loaded from the start."""
+    verify_kv: bool = True
+    """Checks guards and checksum after a pull. False shows what an engine without them would answer."""
+    kv_transport: str = "nixl"
+    """How KV moves: `nixl`, `memory` (one process) or `none`."""
+    nixl_progress_delay_us: int = 200
+    """Sleep of NIXL's progress thread between polls; at 0 it burns a whole core."""
+    profile: StepProfile = field(default_factory=StepProfile)
+    """Step times."""
+    time_factor: float = 1.0
+    """Scale of all step times: 1 is real time, 0 as fast as possible (never sleeps)."""
+    seed: int = 0
+    """Seed of injected faults."""
+    role: str = "decode"
+    """Pool at the start: `prefill` or `decode`."""
+
+    def __post_init__(self) -> None:
+        problems = [text for bad, text in self._checks() if bad]
+        if problems:
+            raise InvalidRequestError("; ".join(problems), field="simulated", reason="invalid_settings")
+
+    def _checks(self) -> list[tuple[bool, str]]:
+        counts = [
+            "block_size_tokens",
+            "kv_blocks",
+            "step_tokens_max",
+            "decode_tokens_per_step",
+            "running_requests_max",
+            "waiting_requests_max",
+            "output_buffer_steps",
+            "kv_event_buffer_blocks",
+            "adapters_max",
+        ]
+        return [
+            *((getattr(self, name) < 1, f"{name} must be at least 1") for name in counts),
+            (self.kv_bytes_per_block < 32 or self.kv_bytes_per_block % 8 != 0, "kv_bytes_per_block: 32 up, by 8"),
+            (self.lease_s <= 0, "lease_s must be above 0"),
+            (self.pull_timeout_s <= 0, "pull_timeout_s must be above 0"),
+            (self.time_factor < 0, "time_factor must be at least 0"),
+            (self.kv_transport not in ("nixl", "memory", "none"), "kv_transport must be nixl, memory or none"),
+            (self.role not in ("prefill", "decode"), "role must be prefill or decode"),
+            (self.step_tokens_max < self.running_requests_max, "step_tokens_max must cover running_requests_max"),
+        ]
+
+
+def load_profile(path: Path) -> StepProfile:
+    """A profile from a JSON or TOML file with the fields of StepProfile. Unknown names are refused."""
+    text = path.read_text(encoding="utf-8")
+    data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    names = set(StepProfile.__dataclass_fields__)
+    if not isinstance(data, dict) or not set(data) <= names:
+        raise InvalidRequestError(f"{path.name} must hold only {', '.join(sorted(names))}", field="profile")
+    return StepProfile(**{name: float(value) for name, value in data.items()})

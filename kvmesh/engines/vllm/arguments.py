@@ -1,0 +1,115 @@
+"""vLLM's engine arguments from the settings. Called after the environment is set: imports vllm."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from kvmesh.engines.vllm.settings import (
+    CPU_BLOCK_SIZE_TOKENS,
+    CPU_KV_CACHE_BYTES,
+    VllmSettings,
+    check_cpu_block_size,
+)
+from kvmesh.errors import InvalidRequestError
+
+EXTENSION = "kvmesh.engines.vllm.nixl_worker.KvmeshWorkerExtension"
+ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def engine_arguments(settings: VllmSettings, *, is_cpu: bool) -> Any:
+    """vLLM's EngineArgs. InvalidRequestError for values that vLLM would refuse late or unclearly."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    values = base_arguments(settings) | (cpu_arguments(settings) if is_cpu else gpu_arguments(settings))
+    values |= connector_arguments(settings)
+    unknown = set(settings.engine_arguments) - {field.name for field in dataclasses.fields(EngineArgs)}
+    if unknown:
+        raise InvalidRequestError(
+            f"engine_arguments has names that vLLM does not know: {', '.join(sorted(unknown))}",
+            field="engine_arguments",
+            reason="invalid_settings",
+        )
+    values |= settings.engine_arguments
+    if is_cpu:
+        check_cpu_block_size(values["block_size"])
+    return EngineArgs(**values)
+
+
+def base_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """What holds on every device."""
+    values: dict[str, Any] = {
+        "model": settings.model,
+        "served_model_name": settings.served_name or None,
+        "revision": settings.revision or None,
+        "dtype": settings.dtype,
+        # -1 shortens the model's context to what the KV memory holds.
+        "max_model_len": settings.context_tokens_max or -1,
+        "max_num_seqs": settings.running_requests_max,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "skip_tokenizer_init": not loads_tokenizer(settings),
+        "worker_extension_cls": EXTENSION,
+    }
+    if settings.step_tokens_max:
+        values["max_num_batched_tokens"] = settings.step_tokens_max
+    if settings.enable_lora:
+        values |= {
+            "enable_lora": True,
+            "max_loras": min(settings.adapters_running_max, settings.adapters_max),
+            "max_cpu_loras": settings.adapters_max,
+            "max_lora_rank": settings.adapter_rank_max,
+        }
+    return values
+
+
+def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """Explicit KV memory skips the profiling run, eager mode the compiler."""
+    return {
+        "block_size": settings.block_size_tokens or CPU_BLOCK_SIZE_TOKENS,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes or CPU_KV_CACHE_BYTES,
+        "enforce_eager": settings.enforce_eager is not False,
+    }
+
+
+def gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """vLLM's own choices unless a setting says otherwise."""
+    values: dict[str, Any] = {
+        "gpu_memory_utilization": settings.gpu_memory_fraction,
+        "enforce_eager": bool(settings.enforce_eager),
+    }
+    if settings.block_size_tokens:
+        values["block_size"] = settings.block_size_tokens
+    if settings.kv_cache_bytes:
+        values["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    return values
+
+
+def connector_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """KV events into this process (the publisher is replaced after the start), and NIXL."""
+    from vllm.config import KVEventsConfig, KVTransferConfig
+
+    values: dict[str, Any] = {
+        "kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+    }
+    if settings.has_kv_transfer:
+        values["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="NixlConnector",
+            kv_role="kv_both" if settings.can_switch_role else ROLES[settings.role],
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={
+                # Threads beyond the progress thread only cost: pulls are posted from the engine thread.
+                "num_threads": 0,
+                "kv_lease_duration": int(settings.lease_s) if settings.lease_s.is_integer() else settings.lease_s,
+            },
+        )
+    return values
+
+
+def loads_tokenizer(settings: VllmSettings) -> bool:
+    """The mesh speaks token ids; vLLM needs a tokenizer for structured output only."""
+    if settings.tokenizer != "auto":
+        return settings.tokenizer == "load"
+    folder = Path(settings.model)
+    return not folder.is_dir() or (folder / "tokenizer.json").is_file()

@@ -1,0 +1,164 @@
+"""vLLM's engine core as the runner uses it: requests in, one list of outputs per step out. One thread uses it.
+
+vLLM's detokeniser and output processor are left out: the core's own step outputs hold token ids, which is all we send.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvmesh.core import LoadRecord
+from kvmesh.engines.vllm.arguments import engine_arguments
+from kvmesh.engines.vllm.preload import collector_off
+from kvmesh.engines.vllm.settings import VllmSettings
+
+
+class EventCatcher:
+    """vLLM's publisher interface, handing batches to a function of this process instead of a socket."""
+
+    def __init__(self, receive: Callable[[Sequence[Any]], None]) -> None:
+        self._receive = receive
+
+    def publish(self, events: Any) -> None:
+        """Called by the scheduler at the end of a step that changed the cache."""
+        self._receive(events.events)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+    def get_publisher_config(self) -> None:
+        """There is no endpoint to tell."""
+
+
+class VllmCore:
+    """Builds the engine in the calling thread, which takes seconds. Raises what vLLM raises."""
+
+    def __init__(self, settings: VllmSettings, receive_events: Callable[[Sequence[Any]], None]) -> None:
+        with collector_off():
+            from vllm.exceptions import VLLMError
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.llm_engine import LLMEngine
+            from vllm.v1.request import RequestStatus
+
+            self.is_cpu = bool(current_platform.is_cpu())
+            arguments = engine_arguments(settings, is_cpu=self.is_cpu)
+            engine = LLMEngine.from_engine_args(arguments)
+        self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
+        self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
+        self._client: Any = engine.engine_core
+        self._core: Any = engine.engine_core.engine_core
+        self._scheduler: Any = self._core.scheduler
+        self._pool: Any = self._scheduler.kv_cache_manager.block_pool
+        self._receive_events = receive_events
+        self.config: Any = engine.vllm_config
+        self.input_processor: Any = engine.input_processor
+        self.supported_tasks: tuple[str, ...] = engine.get_supported_tasks()
+        self.nixl_hash: str = self.call_workers("kvmesh_prepare", os.getpid())[0]
+        self.preempted_total = 0
+        self._scheduler.kv_event_publisher = EventCatcher(receive_events)
+        self._count_preemptions()
+
+    def _count_preemptions(self) -> None:
+        # The scheduler tells preemptions only to vLLM's own statistics, which are off because they cost per request.
+        preempt = self._scheduler._preempt_request
+
+        def counting(*arguments: Any, **named: Any) -> Any:
+            self.preempted_total += 1
+            return preempt(*arguments, **named)
+
+        self._scheduler._preempt_request = counting
+
+    def call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls the worker extension on every rank."""
+        return list(self._core.collective_rpc(method, None, arguments))
+
+    def add(self, request: Any) -> None:
+        """Takes over an EngineCoreRequest."""
+        self._client.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; frees its blocks unless a pull is writing into them."""
+        self._client.abort_requests([request_id])
+
+    def has_work(self) -> bool:
+        """True while stepping changes anything: requests, leases, pulls, cleaning up."""
+        return bool(self._scheduler.has_requests() or self._core.batch_queue)
+
+    def step(self) -> tuple[Sequence[Any], bool]:
+        """One step: its outputs, and whether the model ran."""
+        outputs, was_executed = self._core.step_fn()
+        self._core.post_step(model_executed=was_executed)
+        mine = outputs.get(0) if outputs else None
+        return (mine.outputs if mine is not None else ()), was_executed
+
+    def is_held(self, request_id: str) -> bool:
+        """True while the scheduler knows the request, a finished one with leased blocks included."""
+        return request_id in self._scheduler.requests
+
+    def is_pulling(self, request_id: str) -> bool:
+        """True from the allocation of blocks until the transfer is over."""
+        request = self._scheduler.requests.get(request_id)
+        return (
+            request is not None
+            and request.status == self._pulling
+            and request_id not in self._scheduler.finished_recving_kv_req_ids
+        )
+
+    def has_failed_pull(self, request_id: str) -> bool:
+        """True between the step that noticed a failed transfer and the one that computes instead."""
+        return request_id in self._scheduler.failed_recving_kv_req_ids
+
+    def blocks_of(self, request_id: str) -> int:
+        """Blocks a request holds."""
+        return sum(len(group) for group in self._scheduler.kv_cache_manager.get_block_ids(request_id))
+
+    def reset_cache(self) -> bool:
+        """Forgets cached blocks and publishes that at once; vLLM would wait for the next step."""
+        is_done = bool(self._scheduler.reset_prefix_cache())
+        if events := self._scheduler.kv_cache_manager.take_events():
+            self._receive_events(events)
+        return is_done
+
+    def add_adapter(self, request: Any) -> bool:
+        """Loads a LoRA adapter; raises to the caller only."""
+        return bool(self._client.add_lora(request))
+
+    def remove_adapter(self, number: int) -> None:
+        """Forgets a LoRA adapter."""
+        self._client.remove_lora(number)
+
+    @property
+    def blocks_total(self) -> int:
+        """Blocks of the pool; one more is vLLM's placeholder."""
+        return int(self._pool.num_gpu_blocks) - 1
+
+    def bytes_per_block(self) -> int:
+        """KV bytes of one block over all layers and ranks."""
+        tensors = self._scheduler.kv_cache_config.kv_cache_tensors
+        total = sum(int(tensor.size) for tensor in tensors)
+        return total // int(self._pool.num_gpu_blocks) * int(self.config.parallel_config.tensor_parallel_size)
+
+    def load(self) -> LoadRecord:
+        """Occupancy now; the runner adds its counters."""
+        scheduler = self._scheduler
+        running, waiting = scheduler.get_request_counts()
+        free = int(self._pool.get_num_free_blocks())
+        left = sum(
+            max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            for queue in (scheduler.waiting, scheduler.running)
+            for request in queue
+        )
+        return LoadRecord(
+            running_requests=running,
+            waiting_requests=waiting,
+            waiting_prompt_tokens=left,
+            kv_blocks_used=self.blocks_total - free,
+            kv_blocks_free=free,
+            kv_blocks_total=self.blocks_total,
+            running_requests_max=int(self.config.scheduler_config.max_num_seqs),
+            preempted_requests_total=self.preempted_total,
+        )
+
+    def close(self) -> None:
+        """Ends worker processes, the connector and its agent."""
+        self._client.shutdown()

@@ -1,0 +1,85 @@
+"""What a built engine says of itself."""
+
+from typing import Any
+
+from kvmesh.core import Capabilities, Handoff, ModelCard, Role
+from kvmesh.engines.vllm.core import VllmCore
+from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
+from kvmesh.engines.vllm.handles import HandleForm
+from kvmesh.engines.vllm.settings import VllmSettings
+
+LOGPROBS_MAX = 20
+
+
+def model_card(core: VllmCore, settings: VllmSettings) -> ModelCard:
+    """The card, from vLLM's view of the model's configuration."""
+    config = core.config.model_config
+    return ModelCard(
+        name=settings.served_name or settings.model,
+        source=settings.model,
+        revision=settings.revision,
+        context_tokens_max=int(config.max_model_len),
+        vocabulary_size=int(config.get_vocab_size()),
+        eos_token_ids=eos_token_ids(config),
+    )
+
+
+def eos_token_ids(config: Any) -> tuple[int, ...]:
+    """End tokens, from the generation configuration or else the model's."""
+    value = config.try_get_generation_config().get("eos_token_id")
+    value = getattr(config.hf_text_config, "eos_token_id", None) if value is None else value
+    if value is None:
+        return ()
+    return (int(value),) if isinstance(value, int) else tuple(int(item) for item in value)
+
+
+def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
+    """The form of handles: vLLM's own NIXL hash covers versions, heads, layers, types and attention backend; ours adds
+    the weights' content, the block size (unequal ones give wrong tokens silently), the layout and the ranks."""
+    from vllm.version import __version__ as vllm_version
+
+    cache = core.config.cache_config
+    factors = {
+        "engine": "vllm",
+        "engine_version": vllm_version,
+        "connector_version": connector_version(),
+        "model": model_fingerprint(settings.model, settings.revision),
+        "nixl": core.nixl_hash,
+        "dtype": core.config.model_config.dtype,
+        "cache_dtype": cache.cache_dtype,
+        "block_size_tokens": cache.block_size,
+        "layout": getattr(cache, "kv_cache_layout", None),
+        "tensor_parallel_size": settings.tensor_parallel_size,
+    }
+    return HandleForm(
+        format=f"vllm/{vllm_version}/nixl-{factors['connector_version']}",
+        compatibility_hash=compatibility_hash(factors),
+        block_size_tokens=int(cache.block_size),
+        kv_bytes_per_block=core.bytes_per_block(),
+    )
+
+
+def connector_version() -> int:
+    """Of vLLM's NIXL connector: its protocol changes between releases."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NIXL_CONNECTOR_VERSION
+
+    return int(NIXL_CONNECTOR_VERSION)
+
+
+def capabilities(settings: VllmSettings, *, has_tokenizer: bool) -> Capabilities:
+    """The capability record."""
+    from vllm.version import __version__ as vllm_version
+
+    own_role = Role(settings.role)
+    both = settings.has_kv_transfer and settings.can_switch_role
+    features = ["logprobs", "priority", "prefix_cache", "kv_events", "logit_bias"]
+    features += ["lora"] if settings.enable_lora else []
+    features += ["structured_output"] if has_tokenizer else []
+    return Capabilities(
+        engine="vllm",
+        engine_version=str(vllm_version),
+        handoffs=(Handoff.SEQUENTIAL,) if settings.has_kv_transfer else (),
+        roles=(Role.PREFILL, Role.DECODE) if both else (own_role,),
+        features=tuple(features),
+        logprobs_max=LOGPROBS_MAX,
+    )

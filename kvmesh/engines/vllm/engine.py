@@ -1,0 +1,378 @@
+"""The vLLM engine: the protocol's face on the event loop, vLLM on a thread of its own.
+
+A turn of the thread ends with at most one `call_soon_threadsafe`, which carries the StepOutput for all requests, the load
+and the KV events together.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from kvmesh.core import KvEvent, LoadRecord, Role
+from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
+from kvmesh.engines.vllm import environment
+from kvmesh.engines.vllm.adapters import Adapters
+from kvmesh.engines.vllm.arguments import loads_tokenizer
+from kvmesh.engines.vllm.core import VllmCore
+from kvmesh.engines.vllm.description import capabilities, handle_form, model_card
+from kvmesh.engines.vllm.events import EventBuffer, EventTranslator
+from kvmesh.engines.vllm.intake import Intake
+from kvmesh.engines.vllm.runner import Runner
+from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.engines.vllm.thread import EngineThread
+from kvmesh.errors import (
+    InternalError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+FIRST_POLL_S = 0.0003
+
+
+class VllmEngine:
+    """One vLLM engine in this process; vLLM's globals allow one at a time. See `kvmesh.engines.base.Engine`."""
+
+    def __init__(self, settings: VllmSettings, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._now = now
+        self._role = Role(settings.role)
+        self._adapters = Adapters(settings.adapters_max, settings.enable_lora)
+        self._retired: dict[int, Any] = {}
+        self._keys: set[int] = set()
+        self._numbers = itertools.count()
+        self._load = LoadRecord()
+        # The loop's side of what the thread sends.
+        self._outputs: deque[StepOutput] = deque()
+        self._events = EventBuffer(settings.kv_event_buffer_blocks)
+        self._news = asyncio.Event()
+        self._event_news = asyncio.Event()
+        self._consumed = 0
+        self._failure: MeshError | None = None
+        self._is_over = False
+        self._is_closing = False
+        # The thread's side.
+        self._translator = EventTranslator()
+        self._fresh_events: list[KvEvent] = []
+        self._posted = 0
+        self._poll_s = FIRST_POLL_S
+        self._core: VllmCore | None = None
+        self._thread: EngineThread | None = None
+
+    # ---- the loop's side ----
+
+    async def start(self) -> None:
+        """Imports vLLM, loads the model. Cancelled: the thread undoes what it has built when the build is over."""
+        if self._thread is not None:
+            raise InvalidRequestError("the engine was started already")
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        environment.prepare(self._settings)
+        self._thread = EngineThread(build=self._build, turn=self._turn, died=self._died, ended=self._ended)
+        self._thread.start()
+        try:
+            await self._ready
+        except asyncio.CancelledError:
+            self._thread.stop()
+            raise
+
+    def describe(self) -> EngineDescription:
+        """What the engine is."""
+        return replace(
+            self._description, role=self._role, model=replace(self._description.model, adapters=self._adapters.names())
+        )
+
+    def submit_nowait(self, request: EngineRequest) -> None:
+        """Accepts a leg or raises."""
+        thread = self._running_thread()
+        if request.key in self._keys:
+            raise InvalidRequestError(f"key {request.key} is in use", field="key")
+        settings = self._settings
+        if len(self._keys) >= settings.running_requests_max + settings.waiting_requests_max:
+            raise OverloadedError("too many requests wait", retry_after_s=settings.overload_retry_s)
+        adapter = self._adapters.get(request.generation.adapter)
+        leg = self._intake.make_leg(request, adapter, next(self._numbers), self._now())
+        self._keys.add(request.key)
+        thread.call(lambda: self._runner.add(leg))
+
+    def cancel_nowait(self, key: int) -> None:
+        """Stops a leg."""
+        if key in self._keys and self._thread is not None:
+            self._thread.call(lambda: self._runner.cancel(key))
+
+    def release_nowait(self, handle_id: str) -> bool:
+        """Frees a lease. Looks into vLLM's table from outside its thread, which one lookup in a dict allows."""
+        if self._failure is not None or self._is_over or not self._runner.is_leased(handle_id):
+            return False
+        self._running_thread().call(lambda: self._runner.release(handle_id))
+        return True
+
+    async def steps(self) -> AsyncIterator[StepOutput]:
+        """All step outputs."""
+        while True:
+            while self._outputs:
+                output = self._outputs.popleft()
+                self._consumed += 1
+                self._keys.difference_update(finish.key for finish in output.finishes)
+                yield output
+            if self._failure is not None:
+                raise self._failure
+            if self._is_over:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    async def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
+        """All cache changes."""
+        while True:
+            while (events := self._events.take()) is not None:
+                yield events
+            if self._is_over:
+                return
+            self._event_news.clear()
+            await self._event_news.wait()
+
+    def load(self) -> LoadRecord:
+        """The load after the newest turn of the engine thread."""
+        return self._load
+
+    async def load_adapter(self, name: str, source: str) -> None:
+        """Loads a LoRA adapter through vLLM's own check first."""
+        request = self._adapters.prepare(name, source)
+        if request is None:
+            return
+        try:
+            is_loaded = await self._call(lambda core: core.add_adapter(request))
+        except MeshError:
+            raise
+        except Exception as error:  # vLLM raises whatever its loaders do; the engine is unharmed.
+            raise InvalidRequestError(
+                f"vLLM cannot load adapter {name}: {str(error).splitlines()[0]}", field="source"
+            ) from error
+        if not is_loaded:
+            raise InvalidRequestError(f"vLLM did not load adapter {name}", field="source")
+        self._adapters.add(request)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuses new legs with it at once; vLLM forgets it when the last leg that has it is done."""
+        request = self._adapters.remove(name)
+        if request is not None:
+            await self._call(lambda core: self._retire(request))
+
+    async def reset_cache(self) -> bool:
+        """Forgets cached blocks that nobody holds."""
+        return await self._call(lambda core: core.reset_cache())
+
+    async def sleep(self, level: int) -> None:
+        """Always refused: vLLM on CPU frees nothing, and on a GPU this connector cannot register its memory anew."""
+        raise UnsupportedError("vLLM cannot free memory that NIXL has registered", field="level")
+
+    async def wake(self) -> None:
+        """Always refused, as `sleep` is."""
+        raise UnsupportedError("vLLM does not sleep here")
+
+    async def set_role(self, role: Role) -> None:
+        """Serves another pool; the engine itself does both from its start."""
+        if role is self._role:
+            return
+        if role not in self._description.capabilities.roles:
+            raise UnsupportedError(f"this engine cannot serve the {role} pool", field="role")
+        self._role = role
+
+    async def aclose(self) -> None:
+        """Ends everything."""
+        thread = self._thread
+        if thread is None or self._is_closing:
+            return
+        self._is_closing = True
+        if not self._is_over and self._failure is None and self._core is not None:
+            thread.call(self._cancel_all)
+        thread.stop()
+        if not await asyncio.to_thread(thread.join, self._settings.close_timeout_s):
+            LOG.warning("engine_thread_left", extra={"timeout_s": self._settings.close_timeout_s})
+            self._finish_streams()
+
+    def _running_thread(self) -> EngineThread:
+        if self._failure is not None:
+            raise UnavailableError("the engine has died", reason="engine_dead")
+        if self._thread is None or self._core is None or self._is_closing or self._is_over:
+            raise UnavailableError("the engine is not running", reason="engine_not_running")
+        return self._thread
+
+    async def _call(self, function: Callable[[VllmCore], T]) -> T:
+        """Runs a function on the engine thread. A cancelled caller does not stop it."""
+        thread = self._running_thread()
+        result: asyncio.Future[T] = self._loop.create_future()
+
+        def command() -> None:
+            assert self._core is not None
+            try:
+                value = function(self._core)
+            except Exception as error:  # noqa: BLE001  # Raised again at the caller.
+                self._post_call(set_exception, result, error)
+            else:
+                self._post_call(set_result, result, value)
+
+        thread.call(command)
+        return await result
+
+    def _receive(self, output: StepOutput | None, events: Sequence[KvEvent], snapshot: bool) -> None:
+        if output is not None:
+            self._outputs.append(output)
+            self._news.set()
+        if events:
+            if snapshot:
+                self._events.replace(events)
+            elif not self._events.add(events) and self._thread is not None:
+                self._thread.call(self._send_snapshot)
+            self._event_news.set()
+
+    def _finish_streams(self) -> None:
+        self._is_over = True
+        self._news.set()
+        self._event_news.set()
+
+    def _fail(self, failure: MeshError) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(failure)
+        elif self._failure is None:
+            self._failure = failure
+            self._news.set()
+
+    # ---- the engine thread's side ----
+
+    def _build(self) -> None:
+        core = VllmCore(self._settings, self._take_events)
+        form = handle_form(core, self._settings)
+        has_tokenizer = loads_tokenizer(self._settings)
+        self._runner = Runner(core, self._settings, form, self._now)
+        card = model_card(core, self._settings)
+        self._intake = Intake(
+            core=core,
+            settings=self._settings,
+            card=card,
+            form=form,
+            has_tokenizer=has_tokenizer,
+            defaults=core.config.model_config.get_diff_sampling_param(),
+        )
+        self._description = EngineDescription(
+            model=card,
+            capabilities=capabilities(self._settings, has_tokenizer=has_tokenizer),
+            role=self._role,
+            block_size_tokens=form.block_size_tokens,
+            kv_blocks_total=core.blocks_total,
+            kv_compatibility_hash=form.compatibility_hash,
+            lease_s=self._settings.lease_s,
+        )
+        self._load = self._runner.load()
+        self._core = core
+        self._post_call(set_result, self._ready, None)
+
+    def _turn(self) -> float | None:
+        assert self._core is not None
+        if not self._core.has_work():
+            self._post()
+            return None
+        if self._posted - self._consumed >= self._settings.output_buffer_steps:
+            # The consumer is behind: the engine waits for him, transfers and leases included.
+            self._post()
+            return self._settings.idle_poll_s
+        was_active = self._runner.step()
+        self._post()
+        if was_active:
+            self._poll_s = FIRST_POLL_S
+            return 0.0
+        self._poll_s = min(2 * self._poll_s, self._settings.idle_poll_s)
+        return self._poll_s
+
+    def _post(self) -> None:
+        self._remove_retired()
+        self._load = self._runner.load()
+        output, events = self._runner.take_output(), self._fresh_events
+        if output is None and not events:
+            return
+        self._fresh_events = []
+        self._posted += output is not None
+        self._post_call(self._receive, output, events, False)
+
+    def _send_snapshot(self) -> None:
+        # What was translated up to now is in the snapshot; what comes later follows it.
+        self._fresh_events = []
+        self._post_call(self._receive, None, self._translator.snapshot(), True)
+
+    def _take_events(self, events: Sequence[Any]) -> None:
+        self._fresh_events.extend(self._translator.translate(events))
+
+    def _retire(self, request: Any) -> None:
+        self._retired[request.lora_int_id] = request
+        self._remove_retired()
+
+    def _remove_retired(self) -> None:
+        assert self._core is not None
+        for number in [number for number in self._retired if not self._runner.uses_adapter(number)]:
+            del self._retired[number]
+            self._core.remove_adapter(number)
+
+    def _cancel_all(self) -> None:
+        self._runner.cancel_all()
+        self._post()
+
+    def _died(self, error: BaseException) -> None:
+        LOG.error("engine_died", exc_info=error)
+        self._post_call(self._fail, start_failure(error) if self._core is None else lost(error))
+
+    def _ended(self) -> None:
+        try:
+            if self._core is not None:
+                self._core.close()
+        except Exception:  # The last word of the thread: nobody is left to raise to.
+            LOG.exception("engine_close_failed")
+        finally:
+            self._post_call(self._finish_streams)
+
+    def _post_call(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            # The loop is closed: nobody waits any more.
+            if self._thread is not None:
+                self._thread.stop()
+
+
+def set_result(future: "asyncio.Future[Any]", value: object) -> None:
+    """Unless the waiter has gone."""
+    if not future.done():
+        future.set_result(value)
+
+
+def set_exception(future: "asyncio.Future[Any]", error: BaseException) -> None:
+    """Unless the waiter has gone."""
+    if not future.done():
+        future.set_exception(error)
+
+
+def start_failure(error: BaseException) -> MeshError:
+    """Why the engine did not start."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, MeshError):
+        return error
+    if isinstance(error, ImportError):
+        return UnavailableError(f"vLLM cannot be imported: {text}", reason="engine_missing")
+    if isinstance(error, ValueError | OSError):
+        return InvalidRequestError(f"vLLM refused its settings: {text}", field="vllm", reason="invalid_settings")
+    return InternalError(f"vLLM did not start: {text}", reason="engine_start_failed")
+
+
+def lost(error: BaseException) -> LostError:
+    """The engine's death as its consumer sees it."""
+    return LostError(f"the vLLM engine died: {type(error).__name__}", reason="engine_dead")

@@ -1,0 +1,76 @@
+"""What must be set in the process before torch, vllm and nixl are imported. Set once; a user's own values stay."""
+
+import importlib
+import logging
+import os
+import socket
+from pathlib import Path
+
+from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.errors import UnavailableError
+
+DEFAULTS = {
+    # One process: children of vLLM's own engine outlive a killed parent.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # Looking for plugins costs half a second; engines here name what they need.
+    "VLLM_PLUGINS": "",
+    # Two engines on two cores with two spinning threads each are 5 to 23 times slower.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    "UCX_LOG_LEVEL": "error",
+    "NIXL_LOG_LEVEL": "ERROR",
+    # Full digests: 64 bits of a hash could collide and corrupt the translation of KV events.
+    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+}
+
+
+def set_defaults() -> None:
+    """The part that no setting changes; the fork server needs it before it knows any."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def prepare(settings: VllmSettings) -> int:
+    """Sets the environment for one engine in this process; the NIXL side channel's port."""
+    set_defaults()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
+    # In a child of the fork server vLLM has configured its logger already, by the server's environment.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    if Path(settings.model).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    port = settings.side_channel_port or free_port(settings.side_channel_host)
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
+    os.environ["KVMESH_NIXL_PROGRESS_DELAY_US"] = str(settings.nixl_progress_delay_us)
+    return port
+
+
+def free_port(host: str) -> int:
+    """A TCP port that is free now. vLLM takes a number only, so another process may win it: the start then fails."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise UnavailableError(f"side_channel_host {host} is not an address of this machine: {error}") from error
+        return int(probe.getsockname()[1])
+
+
+def mend_nixl() -> None:
+    """Lets NIXL's progress thread sleep between polls, which its Python agent does not offer. Idempotent."""
+    module = importlib.import_module("nixl._api")
+    bindings = module.nixlBind
+    make_agent = bindings.nixlAgent
+    if getattr(make_agent, "is_mended", False):
+        return
+    delay_us = int(os.environ.get("KVMESH_NIXL_PROGRESS_DELAY_US", "200"))
+
+    def make_calm_agent(name: str, config: object) -> object:
+        config.pthrDelay = delay_us  # type: ignore[attr-defined]
+        return make_agent(name, config)
+
+    make_calm_agent.is_mended = True  # type: ignore[attr-defined]
+    bindings.nixlAgent = make_calm_agent

@@ -1,0 +1,134 @@
+"""vLLM's cache events as the mesh's: its hashes stay inside, ours are computed from the token ids that events carry."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
+from kvmesh.kv.blocks import block_hashes, seed_hash
+
+TIERS: Mapping[str | None, KvTier] = {
+    None: KvTier.DEVICE,
+    "GPU": KvTier.DEVICE,
+    "CPU": KvTier.HOST,
+    "STORAGE": KvTier.DISK,
+}
+
+
+class EventTranslator:
+    """Keeps, per tier, engine hash -> mesh hash with a count, since vLLM may hold the same block twice and announces both.
+
+    Only the first KV cache group counts: the groups of a hybrid model cache the same tokens. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[bytes | int, tuple[int, int | None]] = {}
+        self._copies: dict[tuple[KvTier, bytes | int], int] = {}
+
+    def translate(self, events: Sequence[Any]) -> list[KvEvent]:
+        """Events in order; changes that leave the set of cached blocks as it is give nothing."""
+        found: list[KvEvent] = []
+        for event in events:
+            kind = type(event).__name__
+            if kind == "AllBlocksCleared":
+                self._names.clear()
+                self._copies.clear()
+                found.append(KvCleared())
+            elif event.group_idx in (None, 0):
+                found.extend(self._stored(event) if kind == "BlockStored" else self._removed(event))
+        return found
+
+    def snapshot(self) -> list[KvEvent]:
+        """Events that give the present set from nothing, parents first (names are kept in the order of storing)."""
+        events: list[KvEvent] = [KvCleared()]
+        for engine_hash, (name, parent) in self._names.items():
+            events += [
+                KvStored(block_hashes=[name], parent_hash=parent, tier=tier)
+                for tier in KvTier
+                if (tier, engine_hash) in self._copies
+            ]
+        return events
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def _stored(self, event: Any) -> list[KvEvent]:
+        parent = self._parent(event)
+        if parent is None:
+            return []
+        names = block_hashes(event.token_ids, event.block_size, seed=parent)
+        tier = TIERS.get(event.medium, KvTier.DEVICE)
+        first = None if event.parent_block_hash is None else parent
+        runs: list[KvEvent] = []
+        run: list[int] = []
+        run_parent = before = first
+        for engine_hash, name in zip(event.block_hashes, names, strict=True):
+            self._names.setdefault(engine_hash, (name, before))
+            copies = self._copies.get((tier, engine_hash), 0)
+            self._copies[tier, engine_hash] = copies + 1
+            if copies:
+                runs += [KvStored(block_hashes=run, parent_hash=run_parent, tier=tier)] if run else []
+                run, run_parent = [], name
+            else:
+                run.append(name)
+            before = name
+        return [*runs, KvStored(block_hashes=run, parent_hash=run_parent, tier=tier)] if run else runs
+
+    def _parent(self, event: Any) -> int | None:
+        if event.parent_block_hash is None:
+            return seed_hash(event.lora_name or "", salt_of(event))
+        known = self._names.get(event.parent_block_hash)
+        return known[0] if known else None
+
+    def _removed(self, event: Any) -> list[KvEvent]:
+        tier = TIERS.get(event.medium, KvTier.DEVICE)
+        gone: list[int] = []
+        for engine_hash in event.block_hashes:
+            copies = self._copies.pop((tier, engine_hash), 0)
+            if copies > 1:
+                self._copies[tier, engine_hash] = copies - 1
+            elif copies == 1:
+                gone.append(self._names[engine_hash][0])
+                if not any((other, engine_hash) in self._copies for other in KvTier):
+                    del self._names[engine_hash]
+        return [KvRemoved(block_hashes=gone, tier=tier)] if gone else []
+
+
+def salt_of(event: Any) -> str:
+    """The cache salt among the first block's extra keys: the string that is not the adapter's name."""
+    keys = list(event.extra_keys[0] or ()) if event.extra_keys else []
+    if event.lora_name and event.lora_name in keys:
+        keys.remove(event.lora_name)
+    return next((key for key in keys if isinstance(key, str)), "")
+
+
+class EventBuffer:
+    """Events on their way to one reader. When he is too slow, what waits is replaced by a snapshot. Not thread-safe."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks_max = blocks_max
+        self._batches: deque[Sequence[KvEvent]] = deque()
+        self._blocks = 0
+
+    def add(self, events: Sequence[KvEvent]) -> bool:
+        """Appends a batch. False: there is no room, and the caller must `replace`."""
+        blocks = sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)
+        if self._batches and self._blocks + blocks > self._blocks_max:
+            return False
+        self._batches.append(events)
+        self._blocks += blocks
+        return True
+
+    def replace(self, snapshot: Sequence[KvEvent]) -> None:
+        """Forgets what waits in favour of a snapshot, which is never more than the engine has blocks."""
+        self._batches.clear()
+        self._blocks = 0
+        self.add(snapshot)
+
+    def take(self) -> Sequence[KvEvent] | None:
+        """The oldest batch, or None."""
+        if not self._batches:
+            return None
+        events = self._batches.popleft()
+        self._blocks -= sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)
+        return events

@@ -1,0 +1,149 @@
+"""What a leg must be before vLLM sees it, and how it is written in vLLM's terms. Runs on the event loop."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvmesh.checks import check_generation
+from kvmesh.core import Generation, ModelCard
+from kvmesh.engines.base import EngineRequest, Leg
+from kvmesh.engines.vllm.core import VllmCore
+from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, HandleForm, prompt_hash, read_handle
+from kvmesh.engines.vllm.leg import LegState
+from kvmesh.engines.vllm.sampling import (
+    FIELD,
+    check_supported,
+    constraint_arguments,
+    decode_arguments,
+    prefill_arguments,
+)
+from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.kv.blocks import seed_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """Turns requests into legs. Knows the model and the engine, not what runs."""
+
+    core: VllmCore
+    settings: VllmSettings
+    card: ModelCard
+    form: HandleForm
+    has_tokenizer: bool
+    defaults: dict[str, Any]
+
+    def make_leg(self, request: EngineRequest, adapter: Any, number: int, now: float) -> LegState:
+        """A leg ready to run. `number` is new for each, since vLLM knows a request as long as its blocks are leased.
+
+        Raises InvalidRequestError, UnsupportedError or KvLostError; nothing is left behind.
+        """
+        generation = request.generation
+        check_generation(
+            generation,
+            vocabulary_size=self.card.vocabulary_size,
+            context_tokens_max=self.card.context_tokens_max,
+        )
+        self._check(request)
+        tokens = [*generation.token_ids, *generation.emitted_token_ids]
+        prompt = prompt_hash(seed_hash(generation.adapter, generation.cache_salt), tokens)
+        parameters, is_late = self._parameters(request, len(tokens), prompt)
+        inner_id = f"{request.request_id}~{number}"
+        return LegState(
+            request=request,
+            inner_id=inner_id,
+            core_request=self._core_request(inner_id, generation, tokens, request.leg, parameters, adapter),
+            prompt_tokens=len(tokens),
+            prompt=prompt,
+            parameters=parameters,
+            adapter_number=adapter.lora_int_id if adapter is not None else 0,
+            pull_by_s=now + (request.handle.lease_s - self.settings.lease_margin_s if request.handle else 0.0),
+            was_recomputed=is_late,
+            logprobs=generation.sampling.logprobs,
+        )
+
+    def _check(self, request: EngineRequest) -> None:
+        check_supported(request.generation.sampling)
+        refused = (
+            ("generation.media", bool(request.generation.media)),
+            ("generation.data_parallel_rank", bool(request.generation.data_parallel_rank)),
+            ("rendezvous", request.rendezvous is not None),
+            ("leg", request.leg is Leg.PREFILL and not self.settings.has_kv_transfer),
+        )
+        for field, is_asked in refused:
+            if is_asked:
+                raise UnsupportedError(f"this vLLM engine does not do {field}", field=field)
+        if request.leg is Leg.PREFILL and request.handle is not None:
+            raise InvalidRequestError("a prefill leg takes no handle", field="handle")
+        if request.generation.sampling.constraint is not None and not self.has_tokenizer:
+            raise UnsupportedError("structured output needs a tokenizer in the engine", field=f"{FIELD}.constraint")
+
+    def _parameters(self, request: EngineRequest, tokens: int, prompt: str) -> tuple[dict[str, Any] | None, bool]:
+        """The connector's parameters, and whether a handle came too late to be pulled."""
+        if request.leg is Leg.PREFILL:
+            return dict(PREFILL_PARAMETERS), False
+        if request.handle is None:
+            return None, False
+        parameters = read_handle(self.form, request.handle, tokens=tokens, prompt=prompt)
+        if not self.settings.has_kv_transfer or request.handle.lease_s <= self.settings.lease_margin_s:
+            return None, True
+        return parameters, False
+
+    def _core_request(
+        self,
+        inner_id: str,
+        generation: Generation,
+        tokens: list[int],
+        leg: Leg,
+        parameters: dict[str, Any] | None,
+        adapter: Any,
+    ) -> Any:
+        from vllm.exceptions import VLLMError
+        from vllm.inputs.engine import tokens_input
+
+        try:
+            return self.core.input_processor.process_inputs(
+                inner_id,
+                tokens_input(tokens, cache_salt=generation.cache_salt or None),
+                self._sampling(generation, leg, parameters),
+                self.core.supported_tasks,
+                lora_request=adapter,
+                # vLLM serves the smallest number first.
+                priority=-generation.priority,
+            )
+        except (VLLMError, ValueError, NotImplementedError) as error:
+            raise refusal(error) from error
+
+    def _sampling(self, generation: Generation, leg: Leg, parameters: dict[str, Any] | None) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        if leg is Leg.PREFILL:
+            arguments = prefill_arguments()
+        else:
+            arguments = decode_arguments(generation, self.defaults)
+            if generation.sampling.constraint is not None:
+                constraint = constraint_arguments(generation.sampling.constraint)
+                arguments["structured_outputs"] = StructuredOutputsParams(**constraint)
+        if parameters is not None:
+            arguments["extra_args"] = {"kv_transfer_params": parameters}
+        return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)
+
+
+def refusal(error: Exception) -> InvalidRequestError:
+    """vLLM's refusal with our name of the field it complains about."""
+    parameter = getattr(error, "parameter", None)
+    field = f"{FIELD}.{parameter}" if parameter else FIELD
+    return InvalidRequestError(f"vLLM refused the request: {str(error).splitlines()[0]}", field=field)
+
+
+def without_handle(leg: LegState) -> None:
+    """Makes a leg's next attempt: the same request under a new inner id, computing its prompt here."""
+    import msgspec
+
+    leg.attempt += 1
+    leg.inner_id = f"{leg.inner_id}~{leg.attempt}"
+    sampling = leg.core_request.sampling_params.clone()
+    sampling.extra_args = None
+    leg.core_request = msgspec.structs.replace(leg.core_request, request_id=leg.inner_id, sampling_params=sampling)
+    leg.parameters = None
+    leg.pull_ends_s = None
+    leg.was_recomputed = True

@@ -1,0 +1,51 @@
+"""One leg inside the vLLM engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvmesh.core import Usage
+from kvmesh.engines.base import EngineRequest, Leg
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LegState:
+    """A leg as the runner keeps it. `inner_id` is vLLM's name for it, new for each attempt.
+
+    `parameters` are the connector's for the present attempt; None when the prompt is computed here.
+    """
+
+    request: EngineRequest
+    inner_id: str
+    core_request: Any
+    prompt_tokens: int
+    prompt: str
+    parameters: Mapping[str, Any] | None = None
+    adapter_number: int = 0
+    pull_by_s: float = 0.0
+    pull_ends_s: float | None = None
+    was_recomputed: bool = False
+    attempt: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    transferred_tokens: int = 0
+    logprobs: int | None = field(default=None)
+
+    @property
+    def key(self) -> int:
+        """The worker's name for it."""
+        return self.request.key
+
+    @property
+    def is_prefill(self) -> bool:
+        """True for the leg that hands out."""
+        return self.request.leg is Leg.PREFILL
+
+    def usage(self) -> Usage:
+        """What it cost so far."""
+        return Usage(
+            prompt_tokens=len(self.request.generation.token_ids),
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+            transferred_tokens=self.transferred_tokens,
+        )

@@ -1,0 +1,64 @@
+"""vLLM's outputs of a step as the mesh's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.engines.base import EngineFinish, StepOutput
+
+REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+    "error": FinishReason.ERROR,
+    "repetition": FinishReason.STOP,
+}
+
+
+@dataclass(slots=True)
+class StepBuilder:
+    """Collects one StepOutput."""
+
+    keys: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    logprobs: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
+    finishes: list[EngineFinish] = field(default_factory=list)
+
+    def add(self, key: int, token_ids: Sequence[int]) -> None:
+        """One request's tokens of this step."""
+        self.keys.append(key)
+        self.token_ids.extend(token_ids)
+        self.counts.append(len(token_ids))
+
+    def take(self, step: int) -> StepOutput | None:
+        """The output, or None when nothing happened."""
+        if not self.keys and not self.finishes:
+            return None
+        is_plain = len(self.token_ids) == len(self.keys) and all(count == 1 for count in self.counts)
+        return StepOutput(
+            step=step,
+            keys=self.keys,
+            token_ids=self.token_ids,
+            counts=None if is_plain else self.counts,
+            logprobs=self.logprobs,
+            finishes=self.finishes,
+        )
+
+
+def stop_token(output: Any, reason: FinishReason) -> int | None:
+    """The token that ended an answer: vLLM names stop tokens but not the model's main end token."""
+    if reason is not FinishReason.STOP:
+        return None
+    if isinstance(output.stop_reason, int):
+        return output.stop_reason
+    return int(output.new_token_ids[-1]) if output.new_token_ids else None
+
+
+def token_logprobs(lists: Any, alternatives: int) -> list[TokenLogprob]:
+    """vLLM's arrays: row i is token i, column 0 the chosen token, then the best ones."""
+    return [
+        TokenLogprob(logprob=values[0], alternatives=list(zip(ids[1 : alternatives + 1], values[1:], strict=False)))
+        for ids, values in zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)
+    ]

@@ -1,0 +1,57 @@
+"""Imports what an engine needs, once, with the garbage collector off: two million objects are made, none is garbage."""
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+from collections.abc import Iterator
+
+from kvmesh.engines.vllm.environment import mend_nixl, set_defaults
+
+MODULES = (
+    "torch",
+    "vllm.config",
+    "vllm.engine.arg_utils",
+    "vllm.sampling_params",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.model_executor.model_loader",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.core.kv_cache_utils",
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl",
+    "vllm.lora.request",
+)
+CPU_MODULES = (
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.models.llama",
+    "transformers.models.auto.tokenization_auto",
+)
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Saves about two seconds of collections; what was made inside is taken as permanent."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.collect()
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def preload() -> None:
+    """For the fork server: imports everything a child would. Starts no thread and makes no NIXL agent."""
+    set_defaults()
+    with collector_off():
+        for name in MODULES:
+            importlib.import_module(name)
+        platform = importlib.import_module("vllm.platforms").current_platform
+        for name in CPU_MODULES if platform.is_cpu() else ():
+            importlib.import_module(name)
+        if importlib.util.find_spec("nixl") is not None:
+            mend_nixl()

@@ -1,0 +1,217 @@
+"""The engine's side of the protocol, on the engine thread: legs in, one StepOutput per step out.
+
+Between vLLM and the mesh stand three things that vLLM lacks: a deadline on a pull, a limit on how long a handle may
+queue without a heartbeat to its owner, and leases that can be given back.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kvmesh.core import FinishReason, LoadRecord
+from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.vllm.core import VllmCore
+from kvmesh.engines.vllm.handles import HandleForm, make_handle
+from kvmesh.engines.vllm.intake import without_handle
+from kvmesh.engines.vllm.leg import LegState
+from kvmesh.engines.vllm.outputs import REASONS, StepBuilder, stop_token, token_logprobs
+from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.errors import InternalError, InvalidRequestError
+
+TRANSFER_GRACE_S = 0.1
+"""An aborted transfer that runs may end by itself, which tells the peer too; one that does not is taken away."""
+
+
+class Runner:
+    """Owns all legs. `now` is monotonic seconds. Every method belongs to the engine thread."""
+
+    def __init__(self, core: VllmCore, settings: VllmSettings, form: HandleForm, now: Callable[[], float]) -> None:
+        self._core = core
+        self._settings = settings
+        self._form = form
+        self._now = now
+        self._legs: dict[str, LegState] = {}
+        self._inner_ids: dict[int, str] = {}
+        self._pulls: dict[str, LegState] = {}
+        self._leaving: dict[str, float] = {}
+        self._leases: dict[str, int] = {}
+        self._building = StepBuilder()
+        self._step = 0
+        self._load = LoadRecord()
+
+    def add(self, leg: LegState) -> None:
+        """Hands a leg to vLLM. What it refuses now is the leg's finish."""
+        try:
+            self._core.add(leg.core_request)
+        except self._core.refusals as error:
+            self._finish(leg, FinishReason.ERROR, error=InvalidRequestError(f"vLLM refused the request: {error}"))
+            return
+        self._legs[leg.inner_id] = leg
+        self._inner_ids[leg.key] = leg.inner_id
+        if leg.parameters is not None and not leg.is_prefill:
+            self._pulls[leg.inner_id] = leg
+
+    def cancel(self, key: int) -> None:
+        """Ends a leg and frees its blocks on both sides."""
+        inner_id = self._inner_ids.get(key)
+        if inner_id is not None:
+            leg = self._legs[inner_id]
+            self._abort(leg)
+            self._finish(leg, FinishReason.CANCELLED)
+
+    def cancel_all(self) -> None:
+        """For closing."""
+        for key in list(self._inner_ids):
+            self.cancel(key)
+
+    def release(self, handle_id: str) -> None:
+        """Frees a lease in the next step."""
+        if self._leases.pop(handle_id, None) is not None and self._core.is_held(handle_id):
+            self._core.call_workers("kvmesh_release", [handle_id])
+
+    def is_leased(self, handle_id: str) -> bool:
+        """True while a handle's blocks are held. May be asked from any thread."""
+        return handle_id in self._leases and self._core.is_held(handle_id)
+
+    def uses_adapter(self, number: int) -> bool:
+        """True while a leg needs the adapter."""
+        return any(leg.adapter_number == number for leg in self._legs.values())
+
+    def step(self) -> bool:
+        """One step of vLLM. True when the model ran or something came out."""
+        began = self._now()
+        outputs, was_executed = self._core.step()
+        for output in outputs:
+            leg = self._legs.get(output.request_id)
+            if leg is not None:
+                self._take(leg, output)
+        self._watch_pulls()
+        self._watch_leaving()
+        self._step += 1
+        if was_executed:
+            self._load = replace(self._load, step_s=self._now() - began)
+        return was_executed or bool(outputs)
+
+    def take_output(self) -> StepOutput | None:
+        """What happened since the last call."""
+        output = self._building.take(self._step)
+        if output is not None:
+            self._building = StepBuilder()
+        return output
+
+    def load(self) -> LoadRecord:
+        """Load now."""
+        for handle_id in [handle_id for handle_id in self._leases if not self._core.is_held(handle_id)]:
+            del self._leases[handle_id]
+        now = self._core.load()
+        return replace(
+            self._load,
+            step=self._step,
+            running_requests=now.running_requests,
+            waiting_requests=now.waiting_requests,
+            waiting_prompt_tokens=now.waiting_prompt_tokens,
+            kv_blocks_used=now.kv_blocks_used,
+            kv_blocks_free=now.kv_blocks_free,
+            kv_blocks_total=now.kv_blocks_total,
+            kv_blocks_leased=sum(self._leases.values()),
+            running_requests_max=now.running_requests_max,
+            preempted_requests_total=now.preempted_requests_total,
+        )
+
+    def _take(self, leg: LegState, output: Any) -> None:
+        if output.prefill_stats is not None:
+            self._count_prompt(leg, output.prefill_stats)
+        if output.new_token_ids and not leg.is_prefill:
+            self._building.add(leg.key, output.new_token_ids)
+            leg.output_tokens += len(output.new_token_ids)
+            if leg.logprobs is not None and output.new_logprobs is not None:
+                self._building.logprobs[leg.key] = token_logprobs(output.new_logprobs, leg.logprobs)
+        if output.finish_reason is not None:
+            self._end(leg, output)
+
+    def _count_prompt(self, leg: LegState, stats: Any) -> None:
+        """`computed` is what the model really ran over; a full transfer still computes the last token to sample."""
+        transferred = 0 if leg.was_recomputed else stats.num_external_cached_tokens
+        local = stats.num_local_cached_tokens
+        computed = max(1, stats.num_prompt_tokens - local - transferred)
+        leg.transferred_tokens = transferred
+        leg.cached_tokens = local
+        if leg.parameters is not None and transferred:
+            leg.cached_tokens += int(leg.parameters.get("remote_prefill_cached_tokens") or 0)
+        self._load = replace(
+            self._load,
+            prompt_tokens_total=self._load.prompt_tokens_total + computed,
+            cached_tokens_total=self._load.cached_tokens_total + local,
+            transferred_tokens_total=self._load.transferred_tokens_total + transferred,
+        )
+
+    def _end(self, leg: LegState, output: Any) -> None:
+        reason = REASONS[str(output.finish_reason)]
+        if reason is FinishReason.ERROR:
+            self._finish(leg, reason, error=InternalError("vLLM gave up on the request", reason="engine_error"))
+        elif not leg.is_prefill:
+            self._finish(leg, reason, stop_token_id=stop_token(output, reason))
+        elif not output.kv_transfer_params:
+            self._finish(leg, FinishReason.ERROR, error=InternalError("vLLM handed out no KV", reason="engine_error"))
+        else:
+            self._hand_off(leg, output.kv_transfer_params)
+
+    def _hand_off(self, leg: LegState, parameters: dict[str, Any]) -> None:
+        handle = make_handle(
+            self._form, parameters, tokens=leg.prompt_tokens, prompt=leg.prompt, lease_s=self._settings.lease_s
+        )
+        self._leases[handle.handle_id] = sum(len(group) for group in parameters["remote_block_ids"])
+        self._finish(leg, FinishReason.HANDED_OFF, handle=handle)
+
+    def _finish(self, leg: LegState, reason: FinishReason, **more: Any) -> None:
+        self._legs.pop(leg.inner_id, None)
+        self._pulls.pop(leg.inner_id, None)
+        self._inner_ids.pop(leg.key, None)
+        self._load = replace(self._load, output_tokens_total=self._load.output_tokens_total + leg.output_tokens)
+        finish = EngineFinish(key=leg.key, reason=reason, usage=leg.usage(), was_recomputed=leg.was_recomputed, **more)
+        self._building.finishes.append(finish)
+
+    def _abort(self, leg: LegState) -> None:
+        was_pulling = leg.inner_id in self._pulls and self._core.is_pulling(leg.inner_id)
+        self._core.abort(leg.inner_id)
+        if was_pulling:
+            self._leaving[leg.inner_id] = self._now() + TRANSFER_GRACE_S
+
+    def _watch_leaving(self) -> None:
+        now = self._now()
+        for inner_id, ends_s in list(self._leaving.items()):
+            if self._core.is_held(inner_id) and now < ends_s:
+                continue
+            del self._leaving[inner_id]
+            if self._core.is_held(inner_id):
+                self._core.call_workers("kvmesh_abandon", [inner_id])
+
+    def _watch_pulls(self) -> None:
+        now = self._now()
+        for leg in list(self._pulls.values()):
+            if self._core.has_failed_pull(leg.inner_id):
+                leg.was_recomputed = True
+            elif self._core.is_pulling(leg.inner_id):
+                if leg.pull_ends_s is None:
+                    leg.pull_ends_s = now + self._settings.kv_pull_timeout_s
+                if now >= leg.pull_ends_s:
+                    self._compute_instead(leg)
+            elif leg.pull_ends_s is not None:
+                del self._pulls[leg.inner_id]
+            elif now >= leg.pull_by_s:
+                self._check_queued(leg, now)
+
+    def _check_queued(self, leg: LegState, now: float) -> None:
+        """A queued leg's handle lives on by heartbeats, which need a peer that ever answered."""
+        assert leg.parameters is not None
+        if self._core.call_workers("kvmesh_has_peer", leg.parameters["remote_engine_id"])[0]:
+            leg.pull_by_s = now + self._settings.lease_s / 3
+        else:
+            self._compute_instead(leg)
+
+    def _compute_instead(self, leg: LegState) -> None:
+        self._abort(leg)
+        self._legs.pop(leg.inner_id)
+        self._pulls.pop(leg.inner_id)
+        without_handle(leg)
+        self.add(leg)

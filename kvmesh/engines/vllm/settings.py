@@ -1,0 +1,128 @@
+"""Settings of the vLLM engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvmesh.errors import InvalidRequestError
+
+CPU_BLOCK_SIZE_TOKENS = 32
+CPU_KV_CACHE_BYTES = 128 << 20
+TOKENIZER_MODES = ("auto", "load", "skip")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """What a vLLM engine is made of. 0 or empty means "what vLLM or the model says" unless a field says otherwise."""
+
+    model: str
+    """Model directory or hub name. Both ends of a handoff must give the same string: vLLM's NIXL handshake compares it."""
+    served_name: str = ""
+    """Name in the mesh; empty: `model`."""
+    revision: str = ""
+    """Model revision, part of the compatibility hash."""
+    role: str = "decode"
+    """Pool at the start: `prefill` or `decode`."""
+    can_switch_role: bool = True
+    """Starts the connector for both roles, so that `set_role` works; False gives vLLM the one role only."""
+    dtype: str = "auto"
+    """Weights and activations."""
+    block_size_tokens: int = 0
+    """Tokens per KV block; 0: 32 on CPU (it must be a multiple of 32 there), vLLM's default on a GPU (16)."""
+    kv_cache_bytes: int = 0
+    """KV memory; 0: 128 MiB on CPU, what is left of `gpu_memory_fraction` on a GPU."""
+    gpu_memory_fraction: float = 0.9
+    """Share of a GPU's memory that vLLM may take. Not used on CPU."""
+    context_tokens_max: int = 0
+    """Context length; 0: the model's, shortened to what the KV memory holds."""
+    running_requests_max: int = 64
+    """Requests that run at once."""
+    waiting_requests_max: int = 1024
+    """Requests that wait; beyond it submissions are refused as overloaded."""
+    overload_retry_s: float = 0.5
+    """`retry_after_s` of that refusal."""
+    step_tokens_max: int = 0
+    """Token budget of a step; 0: vLLM's default."""
+    enforce_eager: bool | None = None
+    """No torch.compile and no CUDA graphs; None: True on CPU (compiling costs 30 s there), False on a GPU."""
+    tensor_parallel_size: int = 1
+    """Ranks. Above 1 the ranks are child processes that die with this one."""
+    tokenizer: str = "auto"
+    """`load` lets vLLM read the tokenizer, which structured output needs; `skip` not; `auto`: if the directory has one."""
+    has_kv_transfer: bool = True
+    """False starts without a connector: such an engine computes every prompt itself."""
+    lease_s: float = 30.0
+    """How long handed-out blocks are held. vLLM renews it while the decode side has the request queued."""
+    lease_margin_s: float = 2.0
+    """A handle with less time left than this is not pulled. Covers handshake and clock differences."""
+    kv_pull_timeout_s: float = 10.0
+    """A pull that takes longer is abandoned and the prompt computed. vLLM itself waits for ever on a hung peer."""
+    side_channel_host: str = "127.0.0.1"
+    """Address that peers reach for the NIXL handshake; it listens there."""
+    side_channel_port: int = 0
+    """Its port; 0: a free one."""
+    nixl_progress_delay_us: int = 200
+    """Sleep of NIXL's progress thread between polls; at 0, its own choice, it burns a whole core per engine."""
+    enable_lora: bool = False
+    """Allows LoRA adapters."""
+    adapters_max: int = 8
+    """Adapters that may be loaded. All stay in memory, since vLLM dies when it must reload one whose files are gone."""
+    adapters_running_max: int = 4
+    """Adapters in one batch."""
+    adapter_rank_max: int = 16
+    """Largest LoRA rank."""
+    output_buffer_steps: int = 256
+    """Step outputs the consumer may lag behind before the engine pauses."""
+    kv_event_buffer_blocks: int = 65536
+    """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
+    idle_poll_s: float = 0.005
+    """Longest pause between looks at transfers when there is nothing to compute."""
+    close_timeout_s: float = 5.0
+    """How long closing waits for the engine thread."""
+    log_level: str = "WARNING"
+    """vLLM's log level."""
+    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """More of vLLM's EngineArgs by name; they win over everything above."""
+
+    def __post_init__(self) -> None:
+        problems = [text for is_bad, text in self._checks() if is_bad]
+        if problems:
+            raise InvalidRequestError("; ".join(problems), field="vllm", reason="invalid_settings")
+
+    def _checks(self) -> list[tuple[bool, str]]:
+        at_least_one = (
+            "running_requests_max",
+            "waiting_requests_max",
+            "tensor_parallel_size",
+            "adapters_max",
+            "adapters_running_max",
+            "adapter_rank_max",
+            "output_buffer_steps",
+            "kv_event_buffer_blocks",
+        )
+        at_least_zero = ("block_size_tokens", "kv_cache_bytes", "context_tokens_max", "step_tokens_max")
+        return [
+            (not self.model, "model must be given"),
+            (self.role not in ("prefill", "decode"), "role must be prefill or decode"),
+            (self.tokenizer not in TOKENIZER_MODES, f"tokenizer must be one of {', '.join(TOKENIZER_MODES)}"),
+            *((getattr(self, name) < 1, f"{name} must be at least 1") for name in at_least_one),
+            *((getattr(self, name) < 0, f"{name} must be at least 0") for name in at_least_zero),
+            (self.lease_margin_s <= 0, "lease_margin_s must be above 0"),
+            (self.lease_s <= self.lease_margin_s, "lease_s must be above lease_margin_s"),
+            (not 0 < self.kv_pull_timeout_s < self.lease_s, "kv_pull_timeout_s must be above 0 and below lease_s"),
+            (not 0 <= self.side_channel_port < 65536, "side_channel_port must be a port"),
+            (not 0 < self.gpu_memory_fraction <= 1, "gpu_memory_fraction must be above 0 and at most 1"),
+            (self.nixl_progress_delay_us < 0, "nixl_progress_delay_us must be at least 0"),
+            (self.idle_poll_s <= 0, "idle_poll_s must be above 0"),
+            (self.close_timeout_s <= 0, "close_timeout_s must be above 0"),
+        ]
+
+
+def check_cpu_block_size(block_size_tokens: int) -> None:
+    """vLLM's CPU attention takes multiples of 32 only, and says so deep inside its start."""
+    if block_size_tokens % CPU_BLOCK_SIZE_TOKENS:
+        raise InvalidRequestError(
+            f"block_size_tokens must be a multiple of {CPU_BLOCK_SIZE_TOKENS} on CPU, not {block_size_tokens}",
+            field="block_size_tokens",
+            reason="invalid_settings",
+        )

@@ -1,0 +1,69 @@
+"""The engine thread: takes commands between steps, steps while there is work, sleeps when there is none."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+Command = Callable[[], None]
+
+
+class EngineThread:
+    """Runs `build`, then `turn` over and over. A turn answers how long to wait for a command before the next one:
+    0 not at all, None until one comes. Any exception ends the thread through `died`; `ended` is called last, always.
+    """
+
+    def __init__(
+        self,
+        *,
+        build: Callable[[], None],
+        turn: Callable[[], float | None],
+        died: Callable[[BaseException], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._build = build
+        self._turn = turn
+        self._died = died
+        self._ended = ended
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def call(self, command: Command) -> None:
+        """Runs a command between steps. From any thread."""
+        self._commands.put(command)
+
+    def stop(self) -> None:
+        """Ends after the present step. From any thread."""
+        self._is_stopping = True
+        self._commands.put(lambda: None)
+
+    def join(self, timeout_s: float) -> bool:
+        """True when the thread has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._build()
+            wait_s: float | None = 0.0
+            while not self._is_stopping:
+                self._take_commands(wait_s)
+                wait_s = self._turn()
+        except BaseException as error:  # noqa: BLE001  # The boundary of the thread: whoever waits for it is told.
+            self._died(error)
+        finally:
+            self._ended()
+
+    def _take_commands(self, wait_s: float | None) -> None:
+        try:
+            if wait_s is None or wait_s > 0:
+                self._commands.get(timeout=wait_s)()
+            while not self._is_stopping:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return

@@ -1,0 +1,318 @@
+"""The KV plane over NIXL's UCX backend (nixl 1.5). The only file that imports nixl, and not before `start`.
+
+All calls into NIXL run on one thread: an agent is not thread-safe, its import takes a second, and a transfer between processes
+of one machine is copied inside the call that posts it.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, TypeVar
+
+from kvmesh.errors import KvLostError, UnavailableError
+from kvmesh.kv.transport import Listener, Memory, merge_runs
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_HEAD = Struct("<4sQQ")
+_MAGIC = b"NXL1"
+_DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NixlSettings:
+    """Times in seconds unless named otherwise."""
+
+    progress_delay_us: int = 200
+    """Longest sleep of the progress thread between polls. At NIXL's own 0 the thread burns a whole core."""
+    message_poll_s: float = 0.005
+    """How often messages are looked for while any may come."""
+    poll_s_max: float = 0.005
+    """Longest pause between looks at a running transfer; the first ones are shorter."""
+    abort_s: float = 5.0
+    """How long an abandoned transfer is waited for before its memory is given up as unsafe."""
+    peers_max: int = 1024
+    """Peers remembered; the one unused longest is forgotten."""
+
+
+class NixlTransport:
+    """KvTransport over NIXL. Agent names are random, since a peer refuses a second incarnation under an old name."""
+
+    def __init__(self, settings: NixlSettings | None = None) -> None:
+        if importlib.util.find_spec("nixl") is None:
+            raise UnavailableError("the package nixl is not installed", reason="nixl_missing")
+        _check_tls(os.environ.get("UCX_TLS", ""))
+        self._settings = settings or NixlSettings()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
+        self._agent: Any = None
+        self._nixl_errors: tuple[type[Exception], ...] = ()
+        self._registration: Any = None
+        self._memory: Memory | None = None
+        self._metadata = b""
+        self._ready: asyncio.Event = asyncio.Event()
+        self._expecting: asyncio.Event = asyncio.Event()
+        self._peers: dict[bytes, tuple[str, int, int]] = {}
+        self._transfers: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def start(self, memory: Memory, listener: Listener) -> None:
+        """See KvTransport. Takes one to two seconds, on the thread."""
+        self._memory = memory
+        await self._call(self._create, memory)
+        self._listening = asyncio.create_task(self._listen(listener), name="nixl-messages")
+        self._ready.set()
+
+    def _create(self, memory: Memory) -> None:
+        for name, value in _DEFAULT_ENVIRON.items():
+            os.environ.setdefault(name, value)
+        from nixl import _api as api
+
+        bind = api.nixlBind
+        self._nixl_errors = tuple(
+            value for name, value in vars(bind).items() if name.endswith("Error") and isinstance(value, type)
+        )
+        original = bind.nixlAgent
+
+        def with_delay(name: str, config: Any) -> Any:
+            config.pthrDelay = self._settings.progress_delay_us
+            return original(name, config)
+
+        # The Python agent has no parameter for the progress thread's delay, so its constructor is wrapped for this one call.
+        bind.nixlAgent = with_delay
+        try:
+            self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
+        finally:
+            bind.nixlAgent = original
+        self._registration = self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM")
+        head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
+        self._metadata = head + self._agent.get_agent_metadata()
+
+    @property
+    def metadata(self) -> bytes:
+        """Base address, size, then NIXL's own metadata; about 500 bytes."""
+        return self._metadata
+
+    async def pull(
+        self,
+        peer: bytes,
+        remote_offsets: Sequence[int],
+        local_offsets: Sequence[int],
+        length: int,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """See KvTransport. After a timeout or a cancel it ends when the transfer has let go of the memory."""
+        stop = asyncio.Event()
+        runs = merge_runs(remote_offsets, local_offsets, length)
+        task = asyncio.create_task(self._transfer(peer, runs, timeout_s, stop), name="nixl-transfer")
+        self._transfers.add(task)
+        task.add_done_callback(self._transfers.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stop.set()
+            await _outlast(task)
+            raise
+
+    async def _transfer(
+        self, peer: bytes, runs: list[tuple[int, int, int]], timeout_s: float, stop: asyncio.Event
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._ready.wait()
+        except TimeoutError as error:
+            raise KvLostError("the KV transport did not start in time", reason="kv_pull_timeout") from error
+        handle = await self._call(self._post, peer, runs)
+        pause_s = 0.0002
+        while not await self._call(self._is_done, handle, peer):
+            if stop.is_set() or loop.time() >= deadline_s:
+                await self._abort(handle, peer)
+                raise KvLostError("the pull did not end in time", reason="kv_pull_timeout")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._settings.poll_s_max)
+
+    def _post(self, peer: bytes, runs: list[tuple[int, int, int]]) -> Any:
+        assert self._memory is not None
+        name, remote_base, remote_size = self._know(peer)
+        local_base = self._memory.ctypes.data
+        if any(remote + size > remote_size or local + size > self._memory.size for remote, local, size in runs):
+            raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
+        agent = self._agent
+        try:
+            handle = agent.initialize_xfer(
+                "READ",
+                agent.get_xfer_descs([(local_base + local, size, 0) for _, local, size in runs], "DRAM"),
+                agent.get_xfer_descs([(remote_base + remote, size, 0) for remote, _, size in runs], "DRAM"),
+                name,
+            )
+            if agent.transfer(handle) == "ERR":
+                raise self._lost(peer, "the transfer could not be posted")
+        except self._nixl_errors as error:
+            raise self._lost(peer, f"{type(error).__name__} while posting") from error
+        return handle
+
+    def _know(self, peer: bytes) -> tuple[str, int, int]:
+        """The peer's agent name, base address and size; its metadata is loaded at first sight."""
+        if self._agent is None:
+            raise UnavailableError("the KV transport is not running", reason="kv_transport_closed")
+        known = self._peers.pop(peer, None)
+        if known is None:
+            known = self._meet(peer)
+        self._peers[peer] = known
+        if len(self._peers) > self._settings.peers_max:
+            self._forget(next(iter(self._peers)))
+        return known
+
+    def _meet(self, peer: bytes) -> tuple[str, int, int]:
+        if len(peer) <= _HEAD.size or not peer.startswith(_MAGIC):
+            raise KvLostError("the handle does not name a NIXL peer", reason="kv_payload")
+        _, base, size = _HEAD.unpack_from(peer)
+        try:
+            name = self._agent.add_remote_agent(peer[_HEAD.size :])
+        except self._nixl_errors as error:
+            raise KvLostError(f"{type(error).__name__} while meeting the peer", reason="kv_peer_lost") from error
+        return (name.decode() if isinstance(name, bytes) else str(name)), base, size
+
+    def _forget(self, peer: bytes) -> None:
+        known = self._peers.pop(peer, None)
+        if known is None or self._agent is None:
+            return
+        try:
+            self._agent.remove_remote_agent(known[0])
+        except self._nixl_errors as error:
+            log.warning("nixl_peer_not_forgotten", extra={"data": {"error": type(error).__name__}})
+
+    def _lost(self, peer: bytes, what: str) -> KvLostError:
+        self._forget(peer)
+        return KvLostError(f"the peer that held the KV is gone ({what})", reason="kv_peer_lost")
+
+    def _is_done(self, handle: Any, peer: bytes) -> bool:
+        """Looks a few times within a millisecond, since most transfers are over by then."""
+        try:
+            for _ in range(4):
+                state = self._agent.check_xfer_state(handle)
+                if state != "PROC":
+                    break
+                time.sleep(0.0002)
+            if state == "DONE":
+                self._agent.release_xfer_handle(handle)
+                return True
+        except self._nixl_errors as error:
+            raise self._lost(peer, f"{type(error).__name__} in transfer") from error
+        if state == "ERR":
+            raise self._lost(peer, "transfer failed")
+        return False
+
+    async def _abort(self, handle: Any, peer: bytes) -> None:
+        """Waits until NIXL lets go of the transfer; dropping the peer breaks the connection it waits for."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._settings.abort_s
+        while not await self._call(self._try_release, handle):
+            await self._call(self._forget, peer)
+            if loop.time() >= give_up_s:
+                log.error("nixl_transfer_not_released", extra={"data": {"waited_s": self._settings.abort_s}})
+                return
+            await asyncio.sleep(0.01)
+
+    def _try_release(self, handle: Any) -> bool:
+        try:
+            self._agent.release_xfer_handle(handle)
+        except self._nixl_errors:
+            return False
+        return True
+
+    async def notify(self, peer: bytes, message: bytes) -> None:
+        """See KvTransport."""
+        await self._ready.wait()
+        await self._call(self._send, peer, message)
+
+    def _send(self, peer: bytes, message: bytes) -> None:
+        try:
+            name, _, _ = self._know(peer)
+            self._agent.send_notif(name, message)
+        except (KvLostError, UnavailableError):
+            return
+        except self._nixl_errors:
+            self._forget(peer)
+
+    def expect_messages(self, is_expecting: bool) -> None:
+        """Polling rests while nothing can come."""
+        if is_expecting:
+            self._expecting.set()
+        else:
+            self._expecting.clear()
+
+    async def _listen(self, listener: Listener) -> None:
+        while True:
+            await self._expecting.wait()
+            for messages in (await self._call(self._receive)).values():
+                for message in messages:
+                    listener(message)
+            await asyncio.sleep(self._settings.message_poll_s)
+
+    def _receive(self) -> dict[str, list[bytes]]:
+        if self._agent is None:
+            return {}
+        messages: dict[str, list[bytes]] = self._agent.get_new_notifs()
+        return messages
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Runs a function on the NIXL thread. Cancelled, the function still runs to its end."""
+        if self._is_closed:
+            raise UnavailableError("the KV transport is closed", reason="kv_transport_closed")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    async def aclose(self) -> None:
+        """See KvTransport."""
+        if self._is_closed:
+            return
+        if self._listening is not None:
+            self._listening.cancel()
+        for task in list(self._transfers):
+            await _outlast(task)
+        self._is_closed = True
+        self._thread.submit(self._destroy)
+        self._thread.shutdown(wait=False)
+
+    def _destroy(self) -> None:
+        """Nobody can read from here afterwards; peers see a disconnect."""
+        agent, self._agent, self._memory = self._agent, None, None
+        if agent is None:
+            return
+        try:
+            for name, _, _ in self._peers.values():
+                agent.remove_remote_agent(name)
+            agent.deregister_memory(self._registration)
+        except self._nixl_errors as error:
+            log.warning("nixl_agent_not_closed", extra={"data": {"error": type(error).__name__}})
+
+
+async def _outlast(task: asyncio.Task[None]) -> None:
+    """Waits for a bounded task to the end, then passes on a cancel that came meanwhile. The task's error is dropped."""
+    was_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            was_cancelled = True
+    if not task.cancelled():
+        task.exception()
+    if was_cancelled:
+        raise asyncio.CancelledError
+
+
+def _check_tls(value: str) -> None:
+    """UCX without tcp hangs when peers connect."""
+    if value and not value.startswith("^") and not {"all", "tcp"} & set(value.split(",")):
+        raise UnavailableError("UCX_TLS must contain tcp", reason="nixl_settings", field="UCX_TLS")

@@ -1,0 +1,33 @@
+"""The top of every service process: one line in each `__main__.py`."""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+
+from kvmesh.errors import MeshError
+from kvmesh.lifecycle.parts import PartFailedError
+from kvmesh.lifecycle.process import die_with_parent, run
+
+PARENT_VARIABLE = "KVMESH_PARENT_PID"
+EXIT_FAILED = 1
+
+
+def run_process(make_main: Callable[[], Awaitable[None]]) -> int:
+    """Runs a process's main coroutine; its exit status. A failure is told in one line, whatever made it.
+
+    A process that was started by `kvmesh up` dies with it.
+    """
+    if parent := os.environ.pop(PARENT_VARIABLE, ""):
+        die_with_parent(int(parent))
+
+    async def main() -> None:
+        await make_main()
+
+    try:
+        run(main())
+    except KeyboardInterrupt:
+        return 130
+    except (PartFailedError, ExceptionGroup, MeshError) as error:
+        print(f"{error}: {error.__cause__ or error}", file=sys.stderr)  # noqa: T201 (the last words of a process)
+        return EXIT_FAILED
+    return 0

@@ -1,0 +1,313 @@
+"""Asks, placements, reports, and what routers tell of their workers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvmesh.api.errors.v1 import errors_pb2
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length, check_range
+from kvmesh.core import Ask, LoadRecord, Placement, ReportKind, Role, WorkerRef
+from kvmesh.errors import InvalidRequestError, MeshError
+from kvmesh.rpc.codec.scalars import (
+    from_duration,
+    from_timestamp,
+    known_enum,
+    optional_duration,
+    optional_field,
+    positive_duration,
+    required_text,
+    to_duration,
+    to_timestamp,
+)
+from kvmesh.rpc.codec.types import from_worker_ref, to_worker_ref
+from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS, HANDOFFS, ROLE_NUMBERS, ROLES, from_load, to_load
+from kvmesh.rpc.status import from_detail, to_detail
+
+EXCLUDED_MAX = 64
+LABELS_MAX = 64
+FEATURES_MAX = 64
+BLOCKS_MAX = 1 << 20
+REPORT_KINDS = {
+    pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
+    pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
+    pb.REPORT_KIND_PROGRESS: ReportKind.PROGRESS,
+    pb.REPORT_KIND_FINISHED: ReportKind.FINISHED,
+    pb.REPORT_KIND_FAILED: ReportKind.FAILED,
+    pb.REPORT_KIND_CANCELLED: ReportKind.CANCELLED,
+}
+REPORT_KIND_NUMBERS = {kind: number for number, kind in REPORT_KINDS.items()}
+TRUSTS = {
+    pb.INDEX_TRUST_EXACT: "exact",
+    pb.INDEX_TRUST_RECOVERING: "recovering",
+    pb.INDEX_TRUST_APPROXIMATE: "approximate",
+}
+TRUST_NUMBERS = {trust: number for number, trust in TRUSTS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """News of a placed request."""
+
+    kind: ReportKind
+    elapsed_s: float
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    error: MeshError | None = None
+    failed_worker_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker as a router sees it; see `kvmesh.router.v1.WorkerView`."""
+
+    worker: WorkerRef
+    role: Role
+    model: str
+    trust: str
+    trust_reason: str = ""
+    load: LoadRecord | None = None
+    index_blocks: int = 0
+    requests_in_flight: int = 0
+    prompt_tokens_in_flight: int = 0
+    excluded_by: str = ""
+    kv_compatibility_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One pair as it was weighed."""
+
+    prefill: WorkerRef | None
+    decode: WorkerRef | None
+    cost: float = 0.0
+    terms: Sequence[tuple[str, float]] = ()
+    removed_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What was weighed for one request."""
+
+    request_id: str
+    policy: str
+    decided_at_s: float
+    candidates: Sequence[Candidate] = ()
+    placement: Placement | None = None
+    error: MeshError | None = None
+    ask_id: int = 0
+    reports: Sequence[Report] = field(default_factory=tuple)
+
+
+def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
+    """The wire form."""
+    return pb.Ask(
+        ask_id=ask_id,
+        request_id=ask.request_id,
+        model=ask.model,
+        prompt_tokens=ask.prompt_tokens,
+        expected_output_tokens=ask.expected_output_tokens,
+        block_hashes=ask.block_hashes,
+        block_size_tokens=ask.block_size_tokens,
+        adapter=ask.adapter,
+        tenant=ask.tenant,
+        priority=ask.priority,
+        timeout=to_duration(ask.timeout_s) if ask.timeout_s is not None else None,
+        session_id=ask.session_id,
+        choices=ask.choices,
+        required_features=ask.required_features,
+        required_labels=ask.required_labels,
+        preferred_labels=ask.preferred_labels,
+        excluded_worker_ids=ask.excluded_worker_ids,
+        pinned_prefill_worker_id=ask.pinned_prefill_worker_id,
+        pinned_decode_worker_id=ask.pinned_decode_worker_id,
+        attempt=ask.attempt,
+    )
+
+
+def from_ask(message: pb.Ask) -> Ask:
+    """The value, checked."""
+    check_range(message.prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
+    check_range(message.priority, "ask.priority", -PRIORITY_MAX, PRIORITY_MAX)
+    check_length(len(message.block_hashes), "ask.block_hashes", 0, BLOCKS_MAX, "entries")
+    check_length(len(message.excluded_worker_ids), "ask.excluded_worker_ids", 0, EXCLUDED_MAX, "entries")
+    check_length(len(message.required_features), "ask.required_features", 0, FEATURES_MAX, "entries")
+    check_length(len(message.required_labels), "ask.required_labels", 0, LABELS_MAX, "entries")
+    check_length(len(message.preferred_labels), "ask.preferred_labels", 0, LABELS_MAX, "entries")
+    if message.block_hashes:
+        check_range(message.block_size_tokens, "ask.block_size_tokens", 1, 2**20)
+        most = message.prompt_tokens // message.block_size_tokens
+        check_length(len(message.block_hashes), "ask.block_hashes", 0, most, "entries at this prompt length")
+    return Ask(
+        request_id=required_text(message.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX),
+        model=required_text(message.model, "ask.model", 256),
+        prompt_tokens=message.prompt_tokens,
+        block_hashes=tuple(message.block_hashes),
+        block_size_tokens=message.block_size_tokens,
+        expected_output_tokens=message.expected_output_tokens,
+        adapter=message.adapter,
+        tenant=message.tenant,
+        priority=message.priority,
+        timeout_s=positive_duration(message, "timeout", "ask.timeout"),
+        session_id=message.session_id,
+        choices=message.choices or 1,
+        required_features=tuple(message.required_features),
+        required_labels=dict(message.required_labels),
+        preferred_labels=dict(message.preferred_labels),
+        excluded_worker_ids=tuple(message.excluded_worker_ids),
+        pinned_prefill_worker_id=message.pinned_prefill_worker_id,
+        pinned_decode_worker_id=message.pinned_decode_worker_id,
+        attempt=message.attempt,
+    )
+
+
+def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
+    """The wire form."""
+    return pb.Placement(
+        ask_id=ask_id,
+        reservation_id=placement.reservation_id,
+        prefill=to_worker_ref(placement.prefill) if placement.prefill is not None else None,
+        decode=to_worker_ref(placement.decode),
+        handoff=HANDOFF_NUMBERS[placement.handoff] if placement.handoff is not None else None,
+        rendezvous_address=placement.rendezvous_address,
+        cached_tokens=placement.cached_tokens,
+        expected_ttft=to_duration(placement.expected_ttft_s) if placement.expected_ttft_s is not None else None,
+        reasons=placement.reasons,
+    )
+
+
+def from_placement(message: pb.Placement) -> Placement:
+    """The value, checked."""
+    required_text(message.decode.address, "placement.decode.address", 512)
+    is_pair = message.HasField("prefill")
+    return Placement(
+        reservation_id=message.reservation_id,
+        decode=from_worker_ref(message.decode),
+        prefill=from_worker_ref(message.prefill) if is_pair else None,
+        handoff=known_enum(message.handoff, HANDOFFS, "placement.handoff") if is_pair else None,
+        rendezvous_address=message.rendezvous_address,
+        cached_tokens=message.cached_tokens,
+        expected_ttft_s=optional_duration(message, "expected_ttft"),
+        reasons=tuple(message.reasons),
+    )
+
+
+def to_report(ask_id: int, report: Report) -> pb.Report:
+    """The wire form."""
+    return pb.Report(
+        ask_id=ask_id,
+        kind=REPORT_KIND_NUMBERS[report.kind],
+        elapsed=to_duration(max(0.0, report.elapsed_s)),
+        cached_tokens=report.cached_tokens,
+        output_tokens=report.output_tokens,
+        error=_optional_detail(report.error),
+        failed_worker_id=report.failed_worker_id,
+    )
+
+
+def from_report(message: pb.Report) -> Report:
+    """The value, checked."""
+    elapsed_s = from_duration(message.elapsed)
+    check_range(elapsed_s, "report.elapsed", 0, 10 * 365 * 86_400)
+    return Report(
+        kind=known_enum(message.kind, REPORT_KINDS, "report.kind"),
+        elapsed_s=elapsed_s,
+        cached_tokens=optional_field(message, "cached_tokens"),
+        output_tokens=message.output_tokens,
+        error=from_detail(message.error) if message.HasField("error") else None,
+        failed_worker_id=message.failed_worker_id,
+    )
+
+
+def to_worker_view(view: WorkerView) -> pb.WorkerView:
+    """The wire form."""
+    return pb.WorkerView(
+        worker=to_worker_ref(view.worker),
+        role=ROLE_NUMBERS[view.role],
+        model=view.model,
+        trust=TRUST_NUMBERS[view.trust],
+        trust_reason=view.trust_reason,
+        load=to_load(view.load) if view.load is not None else None,
+        index_blocks=view.index_blocks,
+        requests_in_flight=view.requests_in_flight,
+        prompt_tokens_in_flight=view.prompt_tokens_in_flight,
+        excluded_by=view.excluded_by,
+        kv_compatibility_hash=view.kv_compatibility_hash,
+    )
+
+
+def from_worker_view(message: pb.WorkerView) -> WorkerView:
+    """The value."""
+    return WorkerView(
+        worker=from_worker_ref(message.worker),
+        role=known_enum(message.role, ROLES, "worker.role"),
+        model=message.model,
+        trust=known_enum(message.trust, TRUSTS, "worker.trust"),
+        trust_reason=message.trust_reason,
+        load=from_load(message.load) if message.HasField("load") else None,
+        index_blocks=message.index_blocks,
+        requests_in_flight=message.requests_in_flight,
+        prompt_tokens_in_flight=message.prompt_tokens_in_flight,
+        excluded_by=message.excluded_by,
+        kv_compatibility_hash=message.kv_compatibility_hash,
+    )
+
+
+def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
+    """The wire form."""
+    message = pb.ExplainResponse(
+        request_id=explanation.request_id,
+        policy=explanation.policy,
+        decided_at=to_timestamp(explanation.decided_at_s),
+        error=_optional_detail(explanation.error),
+        reports=[to_report(explanation.ask_id, report) for report in explanation.reports],
+    )
+    if explanation.placement is not None:
+        message.placement.CopyFrom(to_placement(explanation.ask_id, explanation.placement))
+    for candidate in explanation.candidates:
+        message.candidates.add(
+            prefill=to_worker_ref(candidate.prefill) if candidate.prefill is not None else None,
+            decode=to_worker_ref(candidate.decode) if candidate.decode is not None else None,
+            cost=candidate.cost,
+            terms=[pb.CostTerm(name=name, value=value) for name, value in candidate.terms],
+            removed_by=candidate.removed_by,
+        )
+    return message
+
+
+def from_explanation(message: pb.ExplainResponse) -> Explanation:
+    """The value."""
+    return Explanation(
+        request_id=message.request_id,
+        policy=message.policy,
+        decided_at_s=from_timestamp(message.decided_at),
+        candidates=tuple(_from_candidate(candidate) for candidate in message.candidates),
+        placement=from_placement(message.placement) if message.HasField("placement") else None,
+        error=from_detail(message.error) if message.HasField("error") else None,
+        ask_id=message.placement.ask_id,
+        reports=tuple(from_report(report) for report in message.reports),
+    )
+
+
+def check_ask_id(message: pb.RouteRequest) -> int:
+    """The number of an ask or report; the contract's numbers start at 1."""
+    kind = message.WhichOneof("kind")
+    if kind not in ("ask", "report"):
+        raise InvalidRequestError("kind must be an ask or a report", field="kind")
+    ask_id: int = getattr(message, kind).ask_id
+    if ask_id < 1:
+        raise InvalidRequestError(f"{kind}.ask_id is required", field=f"{kind}.ask_id")
+    return ask_id
+
+
+def _from_candidate(message: pb.Candidate) -> Candidate:
+    return Candidate(
+        prefill=from_worker_ref(message.prefill) if message.HasField("prefill") else None,
+        decode=from_worker_ref(message.decode) if message.HasField("decode") else None,
+        cost=message.cost,
+        terms=tuple((term.name, term.value) for term in message.terms),
+        removed_by=message.removed_by,
+    )
+
+
+def _optional_detail(error: MeshError | None) -> errors_pb2.ErrorDetail | None:
+    return to_detail(error) if error is not None else None

@@ -1,0 +1,70 @@
+"""Calls WorkerService over pooled channels. Failures arrive as MeshError, never as RpcError."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from grpc.aio import EOF, AioRpcError
+
+from kvmesh.api.worker.v1 import worker_pb2 as pb
+from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
+from kvmesh.core import KvBatch, LoadRecord, WorkerDescription
+from kvmesh.errors import LostError
+from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.codec.scalars import to_duration
+from kvmesh.rpc.codec.worker import from_description, from_kv_batch, from_load
+from kvmesh.rpc.status import from_rpc_error
+
+
+class GrpcWorkerClient:
+    """One client for all workers; calls name the address, since a worker's description is not known before the first."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:
+        """What the worker is."""
+        try:
+            response = await self._stub(address).Describe(pb.DescribeRequest(), timeout=timeout_s, wait_for_ready=False)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=address) from error
+        return from_description(response)
+
+    async def watch_kv(
+        self, address: str, *, resume_at: tuple[int, int] | None = None
+    ) -> AsyncGenerator[KvBatch, None]:
+        """The KV cache: a snapshot, or what followed `resume_at` (epoch, sequence), then every change.
+
+        Never ends by itself: the worker's end of the stream is LostError. Closing the generator ends the call.
+        """
+        request = pb.WatchKvRequest()
+        if resume_at is not None:
+            request.resume_epoch, request.resume_sequence = resume_at
+        async with aclosing(_responses(self._stub(address).WatchKv(request), address)) as messages:
+            async for message in messages:
+                yield from_kv_batch(message)
+
+    async def watch_load(self, address: str, *, interval_s: float) -> AsyncGenerator[LoadRecord, None]:
+        """The load: the newest record at once, then one per `interval_s` in which something changed.
+
+        A worker repeats its record when nothing has changed for a second, so that a longer silence means that it hangs.
+        Ends as `watch_kv` does.
+        """
+        request = pb.WatchLoadRequest(interval=to_duration(interval_s))
+        async with aclosing(_responses(self._stub(address).WatchLoad(request), address)) as messages:
+            async for message in messages:
+                yield from_load(message.load)
+
+    def _stub(self, address: str) -> Any:
+        return WorkerServiceStub(self._channels.channel(address))
+
+
+async def _responses(call: Any, address: str) -> AsyncGenerator[Any, None]:
+    try:
+        while (message := await call.read()) is not EOF:
+            yield message
+        raise LostError("the worker ended the stream", reason="stream_ended", where=address)
+    except AioRpcError as error:
+        raise from_rpc_error(error, where=address, has_begun=True) from error
+    finally:
+        call.cancel()

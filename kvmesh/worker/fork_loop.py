@@ -1,0 +1,234 @@
+"""The fork server's process: imports slow modules once, then forks a child per request. One thread, no event loop.
+
+Protocol on a Unix stream socket, one JSON object per line. In: {"module", "argv", "env", "log"}. Out: {"pid"} for each in
+turn, and {"pid", "exit"} when a child has ended (an exit status, or minus a signal). Children die with this process, which
+dies with the one that started it. Closing a connection kills the children asked for on it.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+PRELOADS = {"vllm": "kvmesh.engines.vllm.preload:preload", "none": ""}
+PR_SET_PDEATHSIG = 1
+REQUEST_BYTES_MAX = 1 << 20
+CHILDREN_MAX = 256
+
+
+def die_with(parent_pid: int) -> None:
+    """The kernel kills this process when its parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One client."""
+
+    link: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    children: set[int] = field(default_factory=set)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Blocks at most while the client's buffer is full; a client that is gone is noticed by its end of file."""
+        with contextlib.suppress(OSError):
+            self.link.sendall(json.dumps(message).encode() + b"\n")
+
+
+class ForkLoop:
+    """Listens, forks, reports."""
+
+    def __init__(self, path: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(8)
+        self._wakeup, self._signal = socket.socketpair()
+        self._connections: set[Connection] = set()
+        for link in (self._listener, self._wakeup, self._signal):
+            link.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._reap)
+        signal.set_wakeup_fd(self._signal.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def run(self) -> NoReturn:
+        """Until killed."""
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _accept(self) -> None:
+        link, _ = self._listener.accept()
+        link.setblocking(True)
+        connection = Connection(link)
+        self._connections.add(connection)
+        self._selector.register(link, selectors.EVENT_READ, lambda: self._read(connection))
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.link.recv(65536)
+        except OSError:
+            data = b""
+        connection.received += data
+        if not data or len(connection.received) > REQUEST_BYTES_MAX:
+            self._drop(connection)
+            return
+        *lines, rest = bytes(connection.received).split(b"\n")
+        connection.received = bytearray(rest)
+        for line in lines:
+            self._serve(connection, line)
+
+    def _serve(self, connection: Connection, line: bytes) -> None:
+        try:
+            request = json.loads(line)
+            module, argv = str(request["module"]), [str(item) for item in request["argv"]]
+            env, log = dict(request["env"]), str(request["log"])
+        except (ValueError, KeyError, TypeError) as error:
+            connection.send({"error": f"not a request: {error}"})
+            return
+        if sum(len(each.children) for each in self._connections) >= CHILDREN_MAX:
+            connection.send({"error": f"{CHILDREN_MAX} children run already"})
+            return
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become(parent, module, argv, env, log)
+        connection.children.add(pid)
+        connection.send({"pid": pid})
+
+    def _drop(self, connection: Connection) -> None:
+        self._selector.unregister(connection.link)
+        connection.link.close()
+        self._connections.discard(connection)
+        for pid in connection.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakeup.recv(4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for connection in self._connections:
+                if pid in connection.children:
+                    connection.children.discard(pid)
+                    connection.send({"pid": pid, "exit": os.waitstatus_to_exitcode(status)})
+
+    def _become(self, parent: int, module: str, argv: list[str], env: dict[str, str | None], log: str) -> NoReturn:
+        """The child: never returns into the server's stack."""
+        status = 1
+        try:
+            os.setsid()
+            die_with(parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for link in (self._listener, self._wakeup, self._signal, *(each.link for each in self._connections)):
+                link.close()
+            self._selector.close()
+            redirect(log)
+            set_environment(env)
+            reseed()
+            gc.enable()
+            status = run_module(module, argv)
+        except BaseException:  # noqa: BLE001  # The end of the process: the trace goes to its log.
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                logging.shutdown()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+
+def redirect(log: str) -> None:
+    """Output to a file; no input."""
+    for target, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
+        opened = os.open(path or os.devnull, flags, 0o644)
+        os.dup2(opened, target)
+        os.close(opened)
+    os.dup2(1, 2)
+
+
+def set_environment(env: dict[str, str | None]) -> None:
+    """None takes a variable away."""
+    for name, value in env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(value)
+
+
+def reseed() -> None:
+    """Children of one server must not share random numbers. `uuid4` asks the kernel and needs nothing."""
+    random.seed()  # noqa: TID251  # The global generator is what was inherited.
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
+
+
+def run_module(module: str, argv: list[str]) -> int:
+    """As `python -m module argv...`; its exit status."""
+    sys.argv = [module, *argv]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)  # noqa: T201  # What the interpreter does with a text in sys.exit.
+        return 1
+    return 0
+
+
+def preload(name: str) -> None:
+    """Calls the preload function `module:function`, or one of the short names."""
+    module, _, function = PRELOADS.get(name, name).partition(":")
+    if module:
+        getattr(importlib.import_module(module), function)()
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Says "ready" on standard output when it listens."""
+    parser = argparse.ArgumentParser(
+        prog="kvmesh.worker.forkserver", description="Forks processes with slow imports done."
+    )
+    parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
+    parser.add_argument(
+        "--preload", default="none", help="vllm, none, or module:function to call before the first fork"
+    )
+    parser.add_argument(
+        "--outlive-parent", action="store_true", help="do not die with the process that started this one"
+    )
+    options = parser.parse_args(arguments)
+    if not options.outlive_parent:
+        die_with(os.getppid())
+    preload(options.preload)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise SystemExit(f"the preload started {threads - 1} threads: forking now would not be safe")
+    loop = ForkLoop(options.socket)
+    print("ready", flush=True)  # noqa: T201  # The client waits for this line.
+    loop.run()

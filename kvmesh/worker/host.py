@@ -1,0 +1,100 @@
+"""Runs one worker as a process: engine, gRPC server, metrics, registry, in that order. The two roles differ in one servicer."""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import grpc.aio
+
+from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from kvmesh.clock import Clock, SystemClock
+from kvmesh.core import Role
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.lifecycle import run_until_signalled
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from kvmesh.worker.engines import make_engine
+from kvmesh.worker.membership import Membership
+from kvmesh.worker.metrics import WorkerMetrics
+from kvmesh.worker.servicer import WorkerServicer
+from kvmesh.worker.settings import HostSettings
+from kvmesh.worker.worker import Worker, WorkerIdentity
+
+WORKER_SERVICE = "kvmesh.worker.v1.WorkerService"
+AddServicer = Callable[[grpc.aio.Server, Worker, Clock], None]
+"""Adds a role's own servicer."""
+
+
+def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
+    """An id that is stable for the process, and an epoch that no earlier process of that id had."""
+    worker_id = settings.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
+    return WorkerIdentity(worker_id=worker_id, epoch=time.time_ns())
+
+
+class _Announcement:
+    """The last part to start and the first to stop: from here on the mesh knows the worker."""
+
+    def __init__(self, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+        self._membership = membership
+        self._server = server
+        self._metrics = metrics
+
+    async def start(self) -> None:
+        """Serving first, so that the registry's first check passes."""
+        self._membership.listen_on(port=self._server.port, metrics_port=self._metrics.port)
+        await self._server.set_serving(True)
+        await self._membership.start()
+
+    async def aclose(self) -> None:
+        """Leaves the registry."""
+        await self._membership.aclose()
+
+
+class _Closing:
+    """Something that only needs closing, as a part."""
+
+    def __init__(self, registry: ConsulRegistry) -> None:
+        self._registry = registry
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def aclose(self) -> None:
+        """Ends connections."""
+        await self._registry.aclose()
+
+
+async def serve_worker(settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer) -> None:
+    """Until told to stop, or the engine dies. Stopping drains: no new requests, those in flight finish in bounded time."""
+    configure_logging(
+        level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=f"kvmesh-{role.value}"
+    )
+    clock = SystemClock()
+    telemetry = Telemetry.create(role.value, settings=settings.telemetry)
+    registry = ConsulRegistry(settings.discovery)
+    worker = Worker(make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock)
+    WorkerMetrics(worker, telemetry.registry)
+    membership = Membership(worker, registry, clock, host=settings.rpc.host, uses_tls=settings.rpc.has_tls)
+
+    def add_services(server: grpc.aio.Server) -> None:
+        add_servicer(server, worker, clock)
+        add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock), server)
+
+    server = RpcServer(
+        settings.rpc,
+        service_names=(service_name, WORKER_SERVICE),
+        add_services=add_services,
+        interceptors=server_interceptors(telemetry),
+    )
+    metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
+
+    async def drain() -> None:
+        await membership.set_draining(True)
+        await worker.drain()
+
+    await run_until_signalled(
+        [telemetry.tracing, _Closing(registry), worker, server, metrics, _Announcement(membership, server, metrics)],
+        drain=drain,
+    )

@@ -1,0 +1,62 @@
+"""A worker's load as Prometheus metrics, read from the engine at scrape time: nothing is counted per token."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvmesh.worker.worker import Worker
+
+GAUGES = {
+    "running_requests": "Requests in the running batch.",
+    "waiting_requests": "Requests that wait for their first step.",
+    "waiting_prompt_tokens": "Prompt tokens accepted but not computed yet.",
+    "kv_blocks_used": "KV blocks in use by requests, leased ones included.",
+    "kv_blocks_free": "KV blocks that no request holds.",
+    "kv_blocks_total": "All KV blocks.",
+    "kv_blocks_leased": "KV blocks held for handles that nobody pulled yet.",
+}
+COUNTERS = {
+    "prompt_tokens_total": "Prompt tokens computed.",
+    "output_tokens_total": "Output tokens generated.",
+    "cached_tokens_total": "Prompt tokens served from the cache.",
+    "transferred_tokens_total": "Prompt tokens whose KV came from another worker.",
+    "preempted_requests_total": "Requests taken off the batch for want of blocks.",
+}
+LABELS = ("model", "role")
+
+
+class WorkerMetrics(Collector):
+    """`kvmesh_worker_*`, one sample each."""
+
+    def __init__(self, worker: Worker, registry: CollectorRegistry) -> None:
+        self._worker = worker
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """The newest load. Called by the scrape on the worker's own event loop."""
+        load = self._worker.engine.load()
+        description = self._worker.description
+        labels = (description.model.name, description.role.value)
+        for name, text in GAUGES.items():
+            gauge = GaugeMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)
+            gauge.add_metric(labels, getattr(load, name))
+            yield gauge
+        for name, text in COUNTERS.items():
+            counter = CounterMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)
+            counter.add_metric(labels, getattr(load, name))
+            yield counter
+        statistics = self._worker.statistics()
+        for name, value, text in (
+            ("legs_requests", statistics.legs, "Legs in the engine."),
+            ("leases_handles", statistics.leases, "Handles under a lease."),
+            ("kv_announced_blocks", statistics.kv_blocks_announced, "Cached KV blocks as routers are told."),
+        ):
+            gauge = GaugeMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)
+            gauge.add_metric(labels, value)
+            yield gauge
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the engine may not be loaded yet when the collector is registered."""
+        return ()

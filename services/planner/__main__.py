@@ -1,0 +1,108 @@
+"""Starts a planner: `python -m services.planner --help`."""
+
+import asyncio
+import os
+import socket
+import sys
+
+from aiohttp import ClientSession
+
+from kvmesh.clock import SystemClock
+from kvmesh.discovery.base import PLANNER, Registration
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.presence import Presence
+from kvmesh.lifecycle import run_parts, run_process, stop_on_signals
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.settings import load_or_exit
+from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from services.planner.metrics import PlannerMetrics
+from services.planner.observe import Fetcher, FetchLimits, PrometheusSource, ScrapeSource, Source
+from services.planner.planner import Planner
+from services.planner.servicer import SERVICE_NAME, PlannerServicer
+from services.planner.settings import PlannerSettings
+
+
+def make_source(settings: PlannerSettings, session: ClientSession, clock: SystemClock) -> Source:
+    """Prometheus where one is given, else scraping."""
+    limits = FetchLimits(
+        timeout_s=settings.fetch_timeout_s,
+        answer_bytes_max=settings.answer_bytes_max,
+        fetches_max=settings.fetches_max,
+    )
+    fetcher = Fetcher(session, limits)
+    if settings.prometheus:
+        return PrometheusSource(fetcher, settings.prometheus, clock, window_s=settings.window_s)
+    return ScrapeSource(fetcher, clock, window_s=settings.window_s)
+
+
+async def serve(settings: PlannerSettings) -> None:
+    """Runs a planner until a signal."""
+    planner_id = settings.planner_id or f"planner-{socket.gethostname()}-{os.getpid()}"
+    clock = SystemClock()
+    telemetry = Telemetry.create("planner", settings=settings.telemetry)
+    registry = ConsulRegistry(settings.discovery)
+    session = ClientSession()
+    planner = Planner(
+        registry,
+        make_source(settings, session, clock),
+        PlannerMetrics(telemetry.instruments),
+        clock,
+        interval_s=settings.interval_s,
+    )
+    servicer = PlannerServicer(planner)
+    server = RpcServer(
+        settings.rpc,
+        service_names=[SERVICE_NAME],
+        add_services=servicer.add_to,
+        interceptors=server_interceptors(telemetry),
+    )
+    metrics_server = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
+    presence: Presence | None = None
+
+    async def on_ready() -> None:
+        nonlocal presence
+        await server.set_serving(True)
+        registration = Registration(
+            service=PLANNER,
+            instance_id=planner_id,
+            host=settings.rpc.host,
+            port=server.port,
+            meta={"metrics_port": str(metrics_server.port)},
+            uses_tls=settings.rpc.has_tls,
+        )
+        presence = Presence(registry, registration)
+        await presence.start()
+
+    async def drain() -> None:
+        if presence is not None:
+            await presence.set_draining(True, reason="stopping")
+        await server.set_serving(False)
+
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with stop_on_signals(stop, hurry):
+        try:
+            await run_parts(
+                [metrics_server, planner, server],
+                stop=stop,
+                on_ready=on_ready,
+                drain=drain,
+                hurry=hurry,
+                settings=settings.lifecycle,
+            )
+        finally:
+            if presence is not None:
+                await presence.aclose()
+            await session.close()
+            await registry.aclose()
+
+
+def main() -> int:
+    """The process."""
+    settings = load_or_exit(PlannerSettings, program="python -m services.planner", description=__doc__ or "")
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="planner")
+    return run_process(lambda: serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Where the planner's figures come from: scraping what the registry lists, or a Prometheus that does so already."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvmesh.clock import Clock
+from kvmesh.discovery.base import Instance
+from services.planner.plan import COUNTERS, GAUGES, Key, Samples, Window, increase, summed_gauges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A window, or None while there is none yet, and what stood in the way, in sentences."""
+
+    window: Window | None
+    problems: Sequence[str] = ()
+
+
+class Source(Protocol):
+    """Something to observe with. Never raises for a part that does not answer: that is a problem to be told."""
+
+    name: str
+
+    async def observe(self, instances: Sequence[Instance]) -> Observation:
+        """The newest window."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchLimits:
+    """Bounds of one HTTP answer, and of how many are fetched at once."""
+
+    timeout_s: float
+    answer_bytes_max: int
+    fetches_max: int
+
+
+class FetchError(Exception):
+    """An answer that could not be had; the message says why."""
+
+
+class Fetcher:
+    """HTTP GETs within limits."""
+
+    def __init__(self, session: ClientSession, limits: FetchLimits) -> None:
+        self._session = session
+        self._limits = limits
+        self._slots = asyncio.Semaphore(limits.fetches_max)
+
+    async def get(self, url: str, params: Mapping[str, str] | None = None) -> bytes:
+        """The body of a good answer, else FetchError."""
+        timeout = ClientTimeout(total=self._limits.timeout_s)
+        try:
+            async with self._slots, self._session.get(url, params=params, timeout=timeout) as response:
+                body = await self._read(response.content)
+                if response.status != 200:
+                    raise FetchError(f"status {response.status}: {body[:200].decode(errors='replace')}")
+                return body
+        except TimeoutError:
+            raise FetchError(f"no answer within {self._limits.timeout_s:g} s") from None
+        except ClientError as error:
+            raise FetchError(str(error) or type(error).__name__) from error
+
+    async def _read(self, content: Any) -> bytes:
+        body = bytearray()
+        async for chunk in content.iter_any():
+            body += chunk
+            if len(body) > self._limits.answer_bytes_max:
+                raise FetchError(f"the answer is longer than {self._limits.answer_bytes_max} bytes")
+        return bytes(body)
+
+
+class ScrapeSource:
+    """Scrapes every instance that tells a metrics port, and compares with the oldest scrape inside the window."""
+
+    name = "scrape"
+
+    def __init__(self, fetcher: Fetcher, clock: Clock, *, window_s: float) -> None:
+        self._fetcher = fetcher
+        self._clock = clock
+        self._window_s = window_s
+        self._scrapes: deque[tuple[float, Mapping[str, Samples]]] = deque()
+
+    async def observe(self, instances: Sequence[Instance]) -> Observation:
+        """One scrape of all; the first one gives gauges only, in a window without length."""
+        told = [instance for instance in instances if instance.meta.get("metrics_port", "").isdigit()]
+        problems = [
+            f"{instance.service} {instance.instance_id} tells no metrics port"
+            for instance in instances
+            if instance not in told
+        ]
+        newest: dict[str, Samples] = {}
+        for instance, result in zip(told, await asyncio.gather(*map(self._scrape, told)), strict=True):
+            if isinstance(result, str):
+                problems.append(f"{instance.service} {instance.instance_id} cannot be scraped: {result}")
+            else:
+                newest[instance.instance_id] = result
+        return Observation(window=self._window(newest), problems=problems)
+
+    def _window(self, newest: Mapping[str, Samples]) -> Window:
+        now = self._clock.now()
+        self._scrapes.append((now, newest))
+        # The one just outside stays: with it the window is never shorter than asked for.
+        while len(self._scrapes) > 2 and self._scrapes[1][0] <= now - self._window_s:
+            self._scrapes.popleft()
+        began, oldest = self._scrapes[0]
+        return Window(window_s=now - began, increases=increase(oldest, newest), gauges=summed_gauges(newest.values()))
+
+    async def _scrape(self, instance: Instance) -> Samples | str:
+        host = f"[{instance.host}]" if ":" in instance.host else instance.host
+        try:
+            body = await self._fetcher.get(f"http://{host}:{instance.meta['metrics_port']}/metrics")
+            return parse(body.decode())
+        except (FetchError, ValueError) as error:
+            return str(error)
+
+
+class PrometheusSource:
+    """Asks a Prometheus over its HTTP API; the window's increases are PromQL `increase`, which extrapolates."""
+
+    name = "prometheus"
+
+    def __init__(self, fetcher: Fetcher, url: str, clock: Clock, *, window_s: float) -> None:
+        self._fetcher = fetcher
+        self._clock = clock
+        self._url = url.rstrip("/") + "/api/v1/query"
+        self._window_s = window_s
+
+    async def observe(self, instances: Sequence[Instance]) -> Observation:
+        """One query per metric, all as of the same moment: means are quotients of two of them."""
+        at_s = self._clock.wall()
+        results = await asyncio.gather(*(self._query(name, at_s) for name in (*COUNTERS, *GAUGES)))
+        failed = sorted({result for result in results if isinstance(result, str)})
+        found = [result for result in results if not isinstance(result, str)]
+        merged: dict[Key, float] = {key: value for samples in found for key, value in samples.items()}
+        problems = [f"Prometheus does not answer: {problem}" for problem in failed]
+        problems += await self._down(at_s)
+        return Observation(
+            window=Window(
+                window_s=self._window_s,
+                increases={key: value for key, value in merged.items() if key[0] in COUNTERS},
+                gauges={key: value for key, value in merged.items() if key[0] in GAUGES},
+            )
+            if found
+            else None,
+            problems=problems,
+        )
+
+    async def _query(self, name: str, at_s: float) -> Samples | str:
+        labels = COUNTERS.get(name) or GAUGES[name]
+        inner = f"increase({name}[{self._window_s:g}s])" if name in COUNTERS else name
+        try:
+            rows = await self._rows(f"sum by ({', '.join(labels)}) ({inner})", at_s)
+        except (FetchError, ValueError, KeyError) as error:
+            return str(error)
+        return {(name, *(row["metric"].get(label, "") for label in labels)): float(row["value"][1]) for row in rows}
+
+    async def _down(self, at_s: float) -> list[str]:
+        """Targets that Prometheus itself cannot scrape."""
+        try:
+            rows = await self._rows('up{service=~"kvmesh-.*"} == 0', at_s)
+        except (FetchError, ValueError, KeyError):
+            return []
+        return sorted(
+            f"{row['metric'].get('service', '')} {row['metric'].get('instance', '')} cannot be scraped by Prometheus"
+            for row in rows
+        )
+
+    async def _rows(self, query: str, at_s: float) -> Sequence[Any]:
+        answer = json.loads(await self._fetcher.get(self._url, {"query": query, "time": f"{at_s:.3f}"}))
+        rows: Sequence[Any] = answer["data"]["result"]
+        return rows
+
+
+def parse(text: str) -> Samples:
+    """The samples that the planner reads, from Prometheus text, summed by the labels it sums by. ValueError if malformed."""
+    wanted = {**COUNTERS, **GAUGES}
+    total: dict[Key, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = wanted.get(sample.name)
+            if labels is not None:
+                key = (sample.name, *(sample.labels.get(label, "") for label in labels))
+                total[key] = total.get(key, 0.0) + sample.value
+    return total

@@ -1,0 +1,227 @@
+"""From what was measured in a window to pools and latencies. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvmesh.core import Role
+from kvmesh.discovery.base import Health, Instance
+
+REQUESTS = "kvmesh_frontend_requests_total"
+TTFT = "kvmesh_frontend_ttft_seconds"
+ITL = "kvmesh_frontend_itl_seconds"
+PROMPT_TOKENS = "kvmesh_frontend_prompt_tokens_total"
+OUTPUT_TOKENS = "kvmesh_frontend_output_tokens_total"
+RUNNING = "kvmesh_worker_running_requests"
+WAITING = "kvmesh_worker_waiting_requests"
+BLOCKS_USED = "kvmesh_worker_kv_blocks_used"
+BLOCKS_TOTAL = "kvmesh_worker_kv_blocks_total"
+WORKER_PROMPT_TOKENS = "kvmesh_worker_prompt_tokens_total"
+WORKER_OUTPUT_TOKENS = "kvmesh_worker_output_tokens_total"
+
+# What is read, and by which labels it is summed.
+COUNTERS: Mapping[str, Sequence[str]] = {
+    REQUESTS: ("model",),
+    PROMPT_TOKENS: ("model",),
+    OUTPUT_TOKENS: ("model",),
+    f"{TTFT}_sum": ("model",),
+    f"{TTFT}_count": ("model",),
+    f"{TTFT}_bucket": ("model", "le"),
+    f"{ITL}_sum": ("model",),
+    f"{ITL}_count": ("model",),
+    f"{ITL}_bucket": ("model", "le"),
+    WORKER_PROMPT_TOKENS: ("model", "role"),
+    WORKER_OUTPUT_TOKENS: ("model", "role"),
+}
+GAUGES: Mapping[str, Sequence[str]] = {
+    RUNNING: ("model", "role"),
+    WAITING: ("model", "role"),
+    BLOCKS_USED: ("model", "role"),
+    BLOCKS_TOTAL: ("model", "role"),
+}
+
+Key = tuple[str, ...]
+"""A metric's name and the values of the labels it is summed by."""
+Samples = Mapping[Key, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What happened: increases of counters over `window_s`, all instances together, and the newest gauges."""
+
+    window_s: float
+    increases: Samples = field(default_factory=dict)
+    gauges: Samples = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One pool; see `kvmesh.planner.v1.PoolView`. None: nothing observed."""
+
+    model: str
+    role: Role
+    workers_ready: int
+    workers_draining: int
+    workers_critical: int
+    running_requests: int
+    waiting_requests: int
+    kv_usage: float | None
+    prompt_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """What clients of one model saw; see `kvmesh.planner.v1.LatencyView`. None: nothing observed."""
+
+    model: str
+    requests_per_s: float | None
+    ttft_mean_s: float | None
+    ttft_p99_s: float | None
+    itl_mean_s: float | None
+    itl_p99_s: float | None
+    prompt_tokens_mean: float | None
+    output_tokens_mean: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is seen. `observed_at_s` is None before the first observation."""
+
+    source: str
+    observed_at_s: float | None = None
+    pools: Sequence[Pool] = ()
+    latencies: Sequence[Latency] = ()
+    problems: Sequence[str] = ()
+
+
+def increase(older: Mapping[str, Samples], newer: Mapping[str, Samples]) -> dict[Key, float]:
+    """Increases of counters between two scrapes, by instance, summed over instances.
+
+    A value below the older one means that the process began anew: it counts from zero, as Prometheus' `increase` has it.
+    An instance that the older scrape lacks gives nothing, since when it began is not known.
+    """
+    total: dict[Key, float] = {}
+    for instance_id, now in newer.items():
+        before = older.get(instance_id)
+        if before is None:
+            continue
+        for key, value in now.items():
+            if key[0] in COUNTERS:
+                known = before.get(key, 0.0)
+                total[key] = total.get(key, 0.0) + (value - known if value >= known else value)
+    return total
+
+
+def summed_gauges(newest: Iterable[Samples]) -> dict[Key, float]:
+    """Gauges summed over instances."""
+    total: dict[Key, float] = {}
+    for samples in newest:
+        for key, value in samples.items():
+            if key[0] in GAUGES:
+                total[key] = total.get(key, 0.0) + value
+    return total
+
+
+def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
+    """Prometheus' histogram_quantile over (upper bound, cumulative count): linear within the bucket that holds the rank.
+
+    In the last bucket (+Inf) it is the upper bound of the one before; the first one begins at 0. None without
+    observations or without a +Inf bucket. Source: prometheus/prometheus promql/quantile.go, `bucketQuantile`.
+    """
+    ordered = sorted(buckets)
+    if len(ordered) < 2 or not math.isinf(ordered[-1][0]) or ordered[-1][1] <= 0:
+        return None
+    # Counts of several instances may be scraped between two increments; cumulative counts never fall.
+    highest = 0.0
+    counts: list[float] = []
+    for _, count in ordered:
+        highest = max(highest, count)
+        counts.append(highest)
+    rank = q * counts[-1]
+    position = next(i for i, count in enumerate(counts) if count >= rank)
+    if position == len(ordered) - 1:
+        return ordered[-2][0]
+    upper = ordered[position][0]
+    if position == 0 and upper <= 0:
+        return upper
+    lower = ordered[position - 1][0] if position else 0.0
+    below = counts[position - 1] if position else 0.0
+    within = counts[position] - below
+    return lower + (upper - lower) * (rank - below) / within if within else upper
+
+
+def plan(window: Window | None, instances: Iterable[Instance], *, source: str, problems: Sequence[str]) -> Plan:
+    """The report. Pools are those of the registry, so that a pool without metrics is seen, and so is an empty one."""
+    instances = tuple(instances)
+    return Plan(
+        source=source,
+        pools=pools(window, instances),
+        latencies=latencies(window) if window is not None else (),
+        problems=tuple(problems),
+    )
+
+
+def pools(window: Window | None, instances: Iterable[Instance]) -> list[Pool]:
+    """One per model and role that the registry has, by name."""
+    members: dict[tuple[str, Role], list[Instance]] = {}
+    for instance in instances:
+        role, model = instance.meta.get("role", ""), instance.meta.get("model", "")
+        if model and role in (Role.PREFILL, Role.DECODE):
+            members.setdefault((model, Role(role)), []).append(instance)
+    return [_pool(window, model, role, members[model, role]) for model, role in sorted(members)]
+
+
+def latencies(window: Window) -> list[Latency]:
+    """One per model that frontends tell of, by name."""
+    return [_latency(window, model) for model in sorted({key[1] for key in window.increases if key[0] == REQUESTS})]
+
+
+def _pool(window: Window | None, model: str, role: Role, members: Sequence[Instance]) -> Pool:
+    gauges = window.gauges if window is not None else {}
+    total = gauges.get((BLOCKS_TOTAL, model, role), 0.0)
+    return Pool(
+        model=model,
+        role=role,
+        workers_ready=sum(1 for member in members if member.takes_requests),
+        workers_draining=sum(1 for member in members if member.is_draining),
+        workers_critical=sum(1 for member in members if member.health is Health.CRITICAL and not member.is_draining),
+        running_requests=round(gauges.get((RUNNING, model, role), 0.0)),
+        waiting_requests=round(gauges.get((WAITING, model, role), 0.0)),
+        kv_usage=gauges.get((BLOCKS_USED, model, role), 0.0) / total if total else None,
+        prompt_tokens_per_s=_rate(window, (WORKER_PROMPT_TOKENS, model, role)),
+        output_tokens_per_s=_rate(window, (WORKER_OUTPUT_TOKENS, model, role)),
+    )
+
+
+def _latency(window: Window, model: str) -> Latency:
+    requests = window.increases.get((REQUESTS, model))
+    return Latency(
+        model=model,
+        requests_per_s=_rate(window, (REQUESTS, model)),
+        ttft_mean_s=_mean(window, TTFT, model),
+        ttft_p99_s=quantile(0.99, _buckets(window, TTFT, model)),
+        itl_mean_s=_mean(window, ITL, model),
+        itl_p99_s=quantile(0.99, _buckets(window, ITL, model)),
+        prompt_tokens_mean=_quotient(window.increases.get((PROMPT_TOKENS, model)), requests),
+        output_tokens_mean=_quotient(window.increases.get((OUTPUT_TOKENS, model)), requests),
+    )
+
+
+def _rate(window: Window | None, key: Key) -> float | None:
+    return _quotient(window.increases.get(key), window.window_s) if window is not None else None
+
+
+def _mean(window: Window, histogram: str, model: str) -> float | None:
+    return _quotient(
+        window.increases.get((f"{histogram}_sum", model)), window.increases.get((f"{histogram}_count", model))
+    )
+
+
+def _quotient(value: float | None, by: float | None) -> float | None:
+    return None if value is None or not by else value / by
+
+
+def _buckets(window: Window, histogram: str, model: str) -> list[tuple[float, float]]:
+    name = f"{histogram}_bucket"
+    return [(float(key[2]), count) for key, count in window.increases.items() if key[0] == name and key[1] == model]

@@ -1,0 +1,71 @@
+"""The planner's loop: looks at the registry and the source each interval, and keeps the newest plan."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvmesh.clock import Clock
+from kvmesh.discovery.base import SERVICES, Instance, Registry, View
+from kvmesh.errors import MeshError
+from services.planner.metrics import PlannerMetrics
+from services.planner.observe import Source
+from services.planner.plan import Plan, plan
+
+log = logging.getLogger(__name__)
+
+
+class Planner:
+    """A running part. It observes and reports; it does not act."""
+
+    def __init__(
+        self, registry: Registry, source: Source, metrics: PlannerMetrics, clock: Clock, *, interval_s: float
+    ) -> None:
+        self._registry = registry
+        self._source = source
+        self._metrics = metrics
+        self._clock = clock
+        self._interval_s = interval_s
+        self._problems: frozenset[str] = frozenset()
+        self.newest = Plan(source=source.name, problems=("nothing has been observed yet",))
+
+    async def start(self) -> None:
+        """Nothing: a plan without an observation says so."""
+
+    async def run(self) -> None:
+        """Observes each interval, until cancelled."""
+        while True:
+            began_s = self._clock.now()
+            await self.observe()
+            await self._clock.sleep(max(0.1, self._interval_s - (self._clock.now() - began_s)))
+
+    async def observe(self) -> Plan:
+        """One observation."""
+        instances, problems = await self._instances()
+        observation = await self._source.observe(instances)
+        made = plan(
+            observation.window, instances, source=self._source.name, problems=[*problems, *observation.problems]
+        )
+        self.newest = replace(made, observed_at_s=self._clock.wall())
+        self._metrics.observed(len(made.problems))
+        self._log_new_problems(made.problems)
+        return self.newest
+
+    async def aclose(self) -> None:
+        """Nothing to free; the runner cancels `run`."""
+
+    async def _instances(self) -> tuple[list[Instance], list[str]]:
+        views = await asyncio.gather(*map(self._view, SERVICES))
+        problems = sorted({view for view in views if isinstance(view, str)})
+        return [i for view in views if isinstance(view, View) for i in view.instances], problems
+
+    async def _view(self, service: str) -> View | str:
+        try:
+            return await self._registry.instances(service)
+        except MeshError as error:
+            return f"the registry does not answer: {error.message}"
+
+    def _log_new_problems(self, problems: Sequence[str]) -> None:
+        for problem in sorted(frozenset(problems) - self._problems):
+            log.warning("observing_hindered", extra={"data": {"problem": problem}})
+        self._problems = frozenset(problems)

@@ -1,0 +1,52 @@
+"""PlannerService: the newest plan as protobuf, no decisions."""
+
+from dataclasses import asdict
+from typing import Any
+
+from grpc.aio import Server, ServicerContext
+
+from kvmesh.api.planner.v1 import planner_pb2 as pb
+from kvmesh.api.planner.v1 import planner_pb2_grpc
+from kvmesh.errors import UnsupportedError
+from kvmesh.rpc.codec.planner import LatencyReport, PlanReport, PoolReport, to_plan
+from services.planner.plan import Plan
+from services.planner.planner import Planner
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
+
+
+class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
+    """Serves a planner that observes."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+
+    def add_to(self, server: Server) -> None:
+        """Adds the service to a server that is not started yet."""
+        planner_pb2_grpc.add_PlannerServiceServicer_to_server(self, server)
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: ServicerContext[Any, Any]) -> pb.GetPlanResponse:
+        """What is seen."""
+        return to_plan(report(self._planner.newest, model=request.model))
+
+    async def SetTargets(
+        self, request: pb.SetTargetsRequest, context: ServicerContext[Any, Any]
+    ) -> pb.SetTargetsResponse:
+        """Refused: there is nothing that targets would change."""
+        raise UnsupportedError("this planner only observes; it has no targets", reason="planner_only_observes")
+
+    async def Simulate(self, request: pb.SimulateRequest, context: ServicerContext[Any, Any]) -> pb.SimulateResponse:
+        """Refused: it has no model of the workers."""
+        raise UnsupportedError("this planner only observes; it cannot size pools", reason="planner_only_observes")
+
+
+def report(plan: Plan, *, model: str = "") -> PlanReport:
+    """A plan as it is told, of one model or all."""
+    return PlanReport(
+        mode="observe",
+        source=plan.source,
+        observed_at_s=plan.observed_at_s,
+        pools=[PoolReport(**asdict(pool)) for pool in plan.pools if model in ("", pool.model)],
+        latencies=[LatencyReport(**asdict(latency)) for latency in plan.latencies if model in ("", latency.model)],
+        problems=plan.problems,
+    )

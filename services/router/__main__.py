@@ -1,0 +1,127 @@
+"""Starts a router: `python -m services.router --help`."""
+
+import asyncio
+import os
+import socket
+import sys
+from random import Random, SystemRandom
+
+from kvmesh.clock import SystemClock
+from kvmesh.discovery.base import ROUTER, Registration
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.presence import Presence
+from kvmesh.lifecycle import run_parts, run_process, stop_on_signals
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.settings import load_or_exit
+from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from services.router.core import CoreLimits, RouterCore
+from services.router.membership import Membership
+from services.router.metrics import RouterMetrics
+from services.router.place import Limits
+from services.router.policies import Weights
+from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.settings import RouterSettings
+from services.router.upkeep import Upkeep
+
+
+def make_core(settings: RouterSettings, router_id: str, generator: Random) -> RouterCore:
+    """The core as the settings want it."""
+    return RouterCore(
+        router_id=router_id,
+        policy=settings.policy,
+        weights=Weights(transfer=settings.transfer_weight, decode_load=settings.decode_load_weight),
+        limits=Limits(
+            requests_per_decode_max=settings.requests_per_decode_max,
+            prompt_tokens_per_prefill_max=settings.prompt_tokens_per_prefill_max,
+            local_prefill_tokens_max=settings.local_prefill_tokens_max,
+            retry_after_s=settings.retry_after_s,
+        ),
+        core_limits=CoreLimits(
+            reservations_max=settings.reservations_max,
+            reservation_s_max=settings.reservation_s_max,
+            reservation_grace_s=settings.reservation_grace_s,
+            history_max=settings.history_max,
+        ),
+        generator=generator,
+    )
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Runs a router until a signal."""
+    router_id = settings.router_id or f"router-{socket.gethostname()}-{os.getpid()}"
+    clock = SystemClock()
+    generator = Random(settings.seed or SystemRandom().getrandbits(64))
+    telemetry = Telemetry.create("router", settings=settings.telemetry)
+    core = make_core(settings, router_id, generator)
+    metrics = RouterMetrics(telemetry.instruments, core)
+    servicer = RouterServicer(core, metrics, clock)
+    registry = ConsulRegistry(settings.discovery)
+    channels = ChannelPool(settings.rpc, channel_interceptors(telemetry))
+    membership = Membership(
+        registry,
+        GrpcWorkerClient(channels),
+        core.fleet,
+        clock=clock,
+        generator=generator,
+        settings=settings.membership,
+    )
+    server = RpcServer(
+        settings.rpc,
+        service_names=[SERVICE_NAME],
+        add_services=servicer.add_to,
+        interceptors=server_interceptors(telemetry),
+    )
+    metrics_server = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
+    presence: Presence | None = None
+
+    async def on_ready() -> None:
+        nonlocal presence
+        await membership.wait_viewed()
+        await server.set_serving(True)
+        registration = Registration(
+            service=ROUTER,
+            instance_id=router_id,
+            host=settings.rpc.host,
+            port=server.port,
+            meta={"metrics_port": str(metrics_server.port), "policy": core.policy_name},
+            uses_tls=settings.rpc.has_tls,
+        )
+        presence = Presence(registry, registration)
+        await presence.start()
+
+    async def drain() -> None:
+        if presence is not None:
+            await presence.set_draining(True, reason="stopping")
+        await server.set_serving(False)
+        servicer.end_streams()
+
+    upkeep = Upkeep(core, metrics, clock, sweep_blocks=settings.sweep_blocks)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with stop_on_signals(stop, hurry):
+        try:
+            await run_parts(
+                [channels, metrics_server, membership, upkeep, server],
+                stop=stop,
+                on_ready=on_ready,
+                drain=drain,
+                hurry=hurry,
+                settings=settings.lifecycle,
+            )
+        finally:
+            if presence is not None:
+                await presence.aclose()
+            await registry.aclose()
+
+
+def main() -> int:
+    """The process."""
+    settings = load_or_exit(RouterSettings, program="python -m services.router", description=__doc__ or "")
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="router")
+    return run_process(lambda: serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What the router measures."""
+
+from kvmesh.core import Placement, Role
+from kvmesh.errors import MeshError
+from kvmesh.telemetry import Instruments
+from services.router.core import RouterCore
+from services.router.feed import Trust
+
+# A decision takes tens of microseconds.
+DECISION_BUCKETS_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
+
+
+class RouterMetrics:
+    """Counters of decisions, and gauges that look at the core when scraped."""
+
+    def __init__(self, instruments: Instruments, core: RouterCore) -> None:
+        self._core = core
+        self._placed = instruments.counter("placed_requests", "Placements by what decided.", ("reason",))
+        self._refused = instruments.counter("refused_requests", "Refusals by reason.", ("reason",))
+        self._reports = instruments.counter("reports", "Reports by kind.", ("kind",))
+        self._expired = instruments.counter("expired_reservations", "Reservations that nobody settled.")
+        self._prompt = instruments.counter("prompt_tokens", "Prompt tokens of placed requests.")
+        self._cached = instruments.counter(
+            "cached_prompt_tokens", "Those believed to be cached where they were placed."
+        )
+        self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
+        self._by_placement = {reason: self._placed.labels(reason) for reason in _REASONS}
+        instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
+        instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
+        for role in (Role.PREFILL, Role.DECODE):
+            instruments.gauge_function(
+                f"{role.value}_workers",
+                "Workers that take requests.",
+                lambda role=role: self._taking(role),  # type: ignore[misc]
+            )
+        for trust in Trust:
+            instruments.gauge_function(
+                f"{trust.value}_feeds",
+                f"Workers whose index is {trust.value}.",
+                lambda trust=trust: self._trusted(trust),  # type: ignore[misc]
+            )
+        instruments.gauge_function("kv_feed_gaps", "Gaps seen in KV feeds of present workers.", self._gaps)
+
+    def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
+        """A request was placed."""
+        self._by_placement[placement.reasons[0]].inc()
+        self._prompt.inc(prompt_tokens)
+        self._cached.inc(placement.cached_tokens)
+        self._seconds.observe(elapsed_s)
+
+    def refused(self, error: MeshError) -> None:
+        """A request was refused."""
+        self._refused.labels(error.reason).inc()
+
+    def reported(self, kind: str) -> None:
+        """A report came."""
+        self._reports.labels(kind).inc()
+
+    def expired(self, count: int) -> None:
+        """Reservations ran out."""
+        self._expired.inc(count)
+
+    def _taking(self, role: Role) -> int:
+        return sum(1 for w in self._core.fleet.workers.values() if w.role is role and not w.excluded_by)
+
+    def _trusted(self, trust: Trust) -> int:
+        return sum(1 for w in self._core.fleet.workers.values() if w.feed is not None and w.feed.trust is trust)
+
+    def _gaps(self) -> int:
+        return sum(w.feed.gaps for w in self._core.fleet.workers.values() if w.feed is not None)
+
+
+_REASONS = (
+    "kv_overlap",
+    "least_loaded",
+    "round_robin",
+    "random",
+    "pinned",
+    "no_prefill_pool",
+    "local_prefill",
+)

@@ -1,0 +1,136 @@
+"""The registries that the conformance suite runs against."""
+
+import contextlib
+import json
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from tests.conformance.health_server import HealthServer
+from tests.conformance.tcp_proxy import TcpProxy
+from tests.servers import consul_server
+
+TOKEN = "11111111-2222-3333-4444-555555555555"
+ACL = {"acl": {"enabled": True, "default_policy": "deny", "tokens": {"master": TOKEN}}}
+
+# Short enough for tests, long enough for a machine that runs others too.
+CLIENT = DiscoverySettings(watch_wait_s=2.0, call_timeout_s=3.0, watch_interval_min_s=0.02, backoff_max_s=0.3)
+
+
+@dataclass
+class Agent:
+    """An agent under test, behind a relay that can break."""
+
+    kind: str
+    proxy: TcpProxy
+    port: int
+    start_empty: Callable[[], Awaitable[int]]
+    clients: AsyncExitStack
+    token: str = ""
+
+    def client(self, **changes: Any) -> ConsulRegistry:
+        """A registry client through the relay, closed when the test ends."""
+        settings = replace(CLIENT, address=self.proxy.address, **({"token": self.token} | changes))
+        client = ConsulRegistry(settings)
+        self.clients.push_async_callback(client.aclose)
+        return client
+
+    async def lose_state(self) -> None:
+        """As if the agent had been restarted without anything on disk."""
+        await self.proxy.refuse()
+        self.proxy.target_port = await self.start_empty()
+        await self.proxy.resume()
+
+
+@pytest.fixture(scope="session")
+def consul_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., int]]:
+    """Starts real Consul agents by name, each once for the whole run, and gives their ports."""
+    ports: dict[str, int] = {}
+    with ExitStack() as stack:
+
+        def port(name: str, *, with_acl: bool = False) -> int:
+            if name not in ports:
+                folder = tmp_path_factory.mktemp("consul")
+                server = stack.enter_context(consul_server(folder, _config(with_acl)))
+                _wait_for_node_check(server.url)
+                ports[name] = int(server.address.rpartition(":")[2])
+            return ports[name]
+
+        yield port
+
+
+def _wait_for_node_check(url: str) -> None:
+    """Consul makes no session before its node's own check is there, which is a moment after it leads itself."""
+    request = urllib.request.Request(f"{url}/v1/health/state/passing", headers={"X-Consul-Token": TOKEN})
+    deadline = time.monotonic() + 30.0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=2) as answer:
+            if any(check["CheckID"] == "serfHealth" for check in json.load(answer)):
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"{url} has no check of its node")
+
+
+def _config(with_acl: bool) -> dict[str, Any]:
+    # All tests come from one address, and some hold many watches.
+    return {"limits": {"http_max_conns_per_client": 1000}, **(ACL if with_acl else {})}
+
+
+@pytest.fixture(params=["embedded", "consul"])
+async def agent(request: pytest.FixtureRequest) -> AsyncIterator[Agent]:
+    async for one in _agents(request, request.param, with_acl=False):
+        yield one
+
+
+@pytest.fixture(params=["embedded", "consul"])
+async def guarded_agent(request: pytest.FixtureRequest) -> AsyncIterator[Agent]:
+    """One that asks for a token."""
+    async for one in _agents(request, request.param, with_acl=True):
+        yield one
+
+
+@pytest.fixture
+def registry(agent: Agent) -> ConsulRegistry:
+    return agent.client()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HealthServer]:
+    one = HealthServer()
+    await one.start()
+    yield one
+    await one.stop()
+
+
+async def _agents(request: pytest.FixtureRequest, kind: str, *, with_acl: bool) -> AsyncIterator[Agent]:
+    token = TOKEN if with_acl else ""
+    async with AsyncExitStack() as stack:
+
+        async def embedded() -> int:
+            one = EmbeddedAgent(AgentSettings(token=token))
+            await one.start()
+            stack.push_async_callback(one.aclose)
+            return one.port
+
+        async def consul() -> int:
+            start: Callable[..., int] = request.getfixturevalue("consul_ports")
+            # The first is shared by all tests; one that lost its state is this test's own.
+            return start(f"empty {request.node.name}" if is_started else shared, with_acl=with_acl)
+
+        shared, is_started = ("acl" if with_acl else "plain"), False
+        start_empty = embedded if kind == "embedded" else consul
+        port = await start_empty()
+        is_started = True
+        proxy = TcpProxy(port)
+        await proxy.start()
+        stack.push_async_callback(proxy.aclose)
+        clients = await stack.enter_async_context(AsyncExitStack())
+        yield Agent(kind, proxy, port, start_empty, clients, token)

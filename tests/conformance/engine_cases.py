@@ -1,0 +1,135 @@
+"""The engines that the conformance suite runs against. Another engine joins by a case of its own in `CASES`."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import SystemClock
+from kvmesh.core import Generation, Role
+from kvmesh.engines.base import Engine
+from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
+from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
+from kvmesh.kv.transport import KvTransport
+from tests.conformance.engine_driver import EngineDriver, greedy
+from tests.parts import require_part
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What a test may ask of an engine beyond the case's defaults."""
+
+    role: Role
+    lease_s: float = 30.0
+    running_requests_max: int = 8
+    waiting_requests_max: int = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCase:
+    """One kind of engine. `make` gives an engine that is not started; it skips the test where parts are missing.
+
+    `free_s` is how long the engine may take to free blocks, the machine's other work included; `adapter` is a source that
+    `load_adapter` accepts, empty where the engine has no adapters.
+    """
+
+    name: str
+    make: Callable[[EngineOptions], Engine]
+    timeout_s: float = 30.0
+    free_s: float = 2.0
+    adapter: str = ""
+
+
+@dataclass
+class Fleet:
+    """Engines of one case for all tests of the module: `alone` computes prompts itself and is the reference."""
+
+    case: EngineCase
+    alone: EngineDriver
+    prefill: EngineDriver
+    decode: EngineDriver
+    _stack: AsyncExitStack
+    _random: Random = field(default_factory=lambda: Random(5))
+
+    @classmethod
+    async def start(cls, case: EngineCase, stack: AsyncExitStack) -> "Fleet":
+        made = [
+            start_engine(case, stack, EngineOptions(role=role)) for role in (Role.DECODE, Role.PREFILL, Role.DECODE)
+        ]
+        alone, prefill, decode = await asyncio.gather(*made)
+        return cls(case, alone, prefill, decode, stack)
+
+    async def another(self, role: Role, **options: Any) -> EngineDriver:
+        """An engine of this test's own."""
+        return await start_engine(self.case, self._stack, EngineOptions(role=role, **options))
+
+    @property
+    def model(self) -> str:
+        return self.alone.engine.describe().model.name
+
+    @property
+    def block_size(self) -> int:
+        return self.alone.engine.describe().block_size_tokens
+
+    def prompt(self, blocks: float) -> list[int]:
+        """Tokens that no other test uses, so many blocks of them."""
+        top = self.alone.engine.describe().model.vocabulary_size
+        return [self._random.randrange(top) for _ in range(max(1, round(blocks * self.block_size)))]
+
+    def greedy(self, blocks: float, max_tokens: int = 12, **sampling: Any) -> Generation:
+        """A greedy generation over a new prompt of so many blocks."""
+        return greedy(self.model, self.prompt(blocks), max_tokens, **sampling)
+
+    def check(self) -> None:
+        """No engine of the fleet has broken an ordering rule."""
+        for driver in (self.alone, self.prefill, self.decode):
+            assert driver.violations == []
+
+
+async def start_engine(case: EngineCase, stack: AsyncExitStack, options: EngineOptions) -> EngineDriver:
+    """A running engine, closed with the stack."""
+    driver = EngineDriver(case.make(options), case.timeout_s)
+    stack.push_async_callback(driver.aclose)
+    async with asyncio.timeout(case.timeout_s):
+        return await driver.start()
+
+
+_NETWORK = MemoryNetwork(clock=SystemClock(), latency_s=0.001)
+# Steps take a little, so that a test can act between them.
+_PROFILE = StepProfile(base_s=0.001, per_prefill_token_s=0.00001, per_decode_request_s=0.0)
+
+
+def _simulated(transport: Callable[[], KvTransport]) -> Callable[[EngineOptions], Engine]:
+    def make(options: EngineOptions) -> Engine:
+        settings = SimulatedSettings(
+            role=options.role.value,
+            lease_s=options.lease_s,
+            running_requests_max=options.running_requests_max,
+            waiting_requests_max=options.waiting_requests_max,
+            kv_blocks=512,
+            context_tokens_max=2048,
+            step_tokens_max=256,
+            profile=_PROFILE,
+        )
+        return SimulatedEngine(settings, SystemClock(), transport())
+
+    return make
+
+
+def _nixl() -> KvTransport:
+    require_part("nixl")
+    from kvmesh.kv.nixl_transport import NixlTransport
+
+    return NixlTransport()
+
+
+CASES = [
+    pytest.param(
+        EngineCase(name="simulated", make=_simulated(lambda: MemoryTransport(_NETWORK)), adapter="any"), id="simulated"
+    ),
+    pytest.param(EngineCase(name="simulated", make=_simulated(_nixl), adapter="any"), id="simulated-nixl"),
+]

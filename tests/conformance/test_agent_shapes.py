@@ -1,0 +1,106 @@
+"""The embedded agent's JSON against real Consul's: what a client of one reads, it can read from the other."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvmesh.discovery.embedded import EmbeddedAgent
+from tests.conformance.conftest import Agent
+
+BODY = {
+    "ID": "shape-1",
+    "Name": "shape",
+    "Address": "127.0.0.1",
+    "Port": 1,
+    "Tags": ["a"],
+    "Meta": {"role": "decode"},
+    "Checks": [
+        {"CheckID": "shape-1:ttl", "Name": "heartbeat", "TTL": "60s"},
+        {"CheckID": "shape-1:grpc", "Name": "grpc", "GRPC": "127.0.0.1:1", "Interval": "60s", "Timeout": "1s"},
+    ],
+}
+PATHS = [
+    "/v1/health/service/shape",
+    "/v1/health/service/nobody",
+    "/v1/health/state/any",
+    "/v1/catalog/services",
+    "/v1/catalog/service/shape",
+    "/v1/catalog/nodes",
+    "/v1/catalog/datacenters",
+    "/v1/agent/services",
+    "/v1/agent/checks",
+    "/v1/status/leader",
+    "/v1/status/peers",
+    "/v1/kv/shape/key",
+    "/v1/kv/shape/?keys",
+    "/v1/kv/shape/empty",
+    "/v1/session/list",
+]
+
+
+async def _read(port: int) -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as web:
+
+        async def put(path: str, **body: Any) -> Any:
+            async with web.put(path, **body) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.json(content_type=None)
+
+        await put("/v1/agent/service/register", json=BODY)
+        await put("/v1/agent/service/maintenance/shape-1?enable=true&reason=r")
+        session = await put("/v1/session/create", json={"Name": "n", "TTL": "10s", "LockDelay": "0s"})
+        await put(f"/v1/kv/shape/key?acquire={session['ID']}&flags=3", data=b"v")
+        await put("/v1/kv/shape/empty")
+        for path in PATHS:
+            async with web.get(path) as answer:
+                assert answer.status == 200, path
+                answers[path] = await answer.json()
+                answers[f"{path} has an index"] = "X-Consul-Index" in answer.headers
+        await put(f"/v1/session/destroy/{session['ID']}")
+        await put("/v1/agent/service/deregister/shape-1")
+    return answers
+
+
+def missing(theirs: Any, ours: Any, where: str = "") -> list[str]:
+    """Where Consul's answer has something that ours lacks or has with another type."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        found = [f"{where}.{key}" for key in theirs.keys() - ours.keys()]
+        return found + [
+            line for key in theirs.keys() & ours.keys() for line in missing(theirs[key], ours[key], f"{where}.{key}")
+        ]
+    if isinstance(theirs, list) and isinstance(ours, list):
+        return [line for one, other in zip(theirs, ours, strict=False) for line in missing(one, other, f"{where}[]")]
+    return [] if type(theirs) is type(ours) else [f"{where}: {theirs!r} is not {ours!r}"]
+
+
+def mine(answers: dict[str, Any]) -> dict[str, Any]:
+    """Without what other tests left in a shared Consul, and without Consul's own service."""
+    kept = dict(answers)
+    kept["/v1/health/state/any"] = [c for c in kept["/v1/health/state/any"] if c["ServiceName"] in ("", "shape")]
+    for path in ("/v1/agent/services", "/v1/agent/checks"):
+        kept[path] = {key: value for key, value in kept[path].items() if "shape" in key}
+    kept["/v1/catalog/services"] = {key: v for key, v in kept["/v1/catalog/services"].items() if key == "shape"}
+    kept["/v1/catalog/nodes"][0].pop("TaggedAddresses")
+    kept["/v1/session/list"] = [session for session in kept["/v1/session/list"] if session["Name"] == "n"][:1]
+    return kept
+
+
+@pytest.mark.parametrize("agent", ["consul"], indirect=True)
+async def test_shapes_are_consuls(agent: Agent) -> None:
+    """Everything that Consul says of services, checks, keys and sessions, the embedded agent says with the same types."""
+    theirs = mine(await _read(agent.port))
+    embedded = EmbeddedAgent()
+    await embedded.start()
+    try:
+        ours = mine(await _read(embedded.port))
+    finally:
+        await embedded.aclose()
+    # Consul's version-specific address variants of its one node.
+    lacking = [line for line in missing(theirs, ours) if "TaggedAddresses.wan_ipv4" not in line]
+    assert lacking == []
+    for path in ("/v1/health/service/shape", "/v1/health/state/any"):
+        assert len(ours[path]) == len(theirs[path])
+    assert ours["/v1/kv/shape/?keys"] == theirs["/v1/kv/shape/?keys"]
+    assert ours["/v1/kv/shape/key"][0]["Value"] == theirs["/v1/kv/shape/key"][0]["Value"]

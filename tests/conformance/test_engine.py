@@ -1,0 +1,463 @@
+"""What every engine promises (`kvmesh.engines.base`), on each engine that can run here.
+
+The reference for tokens is the same kind of engine, alone, computing the prompt itself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from kvmesh.core import FinishReason, Generation, KvHandle, Role
+from kvmesh.engines.base import Leg
+from kvmesh.errors import (
+    InvalidRequestError,
+    KvLostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.kv.blocks import block_hashes, seed_hash
+from tests.conformance.engine_cases import CASES, Fleet
+from tests.conformance.engine_driver import EngineDriver, Record
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=CASES)
+async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        yield await Fleet.start(request.param, stack)
+
+
+@pytest.fixture(autouse=True)
+def orderly(fleet: Fleet) -> AsyncIterator[None]:
+    """Invariants 1 and 2 hold in every test: one finish per leg, no token after it, nothing for keys that are not live."""
+    yield
+    fleet.check()
+
+
+async def recomputed_or_refused(driver: EngineDriver, generation: Generation, handle: KvHandle) -> Record | None:
+    """Invariant 4's two ways of not reading a handle; the record of the first."""
+    try:
+        record = driver.submit(generation, handle=handle)
+    except KvLostError:
+        return None
+    await driver.wait(record)
+    if record.done.reason is FinishReason.ERROR:
+        assert isinstance(record.done.error, KvLostError)
+        return None
+    assert record.done.was_recomputed
+    assert record.done.usage.transferred_tokens == 0
+    return record
+
+
+class TestTokens:
+    @pytest.mark.parametrize("blocks", [0.1, 1, 1.5, 3, 9.3])
+    async def test_handed_off_prompt_gives_the_same_tokens(self, fleet: Fleet, blocks: float) -> None:
+        """Greedy output is the same with a local prompt and with one that came from another engine."""
+        generation = fleet.greedy(blocks)
+        expected = await fleet.alone.run(generation)
+        record = await fleet.decode.run(generation, handle=await fleet.prefill.prefill(generation))
+        assert record.tokens == expected.tokens
+        assert len(record.tokens) == 12
+        assert record.done.reason is FinishReason.LENGTH
+        assert not record.done.was_recomputed
+        assert record.done.usage.transferred_tokens > 0
+
+    async def test_continuation_gives_the_same_tokens(self, fleet: Fleet) -> None:
+        """With tokens emitted elsewhere, only the rest comes, and `max_tokens` counts the whole answer."""
+        generation = fleet.greedy(2.4, max_tokens=20)
+        whole = (await fleet.alone.run(generation)).tokens
+        for done in (1, 7, 19):
+            rest = replace(generation, emitted_token_ids=whole[:done])
+            assert (await fleet.decode.run(rest)).tokens == whole[done:]
+
+    async def test_continuation_by_handoff_gives_the_same_tokens(self, fleet: Fleet) -> None:
+        """Both legs of a continuation see the emitted tokens."""
+        generation = fleet.greedy(2.4, max_tokens=20)
+        whole = (await fleet.alone.run(generation)).tokens
+        rest = replace(generation, emitted_token_ids=whole[:9])
+        record = await fleet.decode.run(rest, handle=await fleet.prefill.prefill(rest))
+        assert record.tokens == whole[9:]
+        assert not record.done.was_recomputed
+
+    async def test_many_at_once(self, fleet: Fleet) -> None:
+        """More requests than run at once, local and handed off mixed, give what each gives alone."""
+        generations = [fleet.greedy(0.3 + 0.7 * i, max_tokens=3 + 2 * i) for i in range(12)]
+        expected = [(await fleet.alone.run(generation)).tokens for generation in generations]
+        handles = await asyncio.gather(*(fleet.prefill.prefill(generation) for generation in generations[::2]))
+        records = [
+            fleet.decode.submit(generation, handle=None if i % 2 else handles[i // 2])
+            for i, generation in enumerate(generations)
+        ]
+        for record in records:
+            await fleet.decode.wait(record)
+        assert [record.tokens for record in records] == expected
+
+    async def test_max_tokens_one(self, fleet: Fleet) -> None:
+        """One token and its finish."""
+        record = await fleet.alone.run(fleet.greedy(1.2, max_tokens=1))
+        assert len(record.tokens) == 1
+        assert record.done.reason is FinishReason.LENGTH
+        assert record.done.usage.output_tokens == 1
+
+    async def test_stop_token_ends_the_answer(self, fleet: Fleet) -> None:
+        """The answer ends with the first stop token, which is named."""
+        generation = fleet.greedy(1.3, max_tokens=16)
+        whole = (await fleet.alone.run(generation)).tokens
+        stop = whole[5]
+        sampling = replace(generation.sampling, stop_token_ids=(stop,))
+        record = await fleet.alone.run(replace(generation, sampling=sampling))
+        assert record.done.reason is FinishReason.STOP
+        assert record.done.stop_token_id == stop
+        assert record.tokens == whole[: whole.index(stop) + 1]
+
+    async def test_min_tokens_holds_stops_back(self, fleet: Fleet) -> None:
+        """No stop token ends an answer before `min_tokens`."""
+        generation = fleet.greedy(1.3, max_tokens=16)
+        stop = (await fleet.alone.run(generation)).tokens[2]
+        sampling = replace(generation.sampling, stop_token_ids=(stop,), min_tokens=9)
+        record = await fleet.alone.run(replace(generation, sampling=sampling))
+        assert len(record.tokens) >= 9
+
+    async def test_logprobs(self, fleet: Fleet) -> None:
+        """One log-probability per token, with the alternatives asked for, the best first; none when not asked."""
+        asked = await fleet.alone.run(fleet.greedy(1.3, max_tokens=6, logprobs=3))
+        assert len(asked.logprobs) == len(asked.tokens) == 6
+        for token, logprob in zip(asked.tokens, asked.logprobs, strict=True):
+            assert logprob.logprob <= 0
+            values = [value for _, value in logprob.alternatives]
+            assert len(values) == 3
+            assert values == sorted(values, reverse=True)
+            assert logprob.alternatives[0][0] == token, "greedy takes the best"
+        assert (await fleet.alone.run(fleet.greedy(1.3))).logprobs == []
+
+
+class TestUsage:
+    async def test_usage_of_a_local_prompt(self, fleet: Fleet) -> None:
+        """Prompt and output are counted; the second time, full blocks come from the cache."""
+        generation = fleet.greedy(4.5)
+        first = (await fleet.alone.run(generation)).done.usage
+        again = (await fleet.alone.run(generation)).done.usage
+        assert first.prompt_tokens == again.prompt_tokens == len(generation.token_ids)
+        assert first.output_tokens == again.output_tokens == 12
+        assert first.cached_tokens == 0
+        assert again.cached_tokens == 4 * fleet.block_size
+        assert first.transferred_tokens == again.transferred_tokens == 0
+
+    async def test_load_counts_what_was_done(self, fleet: Fleet) -> None:
+        """The totals of the load record move by what a request took, and nothing runs or waits afterwards."""
+        generation = fleet.greedy(3.5)
+        handle = await fleet.prefill.prefill(generation)
+        before = fleet.decode.engine.load()
+        record = await fleet.decode.run(generation, handle=handle)
+        await fleet.decode.wait_blocks(0, fleet.case.free_s)
+        after = fleet.decode.engine.load()
+        assert after.output_tokens_total - before.output_tokens_total == 12
+        assert after.transferred_tokens_total - before.transferred_tokens_total == record.done.usage.transferred_tokens
+        assert after.running_requests == after.waiting_requests == after.waiting_prompt_tokens == 0
+        assert after.step > before.step
+
+    async def test_description(self, fleet: Fleet) -> None:
+        """Engines of one kind fit together, and the description says what the load says."""
+        prefill, decode = fleet.prefill.engine.describe(), fleet.decode.engine.describe()
+        assert prefill.kv_compatibility_hash == decode.kv_compatibility_hash != ""
+        assert (prefill.role, decode.role) == (Role.PREFILL, Role.DECODE)
+        assert prefill.block_size_tokens == decode.block_size_tokens > 0
+        load = fleet.decode.engine.load()
+        assert load.kv_blocks_total == decode.kv_blocks_total > 0
+
+
+class TestCache:
+    async def test_events_name_the_prompt_by_mesh_hashes(self, fleet: Fleet) -> None:
+        """Invariant 6: replayed events hold the prompt's full blocks under the names that frontends compute."""
+        plain = fleet.greedy(3.5)
+        salted = replace(fleet.greedy(2.5), cache_salt="tenant")
+        await fleet.alone.run(plain)
+        await fleet.alone.run(salted)
+        size = fleet.block_size
+        await fleet.alone.wait_cached(block_hashes(plain.token_ids, size))
+        await fleet.alone.wait_cached(block_hashes(salted.token_ids, size, seed=seed_hash("", "tenant")))
+        assert not fleet.alone.cached & set(block_hashes(salted.token_ids, size))
+
+    async def test_salt_separates_tenants(self, fleet: Fleet) -> None:
+        """A tenant does not find another's blocks, and gets the same tokens all the same."""
+        generation = fleet.greedy(3.5)
+        first = await fleet.alone.run(replace(generation, cache_salt="a"))
+        other = await fleet.alone.run(replace(generation, cache_salt="b"))
+        assert other.done.usage.cached_tokens == 0
+        assert other.tokens == first.tokens
+
+    async def test_pulled_blocks_are_cached_on_the_reader(self, fleet: Fleet) -> None:
+        """Invariant 6 for blocks that came from another engine."""
+        generation = fleet.greedy(3.5)
+        await fleet.decode.run(generation, handle=await fleet.prefill.prefill(generation))
+        await fleet.decode.wait_cached(block_hashes(generation.token_ids, fleet.block_size))
+
+    async def test_eviction_is_told(self, fleet: Fleet) -> None:
+        """Invariant 6: when more prompts come than blocks hold, the replayed set stays within the pool."""
+        driver = await fleet.another(Role.DECODE)
+        description = driver.engine.describe()
+        blocks = min(description.kv_blocks_total // 4, description.model.context_tokens_max // fleet.block_size // 2)
+        first = fleet.greedy(blocks, max_tokens=2)
+        await driver.run(first)
+        await driver.wait_cached(block_hashes(first.token_ids, fleet.block_size))
+        for _ in range(description.kv_blocks_total // blocks + 1):
+            await driver.run(fleet.greedy(blocks, max_tokens=2))
+        assert len(driver.cached) <= description.kv_blocks_total
+        assert not driver.cached.issuperset(block_hashes(first.token_ids, fleet.block_size))
+        again = await driver.run(first)
+        assert again.tokens == (await fleet.alone.run(first)).tokens
+        assert driver.violations == []
+        await driver.aclose()
+
+    async def test_reset_cache(self, fleet: Fleet) -> None:
+        """Nothing is cached afterwards, and the events say so; with a request running nothing is done."""
+        generation = fleet.greedy(3.5, max_tokens=200)
+        running = await fleet.alone.wait_tokens(fleet.alone.submit(generation), 1)
+        assert await fleet.alone.engine.reset_cache() is False
+        fleet.alone.engine.cancel_nowait(running.key)
+        await fleet.alone.wait(running)
+        await fleet.alone.wait_blocks(0, fleet.case.free_s)
+        assert await fleet.alone.engine.reset_cache() is True
+        record = await fleet.alone.run(replace(generation, sampling=replace(generation.sampling, max_tokens=2)))
+        assert record.done.usage.cached_tokens == 0
+        async with asyncio.timeout(fleet.case.timeout_s):
+            while fleet.alone.cached != set(block_hashes(generation.token_ids, fleet.block_size)):
+                await asyncio.sleep(0.005)
+
+
+class TestCancel:
+    async def test_decoding(self, fleet: Fleet) -> None:
+        """Invariant 3 while tokens flow: CANCELLED comes, blocks are free."""
+        record = await fleet.alone.wait_tokens(fleet.alone.submit(fleet.greedy(3, max_tokens=500)), 3)
+        fleet.alone.engine.cancel_nowait(record.key)
+        await fleet.alone.wait_blocks(0, fleet.case.free_s)
+        assert (await fleet.alone.wait(record)).done.reason is FinishReason.CANCELLED
+        assert record.done.usage.output_tokens >= len(record.tokens) >= 3
+
+    @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
+    async def test_waiting_or_computing_the_prompt(self, fleet: Fleet, turns: int) -> None:
+        """Invariant 3 before the first token, at several moments; a prefill leg leaves no lease."""
+        for driver, leg in ((fleet.alone, Leg.DECODE), (fleet.prefill, Leg.PREFILL)):
+            leased = driver.engine.load().kv_blocks_leased
+            record = driver.submit(fleet.greedy(12), leg=leg)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            driver.engine.cancel_nowait(record.key)
+            await driver.wait(record)
+            assert record.done.reason in (FinishReason.CANCELLED, FinishReason.HANDED_OFF)
+            if record.done.handle is not None:
+                driver.engine.release_nowait(record.done.handle.handle_id)
+            await driver.wait_blocks(leased, fleet.case.free_s)
+
+    @pytest.mark.parametrize("turns", [0, 1, 2, 4, 8, 16])
+    async def test_pulling(self, fleet: Fleet, turns: int) -> None:
+        """Invariant 3 around a pull, at several moments: blocks are free on both sides."""
+        generation = fleet.greedy(6)
+        await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
+        handle = await fleet.prefill.prefill(generation)
+        record = fleet.decode.submit(generation, handle=handle)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        fleet.decode.engine.cancel_nowait(record.key)
+        await fleet.decode.wait(record)
+        assert record.done.reason is FinishReason.CANCELLED
+        await fleet.decode.wait_blocks(0, fleet.case.free_s)
+        fleet.prefill.engine.release_nowait(handle.handle_id)
+        await fleet.prefill.wait_blocks(0, fleet.case.free_s)
+
+    async def test_the_waiting_ones_behind_a_full_batch(self, fleet: Fleet) -> None:
+        """Cancelling everything, running and waiting, frees everything."""
+        records = [fleet.alone.submit(fleet.greedy(2, max_tokens=300)) for _ in range(16)]
+        await fleet.alone.wait_tokens(records[0], 2)
+        for record in records:
+            fleet.alone.engine.cancel_nowait(record.key)
+        for record in records:
+            assert (await fleet.alone.wait(record)).done.reason is FinishReason.CANCELLED
+        await fleet.alone.wait_blocks(0, fleet.case.free_s)
+
+    async def test_unknown_key(self, fleet: Fleet) -> None:
+        """Ignored, since the finish may have crossed."""
+        record = await fleet.alone.run(fleet.greedy(1))
+        fleet.alone.engine.cancel_nowait(record.key)
+        fleet.alone.engine.cancel_nowait(10**9)
+        await fleet.alone.run(fleet.greedy(1))
+
+
+class TestHandles:
+    async def test_pull_frees_the_source(self, fleet: Fleet) -> None:
+        """Invariant 5: blocks are leased until pulled."""
+        generation = fleet.greedy(5)
+        await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
+        handle = await fleet.prefill.prefill(generation)
+        assert handle.tokens == len(generation.token_ids)
+        assert 0 < handle.lease_s <= 30
+        load = fleet.prefill.engine.load()
+        assert load.kv_blocks_leased == load.kv_blocks_used >= 5
+        await fleet.decode.run(generation, handle=handle)
+        await fleet.prefill.wait_blocks(0, fleet.case.free_s)
+
+    async def test_release_frees_the_source(self, fleet: Fleet) -> None:
+        """Invariant 5: a released handle's blocks are free; a second release says that there is none."""
+        await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
+        handle = await fleet.prefill.prefill(fleet.greedy(5))
+        assert fleet.prefill.engine.release_nowait(handle.handle_id) is True
+        await fleet.prefill.wait_blocks(0, fleet.case.free_s)
+        assert fleet.prefill.engine.release_nowait(handle.handle_id) is False
+        assert fleet.prefill.engine.release_nowait("unknown") is False
+
+    async def test_expiry_frees_the_source_and_the_reader_recomputes(self, fleet: Fleet) -> None:
+        """Invariants 4 and 5: nobody pulls in time, blocks are free, and a late reader computes the prompt itself."""
+        generation = fleet.greedy(5)
+        source = await fleet.another(Role.PREFILL, lease_s=1.0)
+        handle = await source.prefill(generation)
+        await source.wait_blocks(0, 1.0 + fleet.case.free_s)
+        late = replace(handle, lease_s=0.0)
+        if record := await recomputed_or_refused(fleet.decode, generation, late):
+            assert record.tokens == (await fleet.alone.run(generation)).tokens
+        await source.aclose()
+
+    async def test_foreign_compatibility_hash(self, fleet: Fleet) -> None:
+        """Invariant 4: KV of another kind is never read."""
+        generation = fleet.greedy(3)
+        handle = replace(await fleet.prefill.prefill(generation), compatibility_hash="0" * 16)
+        if record := await recomputed_or_refused(fleet.decode, generation, handle):
+            assert record.tokens == (await fleet.alone.run(generation)).tokens
+        fleet.prefill.engine.release_nowait(handle.handle_id)
+
+    @pytest.mark.parametrize("payload", [b"", b"\x00" * 40, b"{}", b"\xff" * 4000])
+    async def test_damaged_payload(self, fleet: Fleet, payload: bytes) -> None:
+        """Invariant 4: a payload that is not one is refused or recomputed, and the engine lives on."""
+        generation = fleet.greedy(3)
+        handle = await fleet.prefill.prefill(generation)
+        await recomputed_or_refused(fleet.decode, generation, replace(handle, payload=payload))
+        fleet.prefill.engine.release_nowait(handle.handle_id)
+        await fleet.decode.run(fleet.greedy(1))
+
+    async def test_dead_source(self, fleet: Fleet) -> None:
+        """Invariant 4: the engine that made the handle is gone (so is its epoch); the prompt is computed here."""
+        generation = fleet.greedy(5)
+        source = await fleet.another(Role.PREFILL)
+        handle = await source.prefill(generation)
+        await source.aclose()
+        if record := await recomputed_or_refused(fleet.decode, generation, handle):
+            assert record.tokens == (await fleet.alone.run(generation)).tokens
+        await fleet.decode.wait_blocks(0, fleet.case.free_s)
+
+    async def test_released_handle(self, fleet: Fleet) -> None:
+        """Blocks that were freed and reused for other prompts do not become another prompt's answer."""
+        generation = fleet.greedy(5)
+        handle = await fleet.prefill.prefill(generation)
+        fleet.prefill.engine.release_nowait(handle.handle_id)
+        if record := await recomputed_or_refused(fleet.decode, generation, replace(handle, lease_s=0.0)):
+            assert record.tokens == (await fleet.alone.run(generation)).tokens
+
+
+class TestRefusals:
+    async def test_context_overflow(self, fleet: Fleet) -> None:
+        """A prompt that leaves no room for a token is refused, and nothing of it stays."""
+        limit = fleet.alone.engine.describe().model.context_tokens_max
+        with pytest.raises(InvalidRequestError) as caught:
+            fleet.alone.submit(fleet.greedy(limit / fleet.block_size + 1))
+        assert caught.value.field == "generation.token_ids"
+        load = fleet.alone.engine.load()
+        assert load.waiting_requests == load.running_requests == 0
+
+    async def test_token_outside_the_vocabulary(self, fleet: Fleet) -> None:
+        """Refused by name."""
+        top = fleet.alone.engine.describe().model.vocabulary_size
+        for tokens in ([top], [-1], []):
+            with pytest.raises(InvalidRequestError):
+                fleet.alone.submit(replace(fleet.greedy(1), token_ids=tokens))
+
+    async def test_unknown_adapter(self, fleet: Fleet) -> None:
+        """NotFoundError at submit, or UnsupportedError where the engine has no adapters."""
+        with pytest.raises((NotFoundError, UnsupportedError)):
+            fleet.alone.submit(replace(fleet.greedy(1), adapter="nobody"))
+        await fleet.alone.run(fleet.greedy(1))
+
+    async def test_answer_that_is_complete_already(self, fleet: Fleet) -> None:
+        """Nothing can follow `max_tokens` emitted tokens."""
+        generation = fleet.greedy(1, max_tokens=3)
+        with pytest.raises(InvalidRequestError):
+            fleet.alone.submit(replace(generation, emitted_token_ids=fleet.prompt(3 / fleet.block_size)))
+
+    async def test_full_queue(self, fleet: Fleet) -> None:
+        """Beyond running and waiting limits submissions are refused with a time to come back; the accepted ones end well."""
+        driver = await fleet.another(Role.DECODE, running_requests_max=2, waiting_requests_max=3)
+        records: list[Record] = []
+        with pytest.raises(OverloadedError) as caught:  # noqa: PT012 (the loop ends by the error)
+            for _ in range(50):
+                records.append(driver.submit(fleet.greedy(1, max_tokens=5)))
+        assert caught.value.retry_after_s is not None
+        assert 3 <= len(records) <= 5
+        for record in records:
+            assert len((await driver.wait(record)).tokens) == 5
+        assert driver.violations == []
+        await driver.aclose()
+
+    async def test_asleep(self, fleet: Fleet) -> None:
+        """An engine that can sleep refuses while asleep and serves again after waking."""
+        if "sleep" not in fleet.alone.engine.describe().capabilities.features:
+            with pytest.raises(UnsupportedError):
+                await fleet.alone.engine.sleep(1)
+            return
+        await fleet.alone.engine.sleep(1)
+        with pytest.raises(UnavailableError):
+            fleet.alone.submit(fleet.greedy(1))
+        await fleet.alone.engine.wake()
+        assert len((await fleet.alone.run(fleet.greedy(1))).tokens) == 12
+
+
+class TestAdmin:
+    async def test_adapters(self, fleet: Fleet) -> None:
+        """A loaded adapter has a cache of its own and is listed; unloading is idempotent."""
+        engine = fleet.decode.engine
+        if not fleet.case.adapter:
+            with pytest.raises(MeshError):
+                await engine.load_adapter("extra", "/nowhere")
+            return
+        await engine.load_adapter("extra", fleet.case.adapter)
+        assert "extra" in engine.describe().model.adapters
+        generation = fleet.greedy(3.5)
+        await fleet.decode.run(generation)
+        with_adapter = await fleet.decode.run(replace(generation, adapter="extra"))
+        assert with_adapter.done.usage.cached_tokens == 0
+        await fleet.decode.wait_cached(block_hashes(generation.token_ids, fleet.block_size, seed=seed_hash("extra")))
+        await engine.unload_adapter("extra")
+        await engine.unload_adapter("extra")
+        with pytest.raises(NotFoundError):
+            fleet.decode.submit(replace(generation, adapter="extra"))
+
+    async def test_set_role(self, fleet: Fleet) -> None:
+        """An engine that can take both roles does the other one's work; one that cannot says so."""
+        driver = await fleet.another(Role.PREFILL)
+        if Role.DECODE not in driver.engine.describe().capabilities.roles:
+            with pytest.raises(UnsupportedError):
+                await driver.engine.set_role(Role.DECODE)
+        else:
+            await driver.engine.set_role(Role.DECODE)
+            assert driver.engine.describe().role is Role.DECODE
+            generation = fleet.greedy(3.5)
+            record = await driver.run(generation, handle=await fleet.prefill.prefill(generation))
+            assert record.tokens == (await fleet.alone.run(generation)).tokens
+        await driver.aclose()
+
+    async def test_close_finishes_everything(self, fleet: Fleet) -> None:
+        """Running and waiting legs finish as CANCELLED, both streams end, closing again does nothing, submitting is refused."""
+        driver = await fleet.another(Role.DECODE, running_requests_max=2)
+        records = [driver.submit(fleet.greedy(2, max_tokens=500)) for _ in range(6)]
+        await driver.wait_tokens(records[0], 1)
+        await driver.aclose()
+        assert [record.done.reason for record in records] == [FinishReason.CANCELLED] * 6
+        assert driver.violations == []
+        await driver.engine.aclose()
+        with pytest.raises(UnavailableError):
+            driver.submit(fleet.greedy(1))

@@ -1,0 +1,107 @@
+"""KV between two processes over real NIXL: what one process alone would hide."""
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import SystemClock
+from kvmesh.core import FinishReason, KvHandle
+from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
+from kvmesh.kv.nixl_transport import NixlTransport
+from tests.conformance.engine_driver import EngineDriver, greedy
+from tests.parts import ROOT, require_part
+
+
+class PrefillProcess:
+    """The other process."""
+
+    async def start(self) -> "PrefillProcess":
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.conformance.prefill_process",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
+        )  # fmt: skip
+        return self
+
+    async def ask(self, order: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        async with asyncio.timeout(30):
+            return json.loads(await self._process.stdout.readline())
+
+    async def prefill(self, prompt: list[int]) -> KvHandle:
+        fields = await self.ask(prompt)
+        payload = base64.b64decode(fields.pop("payload"))
+        return KvHandle(worker_id="other", worker_epoch=1, payload=payload, **fields)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
+
+    async def aclose(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[PrefillProcess]:
+    require_part("nixl")
+    process = await PrefillProcess().start()
+    yield process
+    await process.aclose()
+
+
+@pytest.fixture
+async def decode() -> AsyncIterator[EngineDriver]:
+    require_part("nixl")
+    settings = SimulatedSettings(kv_blocks=512, context_tokens_max=2048, time_factor=0.0, pull_timeout_s=2.0)
+    driver = await EngineDriver(SimulatedEngine(settings, SystemClock(), NixlTransport()), 30.0).start()
+    yield driver
+    await driver.aclose()
+
+
+async def test_prompts_come_over(other: PrefillProcess, decode: EngineDriver) -> None:
+    """Tokens from another process's KV are those of a local prompt, and the source's blocks are freed by the reader's word."""
+    for length in (1, 16, 100, 1000):
+        generation = greedy("demo", [length + i for i in range(length)])
+        record = await decode.run(generation, handle=await other.prefill(list(generation.token_ids)))
+        assert not record.done.was_recomputed
+        assert record.done.usage.transferred_tokens > 0
+        assert record.tokens == (await decode.run(generation)).tokens
+    async with asyncio.timeout(5):
+        while await other.ask("used"):
+            await asyncio.sleep(0.02)
+
+
+async def test_killed_source(other: PrefillProcess, decode: EngineDriver) -> None:
+    """Killed after the handle was made, met before or not: the prompt is computed, soon."""
+    generation = greedy("demo", list(range(100, 300)))
+    handle = await other.prefill(list(generation.token_ids))
+    other.signal(signal.SIGKILL)
+    async with asyncio.timeout(10):
+        record = await decode.run(generation, handle=handle)
+    assert record.done.was_recomputed
+    assert record.tokens == (await decode.run(generation)).tokens
+
+
+async def test_stopped_source(other: PrefillProcess, decode: EngineDriver) -> None:
+    """A source that hangs costs at most the pull's deadline; a cancel meanwhile ends the leg and frees its blocks."""
+    generation = greedy("demo", list(range(100, 300)))
+    handles = [await other.prefill(list(generation.token_ids)) for _ in range(2)]
+    other.signal(signal.SIGSTOP)
+    cancelled = decode.submit(generation, handle=handles[0])
+    await asyncio.sleep(0.1)
+    decode.engine.cancel_nowait(cancelled.key)
+    assert (await decode.wait(cancelled)).done.reason in (FinishReason.CANCELLED, FinishReason.LENGTH)
+    await decode.wait_blocks(0, 6.0)
+    async with asyncio.timeout(12):
+        record = await decode.run(generation, handle=handles[1])
+    assert record.tokens == (await decode.run(generation)).tokens
+    other.signal(signal.SIGCONT)

@@ -1,0 +1,230 @@
+"""What Presence promises, on every registry: an instance is there while it lives, with its drain mark, and gone after."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.discovery.base import Health, Instance, Registration, Registry, View
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.presence import Presence
+from kvmesh.discovery.settings import PresenceSettings
+from kvmesh.errors import InvalidRequestError, UnauthenticatedError
+from tests.conformance.conftest import Agent
+from tests.conformance.health_server import HealthServer
+from tests.conformance.manual_clock import ManualClock, settle
+
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def mine(server: HealthServer) -> Registration:
+    service = f"svc-{uuid.uuid4().hex[:12]}"
+    return Registration(
+        service=service,
+        instance_id=f"{service}-1",
+        host="127.0.0.1",
+        port=server.port,
+        ttl_s=0.9,
+        check_interval_s=0.2,
+    )
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as one:
+        yield one
+
+
+def presence(stack: AsyncExitStack, registry: Registry, mine: Registration) -> Presence:
+    one = Presence(registry, mine, settings=PresenceSettings(backoff_max_s=0.2, close_timeout_s=0.5))
+    stack.push_async_callback(one.aclose)
+    return one
+
+
+async def until(registry: Registry, service: str, is_true: Callable[[Instance], bool]) -> Instance:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        view = await registry.instances(service)
+        if len(view.instances) == 1 and is_true(view.instances[0]):
+            return view.instances[0]
+        assert time.monotonic() < deadline, f"still {view}"
+        await asyncio.sleep(0.05)
+
+
+def takes_requests(instance: Instance) -> bool:
+    return instance.takes_requests
+
+
+async def test_lives_and_leaves(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
+    """It passes for longer than its TTL without help, and is gone at once when closed; closing twice is no error."""
+    one = presence(stack, registry, mine)
+    await one.start()
+    await until(registry, mine.service, takes_requests)
+    for _ in range(15):
+        await asyncio.sleep(0.1)
+        assert (await registry.instances(mine.service)).instances[0].takes_requests
+    await one.aclose()
+    assert (await registry.instances(mine.service)).instances == ()
+    await one.aclose()
+    assert not one.statistics().is_registered
+
+
+async def test_comes_back_when_forgotten(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
+    """An instance that the registry has forgotten is there again after at most a heartbeat's time."""
+    one = presence(stack, registry, mine)
+    await one.start()
+    await until(registry, mine.service, takes_requests)
+    await registry.deregister(mine.instance_id)
+    await until(registry, mine.service, takes_requests)
+    assert one.statistics().registrations == 2
+
+
+async def test_draining_instance_comes_back_draining(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """When the registry loses everything, a draining instance is never seen ready on its way back."""
+    registry = agent.client()
+    one = presence(stack, registry, mine)
+    await one.start()
+    await until(registry, mine.service, takes_requests)
+    await one.set_draining(True, reason="going")
+    seen = await until(registry, mine.service, lambda instance: instance.is_draining)
+    assert seen.notes == "going"
+    views: list[View] = []
+
+    async def look() -> None:
+        async with aclosing(registry.watch(mine.service)) as watch:
+            async for view in watch:
+                views.append(view)
+
+    looking = asyncio.create_task(look())
+    await agent.lose_state()
+    await until(registry, mine.service, lambda instance: instance.is_draining and instance.health is Health.PASSING)
+    await asyncio.sleep(0.3)
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)
+    assert len(views) >= 2
+    assert not any(instance.takes_requests for view in views for instance in view.instances)
+    await one.set_draining(False)
+    await until(registry, mine.service, takes_requests)
+
+
+async def test_starts_without_a_registry(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """A service starts while the registry is away, and is there when the registry is."""
+    registry = agent.client()
+    await agent.proxy.refuse()
+    one = presence(stack, registry, mine)
+    await one.start()
+    assert not one.statistics().is_registered
+    await asyncio.sleep(0.5)
+    await agent.proxy.resume()
+    await until(registry, mine.service, takes_requests)
+    assert one.statistics().failures >= 2
+
+
+async def test_what_is_said_in_an_outage_is_told_after(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """Drain mark, health and meta set while the registry is away stand there once it is back."""
+    registry = agent.client()
+    one = presence(stack, registry, mine)
+    await one.start()
+    await until(registry, mine.service, takes_requests)
+    await agent.proxy.refuse()
+    await one.set_draining(True, reason="later")
+    await one.set_health(Health.WARNING, "tired")
+    await one.update(replace(mine, meta={"role": "decode"}))
+    await agent.proxy.resume()
+    seen = await until(registry, mine.service, lambda instance: instance.is_draining and "role" in instance.meta)
+    assert seen.health is not Health.PASSING
+
+
+async def test_update_replaces_meta(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
+    """New meta is told at once and the instance goes on passing; another id is a mistake."""
+    one = presence(stack, registry, mine)
+    await one.start()
+    await until(registry, mine.service, takes_requests)
+    await one.update(replace(mine, meta={"role": "prefill"}))
+    seen = await until(registry, mine.service, lambda instance: instance.meta == {"role": "prefill"})
+    assert seen.takes_requests
+    assert one.registration.meta == {"role": "prefill"}
+    with pytest.raises(ValueError, match="is not"):
+        await one.update(replace(mine, instance_id="another"))
+
+
+async def test_start_says_what_will_not_mend(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """A registration beyond the limits fails the start, not some heartbeat in the background."""
+    one = presence(stack, agent.client(), replace(mine, meta={"k": "v" * 513}))
+    with pytest.raises(InvalidRequestError) as refusal:
+        await one.start()
+    assert refusal.value.field == "meta.k"
+
+
+async def test_start_with_a_wrong_token_fails(guarded_agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """A token that the registry does not know fails the start."""
+    one = presence(stack, guarded_agent.client(token=str(uuid.uuid4())), mine)
+    with pytest.raises(UnauthenticatedError):
+        await one.start()
+
+
+async def test_close_is_bounded(agent: Agent, mine: Registration) -> None:
+    """A hung registry holds the end of a process up for the close timeout and no longer; no task stays."""
+    registry = agent.client(call_timeout_s=30.0)
+    one = Presence(registry, mine, settings=PresenceSettings(close_timeout_s=0.3))
+    await one.start()
+    agent.proxy.hang()
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    await one.aclose()
+    assert time.monotonic() - began < 1.0
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("presence")]
+    await agent.proxy.resume()
+
+
+async def test_setting_something_is_bounded(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
+    """Who sets the drain mark while the registry hangs is not held up beyond one attempt's time."""
+    settings = PresenceSettings(attempt_timeout_s=0.4, close_timeout_s=0.4, backoff_max_s=0.1)
+    one = Presence(agent.client(call_timeout_s=30.0), mine, settings=settings)
+    stack.push_async_callback(one.aclose)
+    await one.start()
+    agent.proxy.hang()
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    await one.set_draining(True)
+    assert time.monotonic() - began < 1.0
+    await agent.proxy.resume()
+    await until(agent.client(), mine.service, lambda instance: instance.is_draining)
+
+
+async def test_cancelled_close_stays_cancelled(agent: Agent, mine: Registration) -> None:
+    """Cancellation while signing off is passed on, and the task is gone all the same."""
+    registry = agent.client(call_timeout_s=30.0)
+    one = Presence(registry, mine, settings=PresenceSettings(close_timeout_s=30.0))
+    await one.start()
+    agent.proxy.hang()
+    closing = asyncio.create_task(one.aclose())
+    await asyncio.sleep(0.2)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("presence")]
+    await agent.proxy.resume()
+
+
+async def test_heartbeats_thrice_per_ttl(agent: Agent, mine: Registration) -> None:
+    """One heartbeat at the start, then one at every third of the TTL, so that two may be lost."""
+    clock = ManualClock()
+    one = Presence(agent.client(), replace(mine, ttl_s=60.0), clock=clock)
+    await one.start()
+    await settle()
+    counts = [one.statistics().heartbeats]
+    for _ in range(3):
+        await clock.advance(15.0)
+        await asyncio.sleep(0.1)
+        counts.append(one.statistics().heartbeats)
+        await clock.advance(6.0)
+        await asyncio.sleep(0.3)
+        counts.append(one.statistics().heartbeats)
+    await one.aclose()
+    assert counts == [1, 1, 2, 2, 3, 3, 4]

@@ -1,0 +1,240 @@
+"""The whole mesh as real processes, with simulated engines: what a newcomer and an operator see."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import openai
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, ROUTER, Health, Instance
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.settings import RpcSettings
+from tests.integration.mesh import (
+    ROOT,
+    RunningMesh,
+    argv_simulated,
+    chat,
+    metrics_text,
+    running_mesh,
+    wait_until,
+    worker_metric,
+)
+from tests.servers import Server
+
+SLOW_STEPS = ("--engine-args", "--simulated-time-factor 1")
+
+
+@pytest.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
+    """One mesh of 2 + 2 simulated workers in real time for all tests that leave it as it was."""
+    argv = argv_simulated("--prefill", "2", "--decode", "2", *SLOW_STEPS)
+    async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as running:
+        yield running
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def instances(registry: str, service: str) -> list[Instance]:
+    """A service's instances."""
+    client = ConsulRegistry(DiscoverySettings(address=registry))
+    try:
+        return list((await client.instances(service)).instances)
+    finally:
+        await client.aclose()
+
+
+async def blocks_in_use(registry: str) -> float:
+    """KV blocks that requests or leases hold, over all workers."""
+    total = 0.0
+    for service in (PREFILL, DECODE):
+        for instance in await instances(registry, service):
+            text = await metrics_text(instance.host, int(instance.meta["metrics_port"]))
+            total += worker_metric(text, "kvmesh_worker_kv_blocks_used")
+    return total
+
+
+async def test_the_openai_client_works(mesh: RunningMesh) -> None:
+    """Streaming and not, the same text; usage is counted."""
+    client = openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": "tell me something " * 20}]
+    whole = await client.chat.completions.create(model="demo", messages=messages, max_tokens=20, temperature=0)
+    parts = []
+    usage = None
+    stream = await client.chat.completions.create(
+        model="demo",
+        messages=messages,
+        max_tokens=20,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    async for chunk in stream:
+        parts += [choice.delta.content or "" for choice in chunk.choices]
+        usage = chunk.usage or usage
+    assert "".join(parts) == whole.choices[0].message.content
+    assert usage is not None
+    assert usage.completion_tokens == 20
+    assert whole.usage is not None
+    assert usage.prompt_tokens == whole.usage.prompt_tokens > 60
+    models = [model.id async for model in client.models.list()]
+    assert models == ["demo"]
+    await client.close()
+
+
+async def test_the_prompt_comes_over_nixl(mesh: RunningMesh) -> None:
+    """The decode side computes no prompt block: its tokens came from a prefill worker."""
+    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.registry, DECODE)]
+    before = sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in decode)
+    answer = await chat(mesh.url, "a prompt that nobody has sent before, quite long " * 10, max_tokens=5)
+    usage: Any = answer["usage"]
+    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.registry, DECODE)]
+    after = sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in decode)
+    assert after - before >= usage["prompt_tokens"] - 64
+
+
+async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
+    """What grpcurl would show, on every server."""
+    wanted = {
+        FRONTEND: "kvmesh.inference.v1.InferenceService",
+        ROUTER: "kvmesh.router.v1.RouterService",
+        PREFILL: "kvmesh.prefill.v1.PrefillService",
+        DECODE: "kvmesh.decode.v1.DecodeService",
+    }
+    for service, name in wanted.items():
+        for instance in await instances(mesh.registry, service):
+            async with grpc.aio.insecure_channel(instance.address) as channel:
+                stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+                request = reflection_pb2.ServerReflectionRequest(list_services="")
+                async for response in stub.ServerReflectionInfo(iter([request])):
+                    names = {entry.name for entry in response.list_services_response.service}
+                    break
+            assert {name, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} <= names
+
+
+async def test_a_client_that_leaves_frees_everything(mesh: RunningMesh) -> None:
+    """Closing the connection mid-stream cancels the request on every hop and frees blocks on both sides."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "long " * 300}],
+        "max_tokens": 1000,
+        "stream": True,
+    }
+    async with aiohttp.ClientSession() as session:
+        response = await session.post(f"{mesh.url}/v1/chat/completions", json={**body, "ignore_eos": True})
+        await response.content.readline()
+        assert await blocks_in_use(mesh.registry) > 0
+        response.close()
+
+    async def is_free() -> bool:
+        return await blocks_in_use(mesh.registry) == 0
+
+    await wait_until(is_free, 5.0, "blocks are freed")
+
+
+async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
+    """One table from the registry, one from the router, one from the planner."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "status", "--consul", mesh.registry),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    text = out.decode()
+    assert all(word in text for word in ("frontend", "router", "prefill", "decode", "planner", "passing", "RUNNING"))
+
+
+async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_path: Path) -> None:
+    """Never a hang: the stream ends with an error event; the router uses the worker no more; the rest serves on."""
+    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", *SLOW_STEPS)) as mesh:
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 1500,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        async with aiohttp.ClientSession() as session:
+            responses = [await session.post(f"{mesh.url}/v1/chat/completions", json=body) for _ in range(6)]
+            for response in responses:
+                await response.content.readline()
+            os.kill(mesh.pids("decode")[0], signal.SIGKILL)
+            async with asyncio.timeout(20):
+                texts = [await response.text() for response in responses]
+        ended = [
+            json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
+            for text in texts
+            if "[DONE]" not in text[-20:]
+        ]
+        assert 0 < len(ended) < 6
+        assert all(event["error"]["code"] for event in ended)
+        channels = ChannelPool(RpcSettings())
+        router = (await instances(mesh.registry, ROUTER))[0]
+
+        async def is_excluded() -> bool:
+            views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=2)
+            decode = [view for view in views if view.role == "decode"]
+            return sum(not view.excluded_by for view in decode) == 1
+
+        await wait_until(is_excluded, 2.0, "the dead worker is excluded")
+        for _ in range(4):
+            await chat(mesh.url, "still there?", max_tokens=3)
+        await channels.aclose()
+        assert any("decode-" in line and "SIGKILL" in line for line in mesh.output), mesh.output
+
+
+async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
+    """A mesh whose workers drain says when to come back."""
+    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
+        client = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+        decode = (await client.instances(DECODE)).instances[0]
+        await client.set_draining(decode.instance_id, True, reason="test")
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+
+        async def is_refused() -> bool:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{mesh.url}/v1/chat/completions", json=body) as response,
+            ):
+                return response.status == 503 and int(response.headers["retry-after"]) >= 1
+
+        await wait_until(is_refused, 5.0, "503")
+        await client.aclose()
+
+
+async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul: Server) -> None:
+    """With a real Consul: kill -9 a worker; its check turns critical; requests go on."""
+    address = consul.url
+    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", "--consul", address)) as mesh:
+        await chat(mesh.url, "hello", max_tokens=3)
+        os.kill(mesh.pids("decode")[1], signal.SIGKILL)
+        for _ in range(4):
+            await chat(mesh.url, "hello again", max_tokens=3)
+
+        async def is_critical() -> bool:
+            return sum(i.health is Health.CRITICAL for i in await instances(address, DECODE)) == 1
+
+        await wait_until(is_critical, 15.0, "critical in Consul")
+
+
+async def test_a_death_before_ready_says_which_and_why(tmp_path: Path) -> None:
+    """A worker that cannot load its model: up ends with its last words."""
+    with pytest.raises(AssertionError) as caught:
+        async with running_mesh(tmp_path, *argv_simulated("--model", str(tmp_path / "absent"))):
+            pass
+    assert "prefill-0" in str(caught.value)
+    assert "cannot go on" in str(caught.value)

@@ -1,0 +1,189 @@
+"""Real Prometheus with the configuration of `compose/`, finding services in the registry, and the planner asking it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvmesh.clock import SystemClock
+from kvmesh.core import Role
+from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, Registration
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.telemetry import MetricsServer, Telemetry
+from services.planner.metrics import PlannerMetrics
+from services.planner.observe import Fetcher, FetchLimits, PrometheusSource, ScrapeSource
+from services.planner.plan import Plan
+from services.planner.planner import Planner
+from tests.servers import Server
+
+CONFIG = Path(__file__).parents[2] / "compose" / "prometheus" / "prometheus.yml"
+LIMITS = FetchLimits(timeout_s=2, answer_bytes_max=1 << 20, fetches_max=4)
+
+
+class Frontend:
+    """The metrics of a frontend, by the names that the planner reads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        options = {"registry": self.registry}
+        self.requests = Counter("kvmesh_frontend_requests", "d", ("model", "code"), **options)
+        self.ttft = Histogram("kvmesh_frontend_ttft_seconds", "d", ("model",), buckets=(0.1, 0.2, 0.4), **options)
+        self.itl = Histogram("kvmesh_frontend_itl_seconds", "d", ("model",), buckets=(0.01, 0.02), **options)
+        self.prompt = Counter("kvmesh_frontend_prompt_tokens", "d", ("model",), **options)
+        self.output = Counter("kvmesh_frontend_output_tokens", "d", ("model",), **options)
+        self.serve(0)
+
+    def serve(self, requests: int) -> None:
+        """So many requests of 100 + 10 tokens, with 0.15 s to the first token and 15 ms between tokens."""
+        self.requests.labels("demo", "200").inc(requests)
+        self.prompt.labels("demo").inc(100 * requests)
+        self.output.labels("demo").inc(10 * requests)
+        ttft, itl = self.ttft.labels("demo"), self.itl.labels("demo")
+        for _ in range(requests):
+            ttft.observe(0.15)
+            itl.observe(0.015)
+
+
+def worker_registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    for name, value in (
+        ("running_requests", 3),
+        ("waiting_requests", 1),
+        ("kv_blocks_used", 25),
+        ("kv_blocks_total", 100),
+    ):
+        Gauge(f"kvmesh_worker_{name}", "d", ("model", "role"), registry=registry).labels("demo", "decode").set(value)
+    for name in ("prompt_tokens", "output_tokens"):
+        Counter(f"kvmesh_worker_{name}", "d", ("model", "role"), registry=registry).labels("demo", "decode")
+    return registry
+
+
+@asynccontextmanager
+async def listed_services() -> AsyncIterator[tuple[EmbeddedAgent, ConsulRegistry, Frontend]]:
+    """An embedded agent that lists a frontend and a decode worker with real metrics servers, and a service without."""
+    agent = EmbeddedAgent(AgentSettings())
+    await agent.start()
+    registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+    frontend = Frontend()
+    servers = [MetricsServer(frontend.registry, "127.0.0.1", 0), MetricsServer(worker_registry(), "127.0.0.1", 0)]
+    try:
+        for server in servers:
+            await server.start()
+        await register(registry, FRONTEND, "frontend-1", servers[0].port)
+        await register(registry, DECODE, "decode-1", servers[1].port, model="demo", role="decode")
+        yield agent, registry, frontend
+    finally:
+        for server in servers:
+            await server.aclose()
+        await registry.aclose()
+        await agent.aclose()
+
+
+async def register(registry: ConsulRegistry, service: str, name: str, metrics_port: int | None, **meta: str) -> None:
+    """Nothing serves gRPC there; its check does not matter for scraping."""
+    if metrics_port is not None:
+        meta["metrics_port"] = str(metrics_port)
+    await registry.register(
+        Registration(
+            service=service, instance_id=name, host="127.0.0.1", port=1, meta=meta, check_interval_s=60, ttl_s=60
+        )
+    )
+    await registry.heartbeat(name)
+
+
+def check(plan: Plan, *, rel: float = 1e-6) -> None:
+    """What the services above did."""
+    [latency] = plan.latencies
+    assert latency.ttft_mean_s == pytest.approx(0.15, rel=rel)
+    assert latency.ttft_p99_s == pytest.approx(0.1 + 0.99 * 0.1, rel=rel)
+    assert latency.itl_mean_s == pytest.approx(0.015, rel=rel)
+    assert latency.prompt_tokens_mean == pytest.approx(100, rel=rel)
+    assert latency.output_tokens_mean == pytest.approx(10, rel=rel)
+    assert latency.requests_per_s > 0
+    [pool] = plan.pools
+    assert (pool.model, pool.role) == ("demo", Role.DECODE)
+    assert (pool.running_requests, pool.waiting_requests, pool.kv_usage) == (3, 1, 0.25)
+
+
+async def test_the_planner_scrapes_what_the_registry_lists():
+    """Two scrapes give rates, means and percentiles; a service that cannot be scraped is a problem that is told."""
+    async with listed_services() as (_, registry, frontend), ClientSession() as session:
+        planner = Planner(
+            registry,
+            ScrapeSource(Fetcher(session, LIMITS), SystemClock(), window_s=60),
+            PlannerMetrics(Telemetry.create("planner").instruments),
+            SystemClock(),
+            interval_s=5,
+        )
+        first = await planner.observe()
+        assert first.latencies[0].ttft_mean_s is None
+        frontend.serve(20)
+        plan = await planner.observe()
+        check(plan)
+        assert plan.source == "scrape"
+        assert plan.problems == ()
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            await register(registry, PLANNER, "planner-1", unused.getsockname()[1])
+            await register(registry, PLANNER, "planner-2", None)
+            plan = await planner.observe()
+        assert len(plan.problems) == 2
+        assert plan.problems[0] == "kvmesh-planner planner-2 tells no metrics port"
+        assert plan.problems[1].startswith("kvmesh-planner planner-1 cannot be scraped: ")
+
+
+async def test_prometheus_finds_the_services_and_answers_the_planner(
+    start_prometheus: Callable[[Path], Server], tmp_path: Path
+):
+    """The configuration of the compose stack, with nothing but the address and the pace changed."""
+    async with listed_services() as (agent, registry, frontend), ClientSession() as session:
+        await register(registry, PLANNER, "planner-1", None)
+        text = CONFIG.read_text()
+        assert text.count("consul:8500") == 1 or '"consul:8500"' in text
+        text = text.replace('"consul:8500"', f'"127.0.0.1:{agent.port}"')
+        text = text.replace("scrape_interval: 5s", "scrape_interval: 1s").replace(
+            "scrape_timeout: 3s", "scrape_timeout: 1s"
+        )
+        config = tmp_path / "prometheus.yml"
+        config.write_text(text)
+        server = await asyncio.to_thread(start_prometheus, config)
+        source = PrometheusSource(Fetcher(session, LIMITS), server.url, SystemClock(), window_s=10)
+        planner = Planner(
+            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
+        )
+        async with asyncio.timeout(40):
+            while not (plan := await planner.observe()).pools[0].kv_usage:
+                await asyncio.sleep(0.3)
+            while not plan.latencies or not plan.latencies[0].ttft_mean_s:
+                frontend.serve(20)
+                await asyncio.sleep(0.5)
+                plan = await planner.observe()
+        # A scrape that lands between two queries is in one and not in the other.
+        check(plan, rel=0.05)
+        assert plan.source == "prometheus"
+        assert plan.problems == ()
+        targets = await session.get(f"{server.url}/api/v1/targets")
+        labels = [target["labels"] for target in (await targets.json())["data"]["activeTargets"]]
+        assert sorted(label["instance"] for label in labels) == ["decode-1", "frontend-1"]
+        [decode] = [label for label in labels if label["instance"] == "decode-1"]
+        assert decode == {"job": "kvmesh", "service": DECODE, "instance": "decode-1", "model": "demo", "role": "decode"}
+
+
+async def test_a_prometheus_that_is_gone_is_a_problem_not_a_crash():
+    """The plan then has the registry's pools and says what is missing."""
+    async with listed_services() as (_, registry, _), ClientSession() as session:
+        source = PrometheusSource(Fetcher(session, LIMITS), "http://127.0.0.1:1", SystemClock(), window_s=10)
+        planner = Planner(
+            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
+        )
+        plan = await planner.observe()
+        assert plan.latencies == ()
+        assert plan.pools[0].kv_usage is None
+        assert plan.problems[0].startswith("Prometheus does not answer: ")

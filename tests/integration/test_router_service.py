@@ -1,0 +1,331 @@
+"""A whole router on loopback: real gRPC, the embedded registry, workers that tell what the test wants told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
+from kvmesh.clock import SystemClock
+from kvmesh.core import KvRemoved, KvStored, ReportKind
+from kvmesh.discovery.base import ROUTER, Registration
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.status import from_rpc_error
+from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.telemetry import Telemetry
+from services.router.core import CoreLimits, RouterCore
+from services.router.membership import Membership
+from services.router.metrics import RouterMetrics
+from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.settings import MembershipSettings
+from services.router.upkeep import Upkeep
+from tests.integration.workers import ToldWorker
+from tests.unit.router_fleets import ask
+
+
+async def eventually(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    """Waits for other tasks to bring something about."""
+    async with asyncio.timeout(within_s):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+class Router:
+    """The parts of `services.router.__main__`, in this process."""
+
+    def __init__(self, name: str, registry: ConsulRegistry, channels: ChannelPool) -> None:
+        clock = SystemClock()
+        telemetry = Telemetry.create("router", registry=CollectorRegistry())
+        self.name = name
+        self.registry = registry
+        self.core = RouterCore(router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2))
+        metrics = RouterMetrics(telemetry.instruments, self.core)
+        self.metrics = telemetry.registry
+        self.servicer = RouterServicer(self.core, metrics, clock)
+        self.membership = Membership(
+            registry,
+            GrpcWorkerClient(channels),
+            self.core.fleet,
+            clock=clock,
+            generator=Random(1),
+            settings=MembershipSettings(silence_s=0.6, load_interval_s=0.02, reconnect_max_s=0.2),
+        )
+        self.upkeep = Upkeep(self.core, metrics, clock, sweep_blocks=100)
+        self.server = RpcServer(
+            RpcSettings(grace_s=0),
+            service_names=[SERVICE_NAME],
+            add_services=self.servicer.add_to,
+            interceptors=server_interceptors(telemetry),
+        )
+
+    async def start(self, tasks: AsyncExitStack) -> None:
+        await self.server.start()
+        await self.server.set_serving(True)
+        for part in (self.membership, self.upkeep):
+            task = asyncio.create_task(part.run())
+            tasks.push_async_callback(end, task)
+        await self.registry.register(
+            Registration(
+                service=ROUTER,
+                instance_id=self.name,
+                host="127.0.0.1",
+                port=self.server.port,
+                check_interval_s=0.5,
+                ttl_s=60,
+            )
+        )
+        await self.registry.heartbeat(self.name)
+        tasks.push_async_callback(self.server.aclose)
+
+    def takes(self) -> set[str]:
+        return {name for name, worker in self.core.fleet.workers.items() if not worker.excluded_by}
+
+
+async def end(task: asyncio.Task) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class Mesh:
+    """A registry, one router, one frontend's link."""
+
+    def __init__(self, registry: ConsulRegistry, channels: ChannelPool, stack: AsyncExitStack) -> None:
+        self.registry = registry
+        self.channels = channels
+        self.stack = stack
+
+    async def router(self, name: str = "router-1") -> Router:
+        router = Router(name, self.registry, self.channels)
+        await router.start(self.stack)
+        return router
+
+    async def link(self, **settings) -> GrpcRouterLink:
+        link = GrpcRouterLink(
+            self.registry,
+            self.channels,
+            frontend_id="frontend-1",
+            clock=SystemClock(),
+            generator=Random(1),
+            settings=RouterLinkSettings(**settings),
+        )
+        task = asyncio.create_task(link.run())
+        self.stack.push_async_callback(end, task)
+        return link
+
+    async def worker(self, name: str, role: str, **options) -> ToldWorker:
+        worker = ToldWorker(name, role, **options)
+        await worker.start(self.registry)
+        self.stack.push_async_callback(worker.die)
+        return worker
+
+
+@asynccontextmanager
+async def running_mesh() -> AsyncIterator[Mesh]:
+    async with AsyncExitStack() as stack:
+        agent = EmbeddedAgent(AgentSettings(port=0))
+        await agent.start()
+        stack.push_async_callback(agent.aclose)
+        registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+        stack.push_async_callback(registry.aclose)
+        channels = ChannelPool(RpcSettings())
+        stack.push_async_callback(channels.aclose)
+        yield Mesh(registry, channels, stack)
+
+
+async def test_a_request_follows_its_blocks():
+    """KV events of live workers decide where the next turn goes, and Explain says so."""
+    async with running_mesh() as mesh:
+        p1 = await mesh.worker("p1", "prefill")
+        await mesh.worker("p2", "prefill")
+        await mesh.worker("d1", "decode")
+        router = await mesh.router()
+        await eventually(lambda: router.takes() == {"p1", "p2", "d1"})
+        p1.tell(KvStored(block_hashes=[1, 2, 3]))
+        await eventually(lambda: router.core.fleet.workers["p1"].feed.blocks == 3)
+        link = await mesh.link()
+        placed = await link.place(ask("r1", [1, 2, 3, 4]), timeout_s=5)
+        assert placed.placement.prefill.worker_id == "p1"
+        assert placed.placement.decode.worker_id == "d1"
+        assert placed.placement.cached_tokens == 48
+        assert placed.placement.reasons == ("kv_overlap",)
+        link.report_nowait(placed.ask_id, ReportKind.PREFILLED, elapsed_s=0.1, cached_tokens=48)
+        link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.2, output_tokens=3)
+        await eventually(lambda: len(router.core.book) == 0)
+
+        client = GrpcRouterClient(mesh.channels, router.server.address)
+        told = await client.explain("r1", timeout_s=2)
+        assert [candidate.prefill.worker_id for candidate in told.candidates] == ["p1", "p2"]
+        assert dict(told.candidates[0].terms)["prefill_prefill"] == 16
+        assert [report.kind for report in told.reports] == [ReportKind.PREFILLED, ReportKind.FINISHED]
+        with pytest.raises(NotFoundError):
+            await client.explain("never", timeout_s=2)
+        views = {view.worker.worker_id: view for view in await client.list_workers(timeout_s=2)}
+        assert (views["p1"].trust, views["p1"].index_blocks, views["p1"].excluded_by) == ("exact", 3, "")
+        assert router.metrics.get_sample_value("kvmesh_router_placed_requests_total", {"reason": "kv_overlap"}) == 1
+
+
+async def test_a_dead_worker_is_out_at_once_and_comes_back():
+    """The broken stream excludes it before the registry notices; a new process under the same address starts empty."""
+    async with running_mesh() as mesh:
+        p1 = await mesh.worker("p1", "prefill")
+        await mesh.worker("d1", "decode")
+        router = await mesh.router()
+        await eventually(lambda: router.takes() == {"p1", "d1"})
+        p1.tell(KvStored(block_hashes=[1, 2]))
+        await eventually(lambda: router.core.fleet.workers["p1"].feed.blocks == 2)
+        await p1.die()
+        await eventually(lambda: router.takes() == {"d1"}, within_s=0.3)
+        assert router.core.fleet.workers["p1"].stream_fault == "unreachable"
+        again = ToldWorker("p1", "prefill", epoch=2)
+        await again.start(mesh.registry, port=p1.port)
+        mesh.stack.push_async_callback(again.die)
+        again.tell(KvStored(block_hashes=[7]))
+        await eventually(lambda: router.takes() == {"p1", "d1"} and router.core.fleet.workers["p1"].feed.blocks == 1)
+
+
+async def test_a_broken_connection_resumes_where_it_stopped():
+    """The same process behind a new connection tells only what was missed: the index is exact without a snapshot."""
+    async with running_mesh() as mesh:
+        d1 = await mesh.worker("d1", "decode")
+        router = await mesh.router()
+        await eventually(lambda: router.takes() == {"d1"})
+        d1.tell(KvStored(block_hashes=[1, 2, 3]))
+        feed = router.core.fleet.workers["d1"].feed
+        await eventually(lambda: feed.blocks == 3)
+        await d1.die()
+        await eventually(lambda: router.takes() == set())
+        d1.tell(KvRemoved(block_hashes=[3]))
+        await d1.start(mesh.registry, port=d1.port)
+        await eventually(lambda: router.takes() == {"d1"} and feed.blocks == 2)
+        assert router.core.fleet.workers["d1"].feed is feed
+        assert (feed.gaps, feed.trust) == (0, "exact")
+
+
+async def test_a_silent_worker_is_excluded_until_it_speaks():
+    """A worker that hangs keeps its connections; the missing load records give it away."""
+    async with running_mesh() as mesh:
+        d1 = await mesh.worker("d1", "decode")
+        router = await mesh.router()
+        await eventually(lambda: router.takes() == {"d1"})
+        d1.is_silent = True
+        await eventually(lambda: router.core.fleet.workers["d1"].excluded_by == "silent")
+        await asyncio.sleep(0.3)
+        assert router.core.fleet.workers["d1"].excluded_by == "silent"
+        d1.is_silent = False
+        await eventually(lambda: router.takes() == {"d1"})
+
+
+async def test_a_drain_mark_excludes_and_its_removal_brings_back():
+    """The registry's mark counts although both streams stand."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        router = await mesh.router()
+        await eventually(lambda: router.takes() == {"d1"})
+        await mesh.registry.set_draining("d1", True)
+        await eventually(lambda: router.core.fleet.workers["d1"].excluded_by == "draining")
+        link = await mesh.link()
+        with pytest.raises(UnavailableError) as refusal:
+            await link.place(ask("r1", [1]), timeout_s=5)
+        assert refusal.value.retry_after_s == 1
+        await mesh.registry.set_draining("d1", False)
+        await eventually(lambda: router.takes() == {"d1"})
+        await mesh.registry.deregister("d1")
+        await eventually(lambda: "d1" not in router.core.fleet.workers)
+
+
+async def test_asks_move_to_another_router():
+    """When the router dies, the link turns to the other one and asks again what was not answered."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        first = await mesh.router("router-1")
+        second = await mesh.router("router-2")
+        await eventually(lambda: first.takes() == second.takes() == {"d1"})
+        link = await mesh.link()
+        await link.place(ask("r1", [1]), timeout_s=5)
+        used, other = (first, second) if link.router_id == "router-1" else (second, first)
+        asks = asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=5) for i in range(20)))
+        await used.server.aclose()
+        placed = await asks
+        assert len(placed) == 20
+        await link.place(ask("r2", [1]), timeout_s=5)
+        assert link.router_id == other.name
+        # What the dead router still held ends with the grace, since the frontend does not come back to it.
+        await eventually(lambda: len(used.core.book) == 0)
+
+
+async def test_ending_streams_for_a_drain_loses_no_ask():
+    """A router that stops ends its streams; the frontend goes elsewhere at once."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        first = await mesh.router("router-1")
+        second = await mesh.router("router-2")
+        await eventually(lambda: first.takes() == second.takes() == {"d1"})
+        link = await mesh.link()
+        await link.place(ask("r1", [1]), timeout_s=5)
+        used = first if link.router_id == "router-1" else second
+        await mesh.registry.set_draining(used.name, True)
+        used.servicer.end_streams()
+        placed = await asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=5) for i in range(20)))
+        assert len({p.ask_id for p in placed}) == 20
+        await eventually(lambda: link.router_id not in ("", used.name))
+
+
+async def test_no_router_and_cancel():
+    """Without a router an ask ends with its own time; a cancelled ask leaves no reservation."""
+    async with running_mesh() as mesh:
+        link = await mesh.link(answer_timeout_s=0.1)
+        with pytest.raises(UnavailableError) as refusal:
+            await link.place(ask("r1", [1]), timeout_s=0.3)
+        assert refusal.value.reason == "no_router"
+        await mesh.worker("d1", "decode")
+        router = await mesh.router()
+        await eventually(lambda: router.takes() == {"d1"} and link.is_up)
+        going = asyncio.create_task(link.place(ask("r2", [1]), timeout_s=5))
+        await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait([going])
+        placed = await link.place(ask("r3", [1]), timeout_s=5)
+        link.report_nowait(placed.ask_id, ReportKind.CANCELLED, elapsed_s=0.0)
+        await eventually(lambda: len(router.core.book) == 0)
+
+
+async def test_bad_messages_are_refused_by_name():
+    """A stream without a hello, an ask without a model, SyncPeers: typed errors, and good asks on the stream go on."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        router = await mesh.router()
+        await eventually(lambda: router.takes() == {"d1"})
+        stub = RouterServiceStub(mesh.channels.channel(router.server.address))
+        call = stub.Route()
+        await call.write(pb.RouteRequest(ask=pb.Ask(ask_id=1)))
+        with pytest.raises(Exception) as raised:
+            await call.read()
+        error = from_rpc_error(raised.value)
+        assert isinstance(error, InvalidRequestError)
+        assert error.field == "hello"
+
+        call = stub.Route()
+        await call.write(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))
+        await call.write(pb.RouteRequest(ask=pb.Ask(ask_id=1, request_id="a", prompt_tokens=3)))
+        assert (await call.read()).refusal.error.field == "ask.model"
+        await call.write(pb.RouteRequest(ask=pb.Ask(ask_id=2, request_id="a", prompt_tokens=3, model="demo")))
+        assert (await call.read()).placement.decode.worker_id == "d1"
+        call.cancel()
+
+        peers = stub.SyncPeers()
+        with pytest.raises(Exception) as raised:
+            await peers.read()
+        assert isinstance(from_rpc_error(raised.value), UnsupportedError)

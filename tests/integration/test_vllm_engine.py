@@ -1,0 +1,594 @@
+"""The vLLM adapter on real engines, each in a process of its own, with KV over real NIXL."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, Role, SamplingParams
+from kvmesh.engines.base import Leg
+from kvmesh.engines.vllm import VllmSettings
+from kvmesh.errors import (
+    InvalidRequestError,
+    KvLostError,
+    LostError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.kv.blocks import block_hashes, seed_hash
+from kvmesh.worker.forkserver import ForkServer
+from tests.integration.vllm_drive import Drive, greedy
+from tests.integration.vllm_model import add_tokenizer, make_model
+from tests.integration.vllm_process import RemoteEngine
+
+pytest.importorskip("vllm", reason="needs the vllm extra")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
+module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
+Make = Callable[..., Awaitable[Drive]]
+CANCEL_S = 0.25
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "llama")
+
+
+@module_fixture
+async def server() -> AsyncIterator[ForkServer]:
+    server = await ForkServer.start("vllm")
+    yield server
+    await server.aclose()
+
+
+@pytest.fixture(scope="module")
+def settings(model: Path) -> Callable[..., VllmSettings]:
+    def make(role: str, **more: Any) -> VllmSettings:
+        values = {"model": str(model), "role": role, "dtype": "float32", "kv_cache_bytes": 16 << 20, **more}
+        return VllmSettings(**values)
+
+    return make
+
+
+@module_fixture
+async def pair(
+    server: ForkServer, settings: Callable[..., VllmSettings], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Drive, Drive]]:
+    """A prefill and a decode engine that all harmless tests share."""
+    folder = tmp_path_factory.mktemp("pair")
+    drives = [Drive(RemoteEngine(server, settings(role), folder)) for role in ("prefill", "decode")]
+    await asyncio.gather(*(drive.start() for drive in drives))
+    yield drives[0], drives[1]
+    await asyncio.gather(*(drive.aclose() for drive in drives))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def make(server: ForkServer, settings: Callable[..., VllmSettings], tmp_path: Path) -> AsyncIterator[Make]:
+    """Starts further engines for one test."""
+    drives: list[Drive] = []
+
+    async def start(role: str, **more: Any) -> Drive:
+        drive = Drive(RemoteEngine(server, settings(role, **more), tmp_path))
+        drives.append(drive)
+        return await drive.start()
+
+    yield start
+    await asyncio.gather(*(drive.aclose() for drive in drives))
+
+
+async def reset(*drives: Drive) -> None:
+    for drive in drives:
+        await drive.idle()
+        assert await drive.engine.reset_cache()
+
+
+@pytest.mark.parametrize("length", [1, 10, 31, 32, 33, 64, 95, 200, 800])
+async def test_handoff_gives_the_local_answer_and_computes_no_block_twice(
+    pair: tuple[Drive, Drive], length: int
+) -> None:
+    """The decode engine answers with the tokens it would have found alone, and pulls the prompt instead of computing it."""
+    prefill, decode = pair
+    generation = greedy(length, seed=length)
+    await reset(prefill, decode)
+    alone = await decode.decode(generation)
+    await reset(decode)
+    before, before_prefill = decode.engine.load(), prefill.engine.load()
+    handle = await prefill.prefill(generation)
+    got = await decode.decode(generation, handle)
+    load, load_prefill = decode.engine.load(), prefill.engine.load()
+    assert got.tokens == alone.tokens
+    assert got.finish is not None
+    assert got.finish.reason is FinishReason.LENGTH
+    assert not got.finish.was_recomputed
+    # vLLM computes a prompt's last token again to sample after it, and does not count a transfer that was all of this one.
+    transferred = length if length > 1 else 0
+    assert got.finish.usage.transferred_tokens == transferred
+    assert got.finish.usage.output_tokens == 12
+    assert load.prompt_tokens_total - before.prompt_tokens_total == 1, "only the last token, to sample after it"
+    assert load.transferred_tokens_total - before.transferred_tokens_total == transferred
+    assert load_prefill.prompt_tokens_total - before_prefill.prompt_tokens_total == length
+    await prefill.idle()
+
+
+async def test_many_handoffs_at_once(pair: tuple[Drive, Drive]) -> None:
+    """Pulls of one step do not mix their blocks."""
+    prefill, decode = pair
+    generations = [greedy(20 + 37 * index, seed=100 + index) for index in range(8)]
+    alone = [got.tokens for got in await asyncio.gather(*map(decode.decode, generations))]
+    await reset(prefill, decode)
+    handles = await asyncio.gather(*map(prefill.prefill, generations))
+    got = await asyncio.gather(*map(decode.decode, generations, handles))
+    assert [each.tokens for each in got] == alone
+    assert not any(each.finish.was_recomputed for each in got if each.finish)
+    await asyncio.gather(prefill.idle(), decode.idle())
+
+
+async def test_a_cached_prefix_is_not_pulled_again(pair: tuple[Drive, Drive]) -> None:
+    """Where the decode engine holds the prompt's first blocks, only the rest comes over, and the answer is the same."""
+    prefill, decode = pair
+    long, short = greedy(200, seed=7), greedy(96, seed=7)
+    await reset(prefill, decode)
+    alone = await decode.decode(long)
+    await reset(decode)
+    await decode.decode(short)
+    got = await decode.decode(long, await prefill.prefill(long))
+    assert got.tokens == alone.tokens
+    assert got.finish is not None
+    assert (got.finish.usage.cached_tokens, got.finish.usage.transferred_tokens) == (96, 104)
+    await prefill.idle()
+
+
+async def test_events_name_the_cached_blocks_pulled_ones_too(pair: tuple[Drive, Drive]) -> None:
+    """Both engines announce a prompt's full blocks under the mesh's names; forgetting is announced at once."""
+    prefill, decode = pair
+    generation = greedy(200, seed=11, tokens=1, cache_salt="tenant")
+    names = set(block_hashes(generation.token_ids, 32, seed=seed_hash("", "tenant")))
+    await reset(prefill, decode)
+    await decode.decode(generation, await prefill.prefill(generation))
+    await asyncio.gather(prefill.idle(), decode.idle())
+    async with asyncio.timeout(2):
+        while not (prefill.cached() == decode.cached() == names):
+            await asyncio.sleep(0.01)
+    await reset(prefill, decode)
+    async with asyncio.timeout(2):
+        while prefill.cached() or decode.cached():
+            await asyncio.sleep(0.01)
+
+
+async def test_events_follow_eviction(make: Make) -> None:
+    """In a small cache that must forget blocks, events still tell exactly what is there: a told prefix is a hit."""
+    engine = await make("decode", context_tokens_max=512, kv_cache_bytes=640 << 10)
+    blocks = engine.engine.describe().kv_blocks_total
+    for seed in range(12):
+        await engine.decode(greedy(300, seed=200 + seed, tokens=2))
+    await engine.idle()
+    cached = engine.cached()
+    assert 0 < len(cached) <= blocks
+    assert len(engine.events) > 12
+    for seed in (10, 11):
+        generation = greedy(300, seed=200 + seed, tokens=2)
+        told = 0
+        for name in block_hashes(generation.token_ids, 32):
+            if name not in engine.cached():
+                break
+            told += 32
+        got = await engine.decode(generation)
+        assert got.finish is not None
+        assert got.finish.usage.cached_tokens == told
+    assert told > 0
+
+
+async def test_unequal_block_sizes_are_refused(pair: tuple[Drive, Drive], make: Make) -> None:
+    """vLLM itself answers with wrong tokens there; here the compatibility hash differs and the handle is refused."""
+    prefill, _ = pair
+    decode = await make("decode", block_size_tokens=64)
+    handle = await prefill.prefill(greedy(100))
+    assert handle.compatibility_hash != decode.engine.describe().kv_compatibility_hash
+    with pytest.raises(KvLostError):
+        decode.submit(Leg.DECODE, greedy(100), handle=handle)
+    assert prefill.engine.release_nowait(handle.handle_id)
+
+
+async def test_a_handle_of_another_prompt_is_refused(pair: tuple[Drive, Drive]) -> None:
+    """Same length, other tokens, salt or damage: the KV would be wrong, so it is not read."""
+    prefill, decode = pair
+    handle = await prefill.prefill(greedy(100, seed=1))
+    for generation, its in (
+        (greedy(100, seed=2), handle),
+        (greedy(100, seed=1, cache_salt="other"), handle),
+        (greedy(99, seed=1), handle),
+        (greedy(100, seed=1), replace(handle, payload=handle.payload[:-9])),
+        (greedy(100, seed=1), replace(handle, payload=b"[]")),
+        (greedy(100, seed=1), replace(handle, format="vllm/0/nixl-0")),
+    ):
+        with pytest.raises(KvLostError):
+            decode.submit(Leg.DECODE, generation, handle=its)
+    assert prefill.engine.release_nowait(handle.handle_id)
+    await prefill.idle()
+
+
+async def test_a_late_handle_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
+    """With less of its lease left than the margin, its blocks may be another request's by now: the prompt is computed."""
+    prefill, decode = pair
+    generation = greedy(100, seed=3)
+    alone = await decode.decode(generation)
+    await reset(decode)
+    handle = await prefill.prefill(generation)
+    got = await decode.decode(generation, replace(handle, lease_s=1.9))
+    assert got.tokens == alone.tokens
+    assert got.finish is not None
+    assert got.finish.was_recomputed
+    assert got.finish.usage.transferred_tokens == 0
+    assert prefill.engine.release_nowait(handle.handle_id)
+    await prefill.idle()
+
+
+async def test_a_lease_ends(make: Make) -> None:
+    """Blocks that nobody pulls are freed when the lease is over, and are counted as leased until then."""
+    prefill = await make("prefill", lease_s=1.5, lease_margin_s=0.2, kv_pull_timeout_s=1.0)
+    handle = await prefill.prefill(greedy(100))
+    assert handle.lease_s == 1.5
+    load = await prefill.until(lambda load: load.kv_blocks_leased == 4)
+    assert load.kv_blocks_used == 4
+    began = time.monotonic()
+    await prefill.idle()
+    assert 1.0 < time.monotonic() - began < 2.5
+    assert prefill.engine.load().kv_blocks_leased == 0
+    assert not prefill.engine.release_nowait(handle.handle_id)
+
+
+async def test_a_released_handle_frees_its_blocks(pair: tuple[Drive, Drive]) -> None:
+    """Given back, a lease ends within a step; a second time there is nothing to give back, nor after a pull."""
+    prefill, decode = pair
+    generation = greedy(300, seed=5, tokens=2)
+    handle = await prefill.prefill(generation)
+    assert prefill.engine.release_nowait(handle.handle_id)
+    await prefill.idle(CANCEL_S)
+    assert not prefill.engine.release_nowait(handle.handle_id)
+    pulled = await prefill.prefill(generation)
+    await decode.decode(generation, pulled)
+    await prefill.idle(CANCEL_S)
+    assert not prefill.engine.release_nowait(pulled.handle_id)
+    assert not prefill.engine.release_nowait("unknown")
+
+
+async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive, Drive]) -> None:
+    """While a leg waits for room, heartbeats keep the prefill side's blocks: no recompute, right tokens."""
+    short = {"lease_s": 2.0, "lease_margin_s": 0.2, "kv_pull_timeout_s": 1.5}
+    prefill, decode = await make("prefill", **short), await make("decode", running_requests_max=1, **short)
+    generation = greedy(100, seed=9)
+    alone = (await pair[1].decode(generation)).tokens
+    blocker = decode.submit(Leg.DECODE, greedy(10, tokens=2000))
+    await decode.got[blocker].first.wait()
+    key = decode.submit(Leg.DECODE, generation, handle=await prefill.prefill(generation))
+    await asyncio.sleep(3.5)
+    assert prefill.engine.load().kv_blocks_leased == 4
+    decode.engine.cancel_nowait(blocker)
+    got = await decode.result(key)
+    assert got.tokens == alone
+    assert got.finish is not None
+    assert not got.finish.was_recomputed
+    await prefill.idle()
+
+
+@pytest.mark.parametrize("have_met", [True, False])
+async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
+    """vLLM waits for ever. Here the leg computes its prompt after the deadline, others are served meanwhile, and all
+    blocks come back on both sides."""
+    times = {"lease_s": 4.0, "lease_margin_s": 0.5, "kv_pull_timeout_s": 1.0}
+    prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
+    generation = greedy(300, seed=13)
+    alone = (await pair[1].decode(generation)).tokens
+    if have_met:
+        await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+    handle = await prefill.prefill(generation)
+    os.kill(prefill.remote.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        key = decode.submit(Leg.DECODE, generation, handle=handle)
+        other = await decode.decode(greedy(40, seed=14))
+        assert time.monotonic() - began < 0.8
+        assert other.finish is not None
+        got = await decode.result(key)
+        assert 0.9 < time.monotonic() - began < 2.5
+        assert got.tokens == alone
+        assert got.finish is not None
+        assert got.finish.was_recomputed
+        assert got.finish.usage.transferred_tokens == 0
+        await decode.idle(1.0)
+    finally:
+        os.kill(prefill.remote.pid, signal.SIGCONT)
+    await prefill.idle(6.0)
+    assert (await decode.decode(generation)).tokens == alone
+
+
+async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
+    """The finish comes at once and the decode side's blocks are free within 250 ms, though the peer never answered."""
+    prefill, decode = await asyncio.gather(make("prefill"), make("decode"))
+    await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+    handle = await prefill.prefill(greedy(300, seed=15))
+    os.kill(prefill.remote.pid, signal.SIGSTOP)
+    try:
+        key = decode.submit(Leg.DECODE, greedy(300, seed=15), handle=handle)
+        await decode.until(lambda load: load.kv_blocks_used > 0)
+        decode.engine.cancel_nowait(key)
+        got = await decode.result(key, CANCEL_S)
+        assert got.finish is not None
+        assert got.finish.reason is FinishReason.CANCELLED
+        await decode.idle(CANCEL_S)
+    finally:
+        os.kill(prefill.remote.pid, signal.SIGCONT)
+    assert (await decode.decode(greedy(300, seed=15))).tokens
+
+
+@pytest.mark.parametrize("have_met", [True, False])
+async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
+    """Killed between prefill and pull: the leg computes its prompt, within the deadline even when the two never met."""
+    times = {"lease_s": 10.0, "kv_pull_timeout_s": 1.0}
+    prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
+    generation = greedy(200, seed=17)
+    alone = (await pair[1].decode(generation)).tokens
+    if have_met:
+        await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+    handle = await prefill.prefill(generation)
+    os.kill(prefill.remote.pid, signal.SIGKILL)
+    began = time.monotonic()
+    got = await decode.decode(generation, handle)
+    assert time.monotonic() - began < 2.5
+    assert got.tokens == alone
+    assert got.finish is not None
+    assert got.finish.was_recomputed
+    assert got.finish.usage.transferred_tokens == 0
+    await decode.idle(1.0)
+
+
+async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
+    """Wherever a request is: decoding, just submitted with a handle, prefilling."""
+    prefill, decode = pair
+    running = decode.submit(Leg.DECODE, greedy(100, tokens=1500))
+    await decode.got[running].first.wait()
+    decode.engine.cancel_nowait(running)
+    assert (await decode.result(running, CANCEL_S)).finish.reason is FinishReason.CANCELLED  # type: ignore[union-attr]
+    await decode.idle(CANCEL_S)
+    handle = await prefill.prefill(greedy(300, seed=19))
+    pulling = decode.submit(Leg.DECODE, greedy(300, seed=19), handle=handle)
+    decode.engine.cancel_nowait(pulling)
+    await decode.result(pulling, CANCEL_S)
+    prefilling = prefill.submit(Leg.PREFILL, greedy(1500, seed=20))
+    prefill.engine.cancel_nowait(prefilling)
+    got = await prefill.result(prefilling, 1.0)
+    assert got.finish is not None
+    if got.finish.handle is not None:
+        assert prefill.engine.release_nowait(got.finish.handle.handle_id)
+    await asyncio.gather(prefill.idle(CANCEL_S), decode.idle(CANCEL_S))
+    prefill.engine.cancel_nowait(prefilling)
+    decode.engine.cancel_nowait(4711)
+
+
+async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path) -> None:
+    """vLLM dies of a request with a bad LoRA path. Here a bad adapter is refused when loaded, an unknown one when named."""
+    engine = await make("decode", enable_lora=True)
+    with pytest.raises(NotFoundError):
+        await engine.engine.load_adapter("absent", str(tmp_path / "absent"))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "adapter_config.json").write_text("{}")
+    with pytest.raises(InvalidRequestError):
+        await engine.engine.load_adapter("broken", str(broken))
+    for name in ("absent", "broken"):
+        with pytest.raises(NotFoundError):
+            engine.submit(Leg.DECODE, greedy(10, adapter=name))
+    await engine.engine.unload_adapter("absent")
+    assert (await engine.decode(greedy(10))).tokens
+
+
+async def test_an_engine_that_dies_says_so(make: Make) -> None:
+    """A step that raises ends the stream with LostError; later submits are refused, closing works."""
+    engine = await make("decode")
+    engine.submit(Leg.DECODE, greedy(10, tokens=2000))
+    await engine.remote.break_engine()
+    async with asyncio.timeout(5):
+        while engine.failure is None:
+            await asyncio.sleep(0.01)
+    assert isinstance(engine.failure, LostError)
+    with pytest.raises(UnavailableError):
+        engine.submit(Leg.DECODE, greedy(10))
+
+
+async def test_roles_can_be_switched(make: Make) -> None:
+    """An engine started for both serves either pool; one started for its own refuses."""
+    both, own = await asyncio.gather(make("decode"), make("decode", can_switch_role=False))
+    await both.engine.set_role(Role.PREFILL)
+    assert both.engine.describe().role is Role.PREFILL
+    handle = await both.prefill(greedy(100, seed=21))
+    assert (await own.decode(greedy(100, seed=21), handle)).finish.was_recomputed is False  # type: ignore[union-attr]
+    with pytest.raises(UnsupportedError):
+        await own.engine.set_role(Role.PREFILL)
+    with pytest.raises(UnsupportedError):
+        await own.engine.sleep(1)
+
+
+async def test_an_idle_engine_costs_no_core(pair: tuple[Drive, Drive]) -> None:
+    """NIXL's progress thread would burn a whole core per engine."""
+    before = [cpu_s(drive.remote.pid) for drive in pair]
+    await asyncio.sleep(1.5)
+    spent = [cpu_s(drive.remote.pid) - start for drive, start in zip(pair, before, strict=True)]
+    assert max(spent) < 0.3, spent
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_a_continuation_repeats_nothing(pair: tuple[Drive, Drive]) -> None:
+    """With emitted tokens the engine goes on where the answer stopped, greedy and with repetition penalty alike."""
+    _, decode = pair
+    for penalty in (None, 1.3):
+        whole = greedy(50, seed=23, tokens=20)
+        whole = replace(whole, sampling=replace(whole.sampling, repetition_penalty=penalty))
+        tokens = (await decode.decode(whole)).tokens
+        rest = await decode.decode(replace(whole, emitted_token_ids=tokens[:8]))
+        assert tokens[:8] + rest.tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        (SamplingParams(presence_penalty=0.5), "presence_penalty"),
+        (SamplingParams(frequency_penalty=0.5), "frequency_penalty"),
+        (SamplingParams(seed=1, temperature=1.0), "seed"),
+    ],
+)
+async def test_what_cannot_be_continued_is_refused(
+    pair: tuple[Drive, Drive], sampling: SamplingParams, field: str
+) -> None:
+    """vLLM would begin anew after emitted tokens, and the answer would differ from an uninterrupted one."""
+    with pytest.raises(UnsupportedError) as caught:
+        pair[1].submit(Leg.DECODE, greedy(10, sampling=sampling, emitted_token_ids=[5]))
+    assert caught.value.field == f"generation.sampling.{field}"
+
+
+async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
+    """Seed, stop tokens, bias, logprobs, minimum and priority do what they say."""
+    _, decode = pair
+    base = greedy(40, seed=25)
+    seeded = replace(base, sampling=SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True))
+    first, again = await decode.decode(seeded), await decode.decode(seeded)
+    assert first.tokens == again.tokens
+    assert first.tokens != (await decode.decode(replace(base, sampling=replace(seeded.sampling, seed=8)))).tokens
+    tokens = (await decode.decode(base)).tokens
+    stopped = await decode.decode(replace(base, sampling=replace(base.sampling, stop_token_ids=[tokens[4]])))
+    assert stopped.finish is not None
+    assert stopped.finish.reason is FinishReason.STOP
+    assert stopped.finish.stop_token_id == tokens[4]
+    assert stopped.tokens == tokens[: tokens.index(tokens[4]) + 1]
+    biased = await decode.decode(replace(base, sampling=replace(base.sampling, logit_bias=[(99, 100.0)])))
+    assert set(biased.tokens) == {99}
+    ended = await decode.decode(
+        replace(base, sampling=SamplingParams(temperature=0.0, max_tokens=8, logit_bias=[(1, 100.0)], min_tokens=3))
+    )
+    assert ended.finish is not None
+    assert (len(ended.tokens), ended.finish.stop_token_id, ended.finish.reason) == (4, 1, FinishReason.STOP)
+    told = await decode.decode(replace(base, sampling=replace(base.sampling, logprobs=3)))
+    assert told.tokens == tokens
+    assert len(told.logprobs) == len(tokens)
+    assert all(each.alternatives[0] == (token, each.logprob) for each, token in zip(told.logprobs, tokens, strict=True))
+    assert all(len(each.alternatives) == 3 for each in told.logprobs)
+
+
+async def test_the_largest_priority_goes_first(make: Make) -> None:
+    """Of two that wait, the later with the larger priority runs first."""
+    engine = await make("decode", running_requests_max=1)
+    blocker = engine.submit(Leg.DECODE, greedy(10, tokens=60))
+    await engine.got[blocker].first.wait()
+    low = engine.submit(Leg.DECODE, greedy(10, seed=1, tokens=30, priority=-5))
+    high = engine.submit(Leg.DECODE, greedy(10, seed=2, tokens=30, priority=5))
+    await engine.result(high)
+    assert engine.got[low].finish is None
+    await engine.result(low)
+
+
+@pytest.mark.parametrize(
+    ("generation", "field"),
+    [
+        (greedy(3000), "generation.token_ids"),
+        (greedy(5, token_ids=[99999]), "generation.token_ids"),
+        (greedy(5, token_ids=[]), "generation.token_ids"),
+        (greedy(5, sampling=SamplingParams(temperature=-1.0)), "generation.sampling.temperature"),
+        (greedy(5, sampling=SamplingParams(max_tokens=0)), "generation.sampling.max_tokens"),
+        (greedy(5, sampling=SamplingParams(logit_bias=[(99999, 1.0)])), "generation.sampling.logit_bias"),
+        (greedy(5, sampling=SamplingParams(stop_token_ids=[99999])), "generation.sampling.stop_token_ids"),
+    ],
+)
+async def test_bad_input_names_its_field(pair: tuple[Drive, Drive], generation: Any, field: str) -> None:
+    """Refused before vLLM's scheduler sees it; the engine goes on."""
+    with pytest.raises(InvalidRequestError) as caught:
+        pair[1].submit(Leg.DECODE, generation)
+    assert caught.value.field == field
+    assert len((await pair[1].decode(greedy(10))).tokens) == 12
+
+
+async def test_the_hash_tells_models_apart(pair: tuple[Drive, Drive], make: Make, tmp_path: Path) -> None:
+    """Equal engines have equal hashes; other weights of the same shape have another."""
+    own = {drive.engine.describe().kv_compatibility_hash for drive in pair}
+    assert len(own) == 1
+    other = await make("decode", model=str(make_model(tmp_path / "other", seed=1)))
+    assert other.engine.describe().kv_compatibility_hash not in own
+
+
+async def test_nothing_outlives_a_killed_parent(model: Path, tmp_path: Path) -> None:
+    """The process that started fork server and engine is killed: both are gone within seconds, with all their memory."""
+    code = PARENT.format(model=str(model), folder=str(tmp_path))
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE, cwd=Path.cwd()
+    )
+    assert parent.stdout is not None
+    async with asyncio.timeout(60):
+        pids = [int(word) for word in (await parent.stdout.readline()).split()]
+    assert len(pids) == 2
+    assert all(is_running(pid) for pid in pids)
+    parent.kill()
+    await parent.wait()
+    async with asyncio.timeout(5):
+        while any(is_running(pid) for pid in pids):
+            await asyncio.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+PARENT = """
+import asyncio
+from pathlib import Path
+from kvmesh.engines.vllm import VllmSettings
+from kvmesh.worker.forkserver import ForkServer
+from tests.integration.vllm_process import RemoteEngine
+
+async def main():
+    server = await ForkServer.start("vllm")
+    engine = RemoteEngine(server, VllmSettings(model={model!r}, kv_cache_bytes=16 << 20), Path({folder!r}))
+    await engine.start()
+    print(server._process.pid, engine.pid, flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+async def test_structured_output_and_its_refusal(
+    make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path
+) -> None:
+    """With a tokenizer the engine keeps to a choice, a regex and a schema; without one it refuses."""
+    with_tokenizer = add_tokenizer(make_model(tmp_path / "model", context=512))
+    engine = await make("decode", model=str(with_tokenizer))
+    base = greedy(20)
+    for constraint, pattern in (
+        (Constraint(kind=ConstraintKind.CHOICE, options=("yes", "no")), r"yes|no"),
+        (Constraint(kind=ConstraintKind.REGEX, text="[a-c]{3}x"), r"[a-c]{3}x"),
+    ):
+        sampling = SamplingParams(temperature=0.0, max_tokens=20, constraint=constraint)
+        got = await engine.decode(replace(base, sampling=sampling))
+        text = "".join(chr(token - 2) for token in got.tokens if token > 1)
+        assert re.fullmatch(pattern, text), text
+        assert got.finish is not None
+        assert got.finish.reason is FinishReason.STOP
+    bad = replace(base, sampling=SamplingParams(constraint=Constraint(kind=ConstraintKind.REGEX, text="[")))
+    with pytest.raises(InvalidRequestError):
+        engine.submit(Leg.DECODE, bad)
+    with pytest.raises(UnsupportedError):
+        pair[1].submit(Leg.DECODE, bad)
+    assert (await engine.decode(base)).tokens

@@ -1,0 +1,289 @@
+"""The embedded agent's state, without I/O: every rule on times that the test names."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.strategies import binary, booleans, sampled_from
+
+from kvmesh.discovery.agent.counter import Counter
+from kvmesh.discovery.agent.keys import Keys
+from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
+from kvmesh.discovery.agent.sessions import SessionDefinition
+from kvmesh.discovery.agent.state import AgentState
+from kvmesh.discovery.base import Health
+from kvmesh.discovery.settings import AgentSettings
+from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
+
+
+def service(
+    service_id: str, name: str = "svc", *, ttl_s: float = 6.0, forget_s: float | None = 60.0
+) -> ServiceDefinition:
+    check = CheckDefinition(
+        check_id=f"{service_id}:ttl", name="heartbeat", kind="ttl", ttl_s=ttl_s, deregister_after_s=forget_s
+    )
+    return ServiceDefinition(service_id=service_id, name=name, address="h", port=1, tags=(), meta={}, checks=(check,))
+
+
+def status(state: AgentState, service_id: str) -> Health:
+    return state.catalog.services[service_id].checks[f"{service_id}:ttl"].status
+
+
+def test_heartbeat_overdue_turns_critical_at_its_time() -> None:
+    """Not before the TTL, and each heartbeat begins it anew; `next_deadline` names the time."""
+    state = AgentState(AgentSettings())
+    state.catalog.register(service("a"), 0.0)
+    assert status(state, "a") is Health.CRITICAL
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 1.0)
+    assert state.next_deadline() == 7.0
+    state.advance(6.9)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 6.9)
+    state.advance(12.8)
+    assert status(state, "a") is Health.PASSING
+    state.advance(12.9)
+    assert status(state, "a") is Health.CRITICAL
+    assert state.catalog.services["a"].checks["a:ttl"].output == "TTL expired"
+
+
+def test_critical_instance_is_forgotten_at_its_time() -> None:
+    """After the time it asked for, counted from when it turned critical; a pass in between begins it anew."""
+    state = AgentState(AgentSettings())
+    state.catalog.register(service("a"), 0.0)
+    state.advance(59.9)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 59.9)
+    state.advance(65.9)
+    assert status(state, "a") is Health.CRITICAL
+    assert state.next_deadline() == pytest.approx(125.9)
+    state.advance(125.8)
+    assert "a" in state.catalog.services
+    state.advance(126.0)
+    assert "a" not in state.catalog.services
+    assert state.next_deadline() is None
+    with pytest.raises(NotFoundError):
+        state.catalog.heartbeat("a:ttl", Health.PASSING, "", 126.0)
+
+
+def test_maintenance_is_never_forgotten_nor_doubled() -> None:
+    """A drain mark has no deadline, and one mark stands however often it is set."""
+    state = AgentState(AgentSettings())
+    state.catalog.register(service("a", forget_s=None), 0.0)
+    state.catalog.set_maintenance("a", True, "why")
+    index = state.index
+    state.catalog.set_maintenance("a", True, "other")
+    assert state.index == index
+    state.advance(1e9)
+    mark = state.catalog.services["a"].checks["_service_maintenance:a"]
+    assert (mark.status, mark.notes) == (Health.CRITICAL, "why")
+    state.catalog.set_maintenance("a", False, "")
+    assert list(state.catalog.services["a"].checks) == ["a:ttl"]
+
+
+def test_second_registration_keeps_state() -> None:
+    """Checks that stay keep their status and their overdue time is counted anew; checks that go are gone."""
+    state = AgentState(AgentSettings())
+    state.catalog.register(service("a"), 0.0)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "fine", 0.0)
+    state.catalog.set_maintenance("a", True, "why")
+    created = state.catalog.services["a"].create_index
+    state.catalog.register(service("a", ttl_s=10.0), 5.0)
+    assert status(state, "a") is Health.PASSING
+    assert state.catalog.services["a"].create_index == created
+    assert "_service_maintenance:a" in state.catalog.services["a"].checks
+    state.advance(14.9)
+    assert status(state, "a") is Health.PASSING
+    state.advance(15.0)
+    assert status(state, "a") is Health.CRITICAL
+    state.catalog.register(replace(service("a"), checks=()), 16.0)
+    with pytest.raises(NotFoundError):
+        state.catalog.heartbeat("a:ttl", Health.PASSING, "", 16.0)
+
+
+def test_check_of_another_service_is_not_taken_over() -> None:
+    """Two instances cannot share a check id: one's heartbeat would speak for the other."""
+    state = AgentState(AgentSettings())
+    state.catalog.register(service("a"), 0.0)
+    with pytest.raises(InvalidRequestError):
+        state.catalog.register(replace(service("b"), checks=service("a").checks), 0.0)
+    assert list(state.catalog.services) == ["a"]
+
+
+def test_index_of_a_name_moves_with_its_instances_only() -> None:
+    """A watch of one name is not woken by another's changes, nor by heartbeats that change nothing."""
+    state = AgentState(AgentSettings())
+    state.catalog.register(service("a", "one"), 0.0)
+    state.catalog.register(service("b", "two"), 0.0)
+    one = state.catalog.name_index("one")
+    state.catalog.heartbeat("b:ttl", Health.PASSING, "", 0.0)
+    state.catalog.set_maintenance("b", True, "")
+    assert state.catalog.name_index("one") == one
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 0.0)
+    changed = state.catalog.name_index("one")
+    assert changed > one
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "another output", 1.0)
+    assert state.catalog.name_index("one") == changed
+
+
+def test_index_of_a_name_never_goes_backwards() -> None:
+    """Not when its last instance leaves, not when another name's does, not when an instance changes its name."""
+    state = AgentState(AgentSettings(), first_index=100)
+    seen = [state.catalog.name_index("one")]
+    assert seen[0] >= 100
+
+    def step() -> None:
+        seen.append(state.catalog.name_index("one"))
+
+    state.catalog.register(service("a", "one"), 0.0)
+    step()
+    state.catalog.deregister("a")
+    step()
+    state.catalog.register(service("b", "two"), 0.0)
+    state.catalog.deregister("b")
+    step()
+    state.catalog.register(service("a", "one"), 0.0)
+    step()
+    state.catalog.register(service("a", "two"), 0.0)
+    step()
+    assert seen == sorted(seen)
+    assert len(set(seen)) >= 5
+
+
+def test_number_of_services_is_bounded() -> None:
+    """The next one is refused, one that is there can still change."""
+    state = AgentState(AgentSettings(services_max=1))
+    state.catalog.register(service("a"), 0.0)
+    with pytest.raises(OverloadedError):
+        state.catalog.register(service("b"), 0.0)
+    state.catalog.register(service("a", ttl_s=9.0), 0.0)
+
+
+def asked(ttl_s: float = 10.0, *, delay_s: float = 0.0, deletes: bool = False) -> SessionDefinition:
+    return SessionDefinition(name="n", ttl_s=ttl_s, lock_delay_s=delay_s, deletes_keys=deletes)
+
+
+def test_session_ends_without_renewal_and_frees_its_locks() -> None:
+    """At its TTL after the last renewal the lock is free, and the session is known no more."""
+    state = AgentState(AgentSettings())
+    state.sessions.create("one", asked(), 0.0)
+    assert state.acquire("k", "one", b"1", flags=0, now=0.0)
+    state.sessions.renew("one", 8.0)
+    state.advance(17.9)
+    record = state.keys.get("k")
+    assert record is not None
+    assert record.session == "one"
+    state.advance(18.0)
+    freed = state.keys.get("k")
+    assert freed is not None
+    assert (freed.session, freed.value, freed.lock_index) == ("", b"1", 1)
+    assert freed.modify_index > record.modify_index
+    with pytest.raises(NotFoundError):
+        state.sessions.renew("one", 18.0)
+    with pytest.raises(NotFoundError):
+        state.acquire("k", "one", b"", flags=0, now=18.0)
+
+
+def test_lock_delay_holds_others_off() -> None:
+    """After a lost session nobody takes the lock for the delay; after a release anybody does at once."""
+    state = AgentState(AgentSettings())
+    state.sessions.create("one", asked(delay_s=15.0), 0.0)
+    state.sessions.create("two", asked(1000.0), 0.0)
+    assert state.acquire("k", "one", b"", flags=0, now=0.0)
+    state.destroy_session("one", 1.0)
+    assert not state.acquire("k", "two", b"", flags=0, now=15.9)
+    assert state.acquire("k", "two", b"", flags=0, now=16.0)
+    assert state.keys.release("k", "two", b"")
+    state.sessions.create("three", asked(1000.0), 16.0)
+    assert state.acquire("k", "three", b"", flags=0, now=16.0)
+
+
+def test_session_may_take_its_keys_with_it() -> None:
+    """With behaviour "delete" a session's end removes what it held."""
+    state = AgentState(AgentSettings())
+    state.sessions.create("one", asked(deletes=True), 0.0)
+    state.acquire("k", "one", b"", flags=0, now=0.0)
+    state.destroy_session("one", 1.0)
+    assert state.keys.get("k") is None
+    assert state.keys.held_bytes == 0
+
+
+def test_keys_are_bounded_in_number_and_bytes() -> None:
+    """What does not fit is refused and changes nothing; what makes room is counted."""
+    keys = Keys(Counter(), keys_max=2, bytes_max=10)
+    assert keys.put("a", b"12345")
+    with pytest.raises(OverloadedError):
+        keys.put("b", b"12345")
+    assert keys.put("b", b"123")
+    with pytest.raises(OverloadedError):
+        keys.put("c", b"")
+    with pytest.raises(OverloadedError):
+        keys.put("a", b"123456")
+    assert keys.held_bytes == 10
+    assert keys.delete("a")
+    assert keys.put("c", b"12345")
+
+
+NAMES = sampled_from(["a", "a/b", "b"])
+SESSIONS = sampled_from(["one", "two"])
+
+
+class KeysAgainstADictionary(RuleBasedStateMachine):
+    """Keys do what an obvious dictionary does, and never lose count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = Keys(Counter(), keys_max=100, bytes_max=10_000)
+        self.values: dict[str, bytes] = {}
+        self.holders: dict[str, str] = {}
+        self.index = 0
+
+    @rule(key=NAMES, value=binary(max_size=4), is_stale=booleans(), is_conditional=booleans())
+    def put(self, key: str, value: bytes, is_stale: bool, is_conditional: bool) -> None:
+        record = self.keys.get(key)
+        index = (record.modify_index if record else 0) + is_stale
+        done = self.keys.put(key, value, expected_index=index if is_conditional else None)
+        assert done is not (is_conditional and is_stale)
+        if done:
+            self.values[key] = value
+
+    @rule(key=NAMES)
+    def delete(self, key: str) -> None:
+        assert self.keys.delete(key)
+        self.values.pop(key, None)
+        self.holders.pop(key, None)
+
+    @rule(key=NAMES, session=SESSIONS, value=binary(max_size=4))
+    def acquire(self, key: str, session: str, value: bytes) -> None:
+        done = self.keys.acquire(key, session, value, now=0.0)
+        assert done is (self.holders.get(key, session) == session)
+        if done:
+            self.values[key], self.holders[key] = value, session
+
+    @rule(key=NAMES, session=SESSIONS)
+    def release(self, key: str, session: str) -> None:
+        done = self.keys.release(key, session, b"r")
+        assert done is (self.holders.get(key) == session)
+        if done:
+            self.values[key] = b"r"
+            del self.holders[key]
+
+    @rule(session=SESSIONS, deletes=booleans())
+    def drop(self, session: str, deletes: bool) -> None:
+        self.keys.drop_session(session, deletes_keys=deletes, lock_delay_s=0.0, now=0.0)
+        for key in [key for key, holder in self.holders.items() if holder == session]:
+            del self.holders[key]
+            if deletes:
+                del self.values[key]
+
+    @invariant()
+    def agrees(self) -> None:
+        records = self.keys.under("")
+        assert {record.key: record.value for record in records} == self.values
+        assert {record.key: record.session for record in records if record.session} == self.holders
+        assert self.keys.held_bytes == sum(len(key) + len(value) for key, value in self.values.items())
+        assert self.keys.index >= self.index
+        assert all(record.modify_index <= self.keys.index for record in records)
+        self.index = self.keys.index
+
+
+TestKeysAgainstADictionary = KeysAgainstADictionary.TestCase
+TestKeysAgainstADictionary.settings = hypothesis_settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,187 @@
+"""The pure rules of discovery: durations, backoff, blocking queries, what answers and refusals mean."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.discovery import wire
+from kvmesh.discovery.backoff import Backoff
+from kvmesh.discovery.base import Health, Instance
+from kvmesh.discovery.duration import to_seconds, to_text
+from kvmesh.discovery.watching import Watching
+from kvmesh.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+
+
+def instance(instance_id: str) -> Instance:
+    return Instance(
+        service="s",
+        instance_id=instance_id,
+        host="h",
+        port=1,
+        meta={},
+        tags=(),
+        health=Health.PASSING,
+        is_draining=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("1m30s", 90.0), ("250ms", 0.25), ("1.5h", 5400.0), ("0", 0.0), (".5s", 0.5)]
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    """Go's duration texts mean what they mean to Consul."""
+    assert to_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1s ", "1y", "1ss", "9" * 80 + "s", "1e3s"])
+def test_what_is_no_duration(text: str) -> None:
+    """Other texts are refused."""
+    with pytest.raises(ValueError, match="not a duration"):
+        to_seconds(text)
+
+
+@given(st.floats(min_value=0.001, max_value=1e6))
+def test_durations_survive_the_wire(seconds: float) -> None:
+    """To the millisecond, what is written is what is read."""
+    assert to_seconds(to_text(seconds)) == pytest.approx(seconds, abs=0.0006)
+
+
+@pytest.mark.parametrize(("random", "factor"), [(0.0, 1.0), (0.9999, 0.5)])
+def test_backoff_doubles_to_its_cap(random: float, factor: float) -> None:
+    """Delays double from the first to the longest, at random not below half, and begin anew after a success."""
+    backoff = Backoff(first_s=0.1, max_s=1.0, random=lambda: random)
+    delays = [backoff.next_s() for _ in range(6)]
+    assert delays == pytest.approx([factor * delay for delay in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0)], rel=0.01)
+    backoff.reset()
+    assert backoff.next_s() == pytest.approx(0.1 * factor, rel=0.01)
+
+
+def test_watch_asks_by_the_index_rules() -> None:
+    """It asks with the last index, never with 0 once there was an answer, and anew when the index goes backwards."""
+    watching = Watching("s")
+    assert watching.index == 0
+    watching.answered(7, [])
+    assert watching.index == 7
+    watching.answered(0, [])
+    assert watching.index == 0, "an index below the last resets"
+    watching.answered(0, [])
+    assert watching.index == 1, "0 would not block"
+    watching.answered(9, [])
+    watching.answered(4, [])
+    assert watching.index == 0
+    watching.answered(4, [])
+    assert watching.index == 4
+
+
+def test_watch_passes_on_changes_only() -> None:
+    """The first answer is news even if empty; one that says the same is none, whatever its index."""
+    watching = Watching("s")
+    first = watching.answered(5, [])
+    assert first is not None
+    assert first.instances == ()
+    assert watching.answered(6, []) is None
+    second = watching.answered(7, [instance("a")])
+    assert second is not None
+    assert second.index == 7
+    assert watching.answered(8, [instance("a")]) is None
+    assert watching.answered(9, [instance("b")]) is not None
+
+
+def test_watch_marks_stale_once_and_is_fresh_after() -> None:
+    """An outage is told once with the last good view; the same view after it is news again."""
+    watching = Watching("s")
+    watching.answered(5, [instance("a")])
+    stale = watching.failed()
+    assert stale is not None
+    assert (stale.is_stale, stale.index, stale.instances) == (True, 5, (instance("a"),))
+    assert watching.index == 0
+    assert watching.failed() is None
+    fresh = watching.answered(3, [instance("a")])
+    assert fresh is not None
+    assert not fresh.is_stale
+    assert watching.index == 3
+
+
+def test_watch_without_a_first_answer() -> None:
+    """Nothing known is an empty stale view, and a refusal is still one at the first question."""
+    watching = Watching("s")
+    stale = watching.failed()
+    assert stale is not None
+    assert (stale.is_stale, stale.instances, watching.has_seen) == (True, (), False)
+    watching.answered(1, [])
+    watching.failed()
+    assert watching.has_seen
+
+
+REFUSALS = [
+    (500, 'CheckID "w1:ttl" does not have associated TTL', NotFoundError),
+    (500, 'Unknown check "w1:ttl"', NotFoundError),
+    (404, 'Unknown check ID "w1:ttl". Ensure that the check ID is passed, not the check name.', NotFoundError),
+    (500, 'invalid session "1-2"', NotFoundError),
+    (500, "failed session lookup: index error: UUID must be 36 characters", NotFoundError),
+    (500, "No cluster leader", UnavailableError),
+    (503, "", UnavailableError),
+    (403, "Permission denied", PermissionDeniedError),
+    (403, "ACL not found", UnauthenticatedError),
+    (400, "Request decode failed", InvalidRequestError),
+    (413, "Request body too large", InvalidRequestError),
+    (301, "moved", InvalidRequestError),
+    (429, "Your IP is issuing too many concurrent connections", OverloadedError),
+]
+
+
+@pytest.mark.parametrize(("status", "text", "kind"), REFUSALS)
+def test_refusals_say_what_to_do_next(status: int, text: str, kind: type[Exception]) -> None:
+    """Each answer of Consul that is no 200 becomes the error that says what the caller does next."""
+    assert type(wire.failure(status, text)) is kind
+
+
+HEALTH = {
+    "Node": {"Address": "10.0.0.1"},
+    "Service": {"ID": "a", "Address": "", "Port": 7, "Tags": None, "Meta": None},
+    "Checks": [
+        {"CheckID": "serfHealth", "Status": "passing", "Notes": "", "Output": ""},
+        {"CheckID": "a:grpc", "Status": "warning", "Notes": "", "Output": "no"},
+        {"CheckID": "_node_maintenance", "Status": "critical", "Notes": "reboot", "Output": ""},
+    ],
+}
+
+
+def test_health_answer_is_read() -> None:
+    """The node's address stands in for a missing one, the worst check counts, a node's drain mark counts too."""
+    [seen] = wire.instances("s", json.dumps([HEALTH]).encode())
+    assert (seen.address, seen.health, seen.is_draining, seen.notes) == ("10.0.0.1:7", Health.WARNING, True, "reboot")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"{}x", b"3", b'[{"Service": {}}]', b"[3]", b"<html>", b'["a"]', b"null"])
+def test_what_is_no_answer_of_consul(body: bytes) -> None:
+    """Something else that listens at the address is an unavailable registry, not a crash."""
+    for read in (lambda: wire.instances("s", body), lambda: wire.entries(body)):
+        with pytest.raises(UnavailableError):
+            read()
+    for check in (lambda: wire.truth(body), lambda: wire.session_id(body)):
+        with pytest.raises(UnavailableError):
+            check()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_no_json_crashes_the_reader(answer: object) -> None:
+    """Any JSON is either read or an unavailable registry."""
+    body = json.dumps(answer).encode()
+    for read in (lambda: wire.instances("s", body), lambda: wire.entries(body)):
+        with contextlib.suppress(UnavailableError):
+            read()

@@ -1,0 +1,371 @@
+"""Parts start in order, stop in reverse, and nothing waits for ever. On virtual time."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kvmesh.errors import OverloadedError, UnavailableError
+from kvmesh.lifecycle import (
+    BoundedQueue,
+    LifecycleSettings,
+    PartFailedError,
+    QueueClosedError,
+    run,
+    run_parts,
+    run_until_signalled,
+    stop_on_signals,
+)
+from tests.virtual_loop import run_virtual
+
+SETTINGS = LifecycleSettings(start_timeout_s=100, drain_timeout_s=50, stop_timeout_s=10, hurry_timeout_s=1)
+
+
+async def nothing() -> None:
+    pass
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def stubborn() -> None:
+    """Holds on though cancelled, for a while."""
+    try:
+        await forever()
+    except asyncio.CancelledError:
+        await asyncio.sleep(1000)
+        raise
+
+
+def failing(words: str) -> Callable[[], Awaitable[None]]:
+    async def fail() -> None:
+        raise RuntimeError(words)
+
+    return fail
+
+
+class Diary(list[str]):
+    def part(
+        self,
+        name: str,
+        *,
+        start: Callable[[], Awaitable[None]] = nothing,
+        close: Callable[[], Awaitable[None]] = nothing,
+    ) -> "Written":
+        return Written(self, name, start, close)
+
+    def at(self, words: str) -> None:
+        self.append(f"{words} {asyncio.get_running_loop().time():g}")
+
+
+class Written:
+    def __init__(
+        self, diary: Diary, name: str, start: Callable[[], Awaitable[None]], close: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.diary, self.name, self._start, self._close = diary, name, start, close
+
+    async def start(self) -> None:
+        self.diary.append(f"start {self.name}")
+        await self._start()
+
+    async def aclose(self) -> None:
+        self.diary.at(f"close {self.name}")
+        await self._close()
+
+
+class Running(Written):
+    body: Callable[[], Awaitable[None]] = staticmethod(forever)
+
+    async def run(self) -> None:
+        try:
+            await self.body()
+        finally:
+            self.diary.append(f"ran {self.name}")
+
+
+def test_a_life_in_order() -> None:
+    """Start in order, ready, drain on stop, close in reverse."""
+    diary = Diary()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        async def ready() -> None:
+            diary.append("ready")
+            asyncio.get_running_loop().call_later(5, stop.set)
+
+        async def drain() -> None:
+            await asyncio.sleep(3)
+            diary.append("drained")
+
+        running = Running(diary, "b", nothing, nothing)
+        await run_parts(
+            [diary.part("a"), running, diary.part("c")], stop=stop, on_ready=ready, drain=drain, settings=SETTINGS
+        )
+
+    run_virtual(main())
+    assert diary == [
+        "start a",
+        "start b",
+        "start c",
+        "ready",
+        "drained",
+        "close c 8",
+        "close b 8",
+        "ran b",
+        "close a 8",
+    ]
+
+
+def test_a_part_that_cannot_start() -> None:
+    """What was begun is closed, the failing part too; the rest is never started; the cause is told."""
+    diary = Diary()
+    parts = [diary.part("a"), diary.part("b", start=failing("no")), diary.part("c")]
+    with pytest.raises(PartFailedError, match="Written failed while starting") as caught:
+        run_virtual(run_parts(parts, stop=asyncio.Event(), settings=SETTINGS))
+    assert str(caught.value.__cause__) == "no"
+    assert diary == ["start a", "start b", "close b 0", "close a 0"]
+
+
+def test_a_start_that_hangs_is_bounded() -> None:
+    """The timeout ends it and names it."""
+    diary = Diary()
+    with pytest.raises(PartFailedError) as caught:
+        run_virtual(run_parts([diary.part("a", start=forever)], stop=asyncio.Event(), settings=SETTINGS))
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert diary == ["start a", "close a 100"]
+
+
+def test_stop_while_starting() -> None:
+    """A stop does not wait for a slow start."""
+    diary = Diary()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(2, stop.set)
+        await run_parts([diary.part("a"), diary.part("b", start=forever)], stop=stop, settings=SETTINGS)
+
+    run_virtual(main())
+    assert diary == ["start a", "start b", "close b 2", "close a 2"]
+
+
+def test_a_part_that_fails_while_running_stops_everything() -> None:
+    """Its failure is raised, nothing is drained, all is closed."""
+    diary = Diary()
+
+    async def body() -> None:
+        await asyncio.sleep(4)
+        raise RuntimeError("broke")
+
+    async def drain() -> None:
+        diary.append("drained")
+
+    running = Running(diary, "a", nothing, nothing)
+    running.body = body
+    with pytest.raises(PartFailedError, match="while running") as caught:
+        run_virtual(run_parts([running, diary.part("b")], stop=asyncio.Event(), drain=drain, settings=SETTINGS))
+    assert str(caught.value.__cause__) == "broke"
+    assert diary == ["start a", "start b", "ran a", "close b 4", "close a 4"]
+
+
+def test_drain_and_close_are_bounded() -> None:
+    """A drain and a close that never end, even when cancelled, cost their limits and keep nothing else open."""
+    diary = Diary()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(1, stop.set)
+        await run_parts(
+            [diary.part("a"), diary.part("b", close=stubborn), diary.part("c", close=failing("c"))],
+            stop=stop,
+            drain=forever,
+            settings=SETTINGS,
+        )
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run_virtual(main())
+    assert [str(each) for each in caught.value.exceptions] == ["Written failed while closing"] * 2
+    # Stop at 1, drain until 51, b closes for 10 and is cancelled for 1.
+    assert diary == ["start a", "start b", "start c", "close c 51", "close b 51", "close a 62"]
+
+
+def test_a_hurry_ends_the_drain_and_shortens_closing() -> None:
+    """A second signal is obeyed within seconds."""
+    diary = Diary()
+
+    async def main() -> None:
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        asyncio.get_running_loop().call_later(1, stop.set)
+        asyncio.get_running_loop().call_later(3, hurry.set)
+        parts = [diary.part("a"), diary.part("b", close=forever)]
+        await run_parts(parts, stop=stop, hurry=hurry, drain=forever, settings=SETTINGS)
+
+    with pytest.raises(PartFailedError, match="closing"):
+        run_virtual(main())
+    assert diary == ["start a", "start b", "close b 3", "close a 4"]
+
+
+def test_cancelling_the_runner_closes_the_parts() -> None:
+    """CancelledError goes on, after the parts were closed."""
+    diary = Diary()
+
+    async def main() -> None:
+        task = asyncio.create_task(run_parts([diary.part("a")], stop=asyncio.Event(), settings=SETTINGS))
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+    assert diary == ["start a", "close a 1"]
+
+
+def test_signals_stop_and_hurry() -> None:
+    """SIGTERM stops, a second signal hurries, and the handlers are gone afterwards."""
+
+    async def main() -> tuple[bool, bool]:
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        with stop_on_signals(stop, hurry):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(stop.wait(), 5)
+            was_hurried = hurry.is_set()
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.wait_for(hurry.wait(), 5)
+        return was_hurried, hurry.is_set()
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(main()) == (False, True)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_runs_until_signalled() -> None:
+    """The whole of a service's life around one signal."""
+    diary = Diary()
+
+    async def ready() -> None:
+        diary.append("ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def drain() -> None:
+        diary.append("drained")
+
+    run(run_until_signalled([diary.part("a")], on_ready=ready, drain=drain, settings=SETTINGS))
+    assert [line.split(" ")[0] for line in diary] == ["start", "ready", "drained", "close"]
+
+
+def test_run_uses_uvloop() -> None:
+    """uvloop is installed with kvmesh, so it is what runs."""
+
+    async def main() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    assert run(main()).startswith("uvloop")
+
+
+CHILD = """
+import os, sys, time
+from kvmesh.lifecycle import die_with_parent
+assert die_with_parent(int(sys.argv[1]))
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), flush=True)
+time.sleep(60)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel call is Linux's")
+def test_a_child_dies_with_its_parent() -> None:
+    """kill -9 of a parent leaves no engine process behind."""
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child_pid = int(parent.stdout.readline())
+        assert is_alive(child_pid)
+        parent.kill()
+    ends_s = time.monotonic() + 5
+    while is_alive(child_pid) and time.monotonic() < ends_s:
+        time.sleep(0.01)
+    assert not is_alive(child_pid)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel call is Linux's")
+def test_a_parent_that_died_before_is_noticed() -> None:
+    """The race between fork and the kernel call is closed: with another parent than expected the child ends at once."""
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, "1" if os.getpid() != 1 else "2"], capture_output=True, timeout=20
+    )
+    assert child.returncode == -signal.SIGKILL
+    assert child.stdout == b""
+
+
+def test_queue_refuses_when_full_and_when_closed() -> None:
+    """It never grows beyond its bound, and what is left at the end is still given out."""
+    queue: BoundedQueue[int] = BoundedQueue(2, name="submissions")
+    queue.put_nowait(1)
+    queue.put_nowait(2)
+    with pytest.raises(OverloadedError, match="submissions is full"):
+        queue.put_nowait(3)
+    queue.close()
+    with pytest.raises(UnavailableError):
+        queue.put_nowait(3)
+
+    async def main() -> list[int]:
+        return [item async for item in queue]
+
+    assert run_virtual(main()) == [1, 2]
+    with pytest.raises(QueueClosedError):
+        queue.get_nowait()
+
+
+def test_queue_gives_each_item_to_one_consumer_though_others_are_cancelled() -> None:
+    """A consumer cancelled in the very turn in which it was woken passes the wake-up on."""
+
+    async def main() -> list[int]:
+        queue: BoundedQueue[int] = BoundedQueue(8)
+        first, second = (asyncio.create_task(queue.get()) for _ in range(2))
+        await asyncio.sleep(0)
+        queue.put_nowait(1)
+        first.cancel()
+        got = [await second]
+        assert first.cancelled()
+        third = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        third.cancel()
+        await asyncio.sleep(0)
+        queue.put_nowait(2)
+        got.append(await queue.get())
+        return got
+
+    assert run_virtual(main()) == [1, 2]
+
+
+def test_closing_a_queue_wakes_every_consumer() -> None:
+    """Nobody waits on a queue that nothing will come out of."""
+
+    async def main() -> None:
+        queue: BoundedQueue[int] = BoundedQueue(1)
+        consumers = [asyncio.create_task(queue.get()) for _ in range(3)]
+        await asyncio.sleep(0)
+        queue.close()
+        for consumer in consumers:
+            with pytest.raises(QueueClosedError):
+                await consumer
+
+    run_virtual(main())

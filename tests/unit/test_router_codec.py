@@ -1,0 +1,183 @@
+"""Asks, placements, reports, views and worker records over the wire."""
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.api.types.v1 import kv_pb2
+from kvmesh.core import (
+    Ask,
+    Handoff,
+    KvBatch,
+    KvCleared,
+    KvRemoved,
+    KvStored,
+    KvTier,
+    LoadRecord,
+    Placement,
+    ReportKind,
+    Role,
+    WorkerRef,
+)
+from kvmesh.errors import InvalidRequestError, LostError
+from kvmesh.rpc.codec.router import (
+    Report,
+    WorkerView,
+    check_ask_id,
+    from_ask,
+    from_placement,
+    from_report,
+    from_worker_view,
+    to_ask,
+    to_placement,
+    to_report,
+    to_worker_view,
+)
+from kvmesh.rpc.codec.worker import (
+    from_description,
+    from_kv_batch,
+    from_kv_event,
+    from_load,
+    to_description,
+    to_kv_batch,
+    to_load,
+)
+from tests.unit.router_fleets import description
+
+FULL_ASK = Ask(
+    request_id="r",
+    model="m",
+    prompt_tokens=40,
+    block_hashes=(1, 2**64 - 1),
+    block_size_tokens=16,
+    expected_output_tokens=5,
+    adapter="a",
+    tenant="t",
+    priority=-3,
+    timeout_s=2.5,
+    session_id="s",
+    choices=2,
+    required_features=("lora",),
+    required_labels={"zone": "a"},
+    preferred_labels={"zone": "b"},
+    excluded_worker_ids=("x",),
+    pinned_prefill_worker_id="p",
+    pinned_decode_worker_id="d",
+    attempt=1,
+)
+
+
+def test_an_ask_survives_the_wire():
+    """Every field, and the least ask."""
+    assert from_ask(to_ask(7, FULL_ASK)) == FULL_ASK
+    assert all(getattr(FULL_ASK, field.name) for field in fields(Ask)), "the test must set every field"
+    least = Ask(request_id="r", model="m", prompt_tokens=1)
+    assert from_ask(to_ask(1, least)) == least
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prompt_tokens": 0}, "ask.prompt_tokens"),
+        ({"model": ""}, "ask.model"),
+        ({"request_id": "x" * 129}, "ask.request_id"),
+        ({"priority": 101}, "ask.priority"),
+        ({"block_size_tokens": 0}, "ask.block_size_tokens"),
+        ({"block_hashes": (1, 2, 3)}, "ask.block_hashes"),
+        ({"timeout_s": -1.0}, "ask.timeout"),
+        ({"excluded_worker_ids": ("w",) * 65}, "ask.excluded_worker_ids"),
+    ],
+)
+def test_wrong_asks_name_their_field(change, field):
+    """Hashes beyond the prompt, zero lengths, times that are over: refused by name."""
+    with pytest.raises(InvalidRequestError) as refusal:
+        from_ask(to_ask(1, replace(FULL_ASK, **change)))
+    assert refusal.value.field == field
+
+
+def test_numbers_are_required():
+    """An ask or report without its number, or a second hello, cannot be answered."""
+    for message in (pb.RouteRequest(ask=pb.Ask()), pb.RouteRequest(report=pb.Report()), pb.RouteRequest()):
+        with pytest.raises(InvalidRequestError):
+            check_ask_id(message)
+    with pytest.raises(InvalidRequestError):
+        check_ask_id(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))
+
+
+def test_placements_and_reports_survive_the_wire():
+    """With and without a prefill worker; an error keeps its class and reason."""
+    decode = WorkerRef(worker_id="d", address="h:1", epoch=2**63, data_parallel_rank=0)
+    alone = Placement(reservation_id="n", decode=decode, reasons=("no_prefill_pool",))
+    pair = replace(
+        alone,
+        prefill=WorkerRef(worker_id="p", address="h:2"),
+        handoff=Handoff.RENDEZVOUS,
+        rendezvous_address="h:3",
+        cached_tokens=5,
+        expected_ttft_s=0.25,
+    )
+    for placement in (alone, pair):
+        assert from_placement(to_placement(1, placement)) == placement
+    report = Report(kind=ReportKind.PREFILLED, elapsed_s=0.5, cached_tokens=0)
+    assert from_report(to_report(1, report)) == report
+    failed = Report(kind=ReportKind.FAILED, elapsed_s=1, error=LostError("gone", where="d"), failed_worker_id="d")
+    told = from_report(to_report(1, failed))
+    assert isinstance(told.error, LostError)
+    assert (told.error.reason, told.failed_worker_id, told.cached_tokens) == ("worker_lost", "d", None)
+    with pytest.raises(InvalidRequestError):
+        from_report(pb.Report(ask_id=1))
+
+
+def test_descriptions_loads_and_views_survive_the_wire():
+    """What a worker says of itself, and what a router says of it."""
+    told = description("w", "prefill", adapters=("a",), rendezvous="h:1")
+    assert from_description(to_description(told)) == told
+    assert from_description(to_description(replace(told, lease_s=30.5))).lease_s == 30.5
+    numbers = {f.name: i for i, f in enumerate(fields(LoadRecord)) if f.name not in ("worker_id", "is_draining")}
+    load = LoadRecord(worker_id="w", is_draining=True, **numbers)
+    assert from_load(to_load(load)) == load
+    view = WorkerView(worker=told.worker, role=Role.DECODE, model="m", trust="exact", load=load, index_blocks=4)
+    assert from_worker_view(to_worker_view(view)) == view
+
+
+hashes = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5).map(tuple)
+tiers = st.sampled_from(list(KvTier))
+ranks = st.integers(0, 7)
+events = st.one_of(
+    st.builds(
+        KvStored,
+        block_hashes=hashes,
+        parent_hash=st.none() | st.integers(0, 2**64 - 1),
+        tier=tiers,
+        data_parallel_rank=ranks,
+    ),
+    st.builds(KvRemoved, block_hashes=hashes, tier=tiers, data_parallel_rank=ranks),
+    st.builds(KvCleared, data_parallel_rank=ranks),
+)
+
+
+@given(
+    st.builds(
+        KvBatch, epoch=st.integers(0, 2**63), sequence=st.integers(0, 9), events=st.lists(events, max_size=5).map(tuple)
+    )
+)
+def test_kv_batches_survive_the_wire(batch):
+    """All kinds of events, in order; a parent of 0 is not an absent one."""
+    assert from_kv_batch(to_kv_batch(batch)) == batch
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        kv_pb2.KvEvent(),
+        kv_pb2.KvEvent(stored=kv_pb2.KvStored(tier=kv_pb2.KV_TIER_DEVICE)),
+        kv_pb2.KvEvent(removed=kv_pb2.KvRemoved(block_hashes=[1])),
+    ],
+)
+def test_wrong_events_are_refused(message):
+    """No kind, no blocks, no tier."""
+    with pytest.raises(InvalidRequestError):
+        from_kv_event(message)

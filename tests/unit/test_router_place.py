@@ -1,0 +1,271 @@
+"""Decisions beyond the transcript: policies, limits, pins, labels, ranks, local prefill."""
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from kvmesh.core import Handoff, LoadRecord, ReportKind
+from kvmesh.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from services.router.core import CoreLimits, RouterCore
+from services.router.explain import ReportNote, weighed_candidates
+from services.router.place import Limits
+from tests.unit.router_fleets import ask, core, holds, join
+
+
+def place(router: RouterCore, number: int, what=None, *, now: float = 0.0):
+    return router.ask("f", number, what or ask(f"r{number}", [1, 2]), now=now, wall=now)
+
+
+def finish(router: RouterCore, number: int) -> None:
+    assert router.report("f", number, ReportNote(kind=ReportKind.FINISHED, elapsed_s=1.0)) is not None
+
+
+def two_by_two(**options) -> RouterCore:
+    router = core(**options)
+    for name, role in (("p1", "prefill"), ("p2", "prefill"), ("d1", "decode"), ("d2", "decode")):
+        join(router, name, role)
+    return router
+
+
+def test_round_robin_takes_turns():
+    """Each worker gets every second request, and the pairs are not always the same by accident of order."""
+    router = two_by_two(policy="round_robin")
+    placed = [place(router, number) for number in range(1, 9)]
+    assert Counter(p.prefill.worker_id for p in placed) == {"p1": 4, "p2": 4}
+    assert all(a.decode.worker_id != b.decode.worker_id for a, b in pairwise(placed))
+    assert placed[0].reasons == ("round_robin",)
+
+
+def test_least_loaded_goes_where_the_fewest_requests_are():
+    """Told load and own placements count, whichever is more."""
+    router = two_by_two(policy="least_loaded")
+    router.fleet.loaded(router.fleet.workers["d1"], LoadRecord(worker_id="d1", epoch=1, running_requests=3))
+    placed = [place(router, number).decode.worker_id for number in range(1, 5)]
+    assert placed[:3] == ["d2", "d2", "d2"]
+
+
+def test_random_repeats_with_its_seed_and_uses_everybody():
+    """The generator is the only source of chance."""
+
+    def run() -> list[str]:
+        router = two_by_two(policy="random")
+        return [place(router, number).decode.worker_id for number in range(1, 41)]
+
+    assert run() == run()
+    assert set(run()) == {"d1", "d2"}
+
+
+def test_equal_costs_are_broken_by_the_generator():
+    """An idle fleet does not send every first request to the same worker."""
+    firsts = set()
+    for seed in range(20):
+        router = RouterCore(router_id="r", generator=Random(seed))
+        for name in ("p1", "p2", "p3"):
+            join(router, name, "prefill")
+        join(router, "d1", "decode")
+        firsts.add(place(router, 1).prefill.worker_id)
+    assert firsts == {"p1", "p2", "p3"}
+
+
+def test_equal_prompts_spread_once_the_queue_outweighs_the_overlap():
+    """A hot prefix on a cold fleet: nobody starves, nobody takes all."""
+    router = two_by_two()
+    holds(router.fleet.workers["p1"], [1, 2])
+    what = [ask(f"r{n}", [1, 2], tokens=48) for n in range(1, 13)]
+    placed = Counter(place(router, n, what[n - 1]).prefill.worker_id for n in range(1, 13))
+    assert placed["p1"] > placed["p2"] > 0
+
+
+def test_local_prefill_when_decode_holds_nearly_all():
+    """Off by default; with a bound, a decode worker that lacks no more computes the rest itself."""
+    for bound, alone in ((0, False), (15, False), (16, True)):
+        router = two_by_two(limits=Limits(local_prefill_tokens_max=bound))
+        holds(router.fleet.workers["d2"], [1, 2])
+        placement = place(router, 1, ask("r1", [1, 2, 3]))
+        assert (placement.prefill is None) is alone
+        if alone:
+            assert placement.decode.worker_id == "d2"
+            assert placement.reasons == ("local_prefill", "kv_overlap")
+            assert placement.cached_tokens == 32
+
+
+def test_hashes_of_another_block_size_match_nothing():
+    """Equal numbers name different blocks when the size differs."""
+    router = two_by_two()
+    holds(router.fleet.workers["p1"], [1, 2])
+    assert place(router, 1, ask("r1", [1, 2], block_size_tokens=32, tokens=64)).cached_tokens == 0
+
+
+def test_the_last_token_is_never_cached():
+    """A fully held prompt still has its last token to compute."""
+    router = two_by_two()
+    holds(router.fleet.workers["p1"], [1, 2])
+    assert place(router, 1, ask("r1", [1, 2])).cached_tokens == 31
+
+
+def test_full_workers_refuse_with_a_time():
+    """Requests per decode worker and tokens per prefill worker are bounded; an idle prefill worker takes any prompt."""
+    router = core(limits=Limits(requests_per_decode_max=2, prompt_tokens_per_prefill_max=40, retry_after_s=0.5))
+    join(router, "p1", "prefill")
+    join(router, "d1", "decode")
+    place(router, 1, ask("r1", [1, 2, 3, 4]))
+    with pytest.raises(OverloadedError) as refusal:
+        place(router, 2)
+    assert (refusal.value.reason, refusal.value.retry_after_s, refusal.value.request_id) == ("workers_full", 0.5, "r2")
+    router.report("f", 1, ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.1))
+    place(router, 2)
+    with pytest.raises(OverloadedError):
+        place(router, 3)
+    finish(router, 1)
+    finish(router, 2)
+    place(router, 3)
+
+
+def test_the_routers_own_bound():
+    """Reservations are bounded over all workers together."""
+    router = two_by_two(core_limits=CoreLimits(reservations_max=1))
+    place(router, 1)
+    with pytest.raises(OverloadedError) as refusal:
+        place(router, 2)
+    assert refusal.value.reason == "router_full"
+
+
+def test_pins_and_exclusions():
+    """Pinned workers are used or nobody is; an excluded one is not used."""
+    router = two_by_two()
+    placed = place(router, 1, ask("r1", [1], pinned_prefill_worker_id="p2", pinned_decode_worker_id="d2"))
+    assert (placed.prefill.worker_id, placed.decode.worker_id, placed.reasons) == ("p2", "d2", ("pinned",))
+    placed = place(router, 2, ask("r2", [1], excluded_worker_ids=("p1", "d1")))
+    assert (placed.prefill.worker_id, placed.decode.worker_id) == ("p2", "d2")
+    with pytest.raises(NotFoundError):
+        place(router, 3, ask("r3", [1], pinned_decode_worker_id="d9"))
+    router.fleet.broken(router.fleet.workers["d2"], "unreachable")
+    with pytest.raises(UnavailableError):
+        place(router, 4, ask("r4", [1], pinned_decode_worker_id="d2"))
+    with pytest.raises(UnavailableError):
+        place(router, 5, ask("r5", [1], excluded_worker_ids=("d1",)))
+
+
+def test_labels_are_required_or_preferred():
+    """Required labels filter, preferred ones lean; labels nobody carries are refused as unsupported."""
+    router = core()
+    join(router, "d1", "decode", labels={"zone": "a"})
+    join(router, "d2", "decode", labels={"zone": "b"})
+    for number in range(1, 4):
+        placed = place(router, number, ask(f"r{number}", [1], required_labels={"zone": "b"}))
+        assert placed.decode.worker_id == "d2"
+        finish(router, number)
+    assert place(router, 9, ask("r9", [1], preferred_labels={"zone": "a"})).decode.worker_id == "d1"
+    with pytest.raises(UnsupportedError) as refusal:
+        place(router, 10, ask("r10", [1], required_labels={"zone": "c"}))
+    assert refusal.value.field == "required_labels"
+
+
+def test_ranks_are_placed_on_one_by_one():
+    """Each data-parallel rank has its own cache and its own load."""
+    router = core()
+    worker = join(router, "d1", "decode", ranks=2)
+    worker.feed.remember(0, [1])
+    router.index.device.stored(worker.feed.bits[1], [1, 2])
+    assert place(router, 1, ask("r1", [1, 2, 3])).decode.data_parallel_rank == 1
+    placed = [place(router, n, ask(f"r{n}", [7, 8])).decode.data_parallel_rank for n in range(2, 6)]
+    assert set(placed) == {0, 1}
+
+
+def test_an_engine_without_events_is_remembered():
+    """Its own placements stand for its cache, and never more blocks than it has."""
+    router = core()
+    worker = join(router, "d1", "decode", features=(), kv_blocks=3)
+    place(router, 1, ask("r1", [1, 2]))
+    assert worker.feed.trust == "approximate"
+    assert place(router, 2, ask("r2", [1, 2, 3])).cached_tokens == 32
+    place(router, 3, ask("r3", [7, 8]))
+    assert worker.feed.blocks <= 3
+
+
+def test_a_rendezvous_pair_is_told_where_to_meet():
+    """The handoff is the engines' own; both legs learn the prefill side's address."""
+    router = core()
+    join(router, "p1", "prefill", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9000")
+    join(router, "d1", "decode", handoffs=(Handoff.RENDEZVOUS,))
+    placed = place(router, 1)
+    assert (placed.handoff, placed.rendezvous_address) == (Handoff.RENDEZVOUS, "p1:9000")
+    join(router, "d0", "decode", handoffs=(Handoff.SEQUENTIAL,))
+    assert place(router, 2, ask("r2", [1], pinned_decode_worker_id="d0")).prefill is None
+
+
+def test_reservations_come_to_zero_whatever_happens():
+    """Finished, failed, cancelled, expired, orphaned: the workers' sums return to where they were."""
+    router = two_by_two(core_limits=CoreLimits(reservation_grace_s=5))
+    place(router, 1)
+    place(router, 2, ask("r2", [1], timeout_s=3.0))
+    place(router, 3)
+    place(router, 4)
+    finish(router, 1)
+    assert [r.request_id for r in router.expire(now=3.0)] == ["r2"]
+    router.stream_ended("f", now=4.0)
+    router.report("f", 3, ReportNote(kind=ReportKind.PROGRESS, elapsed_s=1.0))
+    assert [r.request_id for r in router.expire(now=9.0)] == ["r4"]
+    router.report("f", 3, ReportNote(kind=ReportKind.FAILED, elapsed_s=1.0))
+    for target in router.fleet.targets():
+        sums = (target.requests_in_flight, target.prompt_tokens_in_flight, target.kv_blocks_in_flight)
+        assert sums == (0, 0, 0)
+    assert router.report("f", 3, ReportNote(kind=ReportKind.FINISHED, elapsed_s=1.0)) is None
+    assert len(router.book) == 0
+
+
+def test_numbers_in_use():
+    """A number in use is refused for another request, taken over for the same one, and free again after the stream."""
+    router = two_by_two()
+    place(router, 1)
+    with pytest.raises(InvalidRequestError):
+        place(router, 1, ask("other", [1]))
+    place(router, 1)
+    assert len(router.book) == 1
+    router.stream_ended("f", now=0.0)
+    place(router, 1, ask("other", [1]))
+    assert len(router.book) == 1
+
+
+def test_explanations_hold_terms_that_add_up():
+    """Best first, the chosen pair at the top, filtered workers last with the filter's name."""
+    router = two_by_two()
+    holds(router.fleet.workers["p1"], [1])
+    join(router, "p9", "prefill", hash="other")
+    placement = place(router, 1)
+    choice = router.history.get("r1").choice
+    found = weighed_candidates(choice)
+    assert len(found) == 5
+    assert (found[0].prefill.ref, found[0].cost) == (placement.prefill, choice.cost)
+    for candidate in found[:4]:
+        assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
+    assert (found[4].prefill.ref.worker_id, found[4].removed_by) == ("p9", "incompatible")
+
+
+def test_the_history_is_bounded():
+    """The oldest placement is forgotten first."""
+    router = two_by_two(core_limits=CoreLimits(history_max=2))
+    for number in range(1, 4):
+        place(router, number)
+    assert router.history.get("r1") is None
+    assert router.history.get("r3") is not None
+
+
+def test_a_worker_that_began_anew_has_nothing_in_flight():
+    """Old reservations settle on the old process's books and do not spoil the new one's."""
+    router = core()
+    join(router, "d1", "decode")
+    place(router, 1)
+    join(router, "d1", "decode", epoch=2)
+    [target] = router.fleet.workers["d1"].targets
+    assert target.requests_in_flight == 0
+    finish(router, 1)
+    assert target.requests_in_flight == 0

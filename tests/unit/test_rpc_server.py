@@ -1,0 +1,230 @@
+"""A server by itself: what it serves, to whom, and how it comes and goes."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+
+from kvmesh.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from kvmesh.errors import LostError, OverloadedError
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.status import from_rpc_error
+from kvmesh.telemetry import Telemetry
+from tests.certificates import Authority, KeyPair
+
+NAME = "kvmesh.worker.v1.WorkerService"
+States = health_pb2.HealthCheckResponse
+
+
+class Worker(worker_pb2_grpc.WorkerServiceServicer):
+    async def Wake(self, request: Any, context: Any) -> Any:
+        return worker_pb2.WakeResponse()
+
+    async def WatchKv(self, request: Any, context: Any) -> Any:
+        yield worker_pb2.WatchKvResponse()
+        await asyncio.Event().wait()
+
+    async def Drain(self, request: Any, context: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return worker_pb2.DrainResponse()
+
+
+def make_server(settings: RpcSettings) -> RpcServer:
+    return RpcServer(
+        settings,
+        service_names=[NAME],
+        add_services=lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server),
+        interceptors=server_interceptors(Telemetry.create("worker")),
+    )
+
+
+async def test_health_follows_the_process() -> None:
+    """Not serving until said so, watchers hear every change, and closing says so last."""
+    settings = RpcSettings(grace_s=1)
+    server, pool = make_server(settings), ChannelPool(settings)
+    assert server.port == 0
+    await server.start()
+    watch = health_pb2_grpc.HealthStub(pool.channel(server.address)).Watch(health_pb2.HealthCheckRequest(service=NAME))
+    seen = [(await watch.read()).status]
+    await server.set_serving(True)
+    seen.append((await watch.read()).status)
+    closing = asyncio.create_task(server.aclose())
+    seen.append((await watch.read()).status)
+    assert seen == [States.NOT_SERVING, States.SERVING, States.NOT_SERVING]
+    watch.cancel()
+    await closing
+    await server.aclose()
+    await pool.aclose()
+
+
+async def test_calls_in_flight_get_their_grace() -> None:
+    """A call that ends within the grace ends well though the server is stopping."""
+    settings = RpcSettings(grace_s=5)
+    server, pool = make_server(settings), ChannelPool(settings)
+    await server.start()
+    call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Drain(worker_pb2.DrainRequest())
+    await asyncio.sleep(0.05)
+    await server.aclose()
+    assert (await call).requests_in_flight == 0
+    await pool.aclose()
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_and_describes(version: str) -> None:
+    """Both versions of reflection name all services and give their descriptors, as grpcurl asks for them."""
+    settings = RpcSettings(grace_s=0)
+    server, pool = make_server(settings), ChannelPool(settings)
+    await server.start()
+    ask = pool.channel(server.address).stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    call = ask()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    listed = {each.name for each in (await call.read()).list_services_response.service}
+    assert {NAME, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} <= listed
+    await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=NAME))
+    files = (await call.read()).file_descriptor_response.file_descriptor_proto
+    assert any(b"kvmesh/worker/v1/worker.proto" in each for each in files)
+    call.cancel()
+    await pool.aclose()
+    await server.aclose()
+
+
+async def test_channelz_shows_the_server() -> None:
+    """gRPC's own statistics are served."""
+    settings = RpcSettings(grace_s=0)
+    server, pool = make_server(settings), ChannelPool(settings)
+    await server.start()
+    answer = await channelz_pb2_grpc.ChannelzStub(pool.channel(server.address)).GetServers(
+        channelz_pb2.GetServersRequest()
+    )
+    assert any(each.data.calls_started > 0 for each in answer.server)
+    await pool.aclose()
+    await server.aclose()
+
+
+async def test_a_taken_port_is_refused_in_words() -> None:
+    """Two processes never share a port by accident."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match=f"127.0.0.1:{taken.getsockname()[1]}"):
+            await make_server(RpcSettings(port=taken.getsockname()[1])).start()
+    first = make_server(RpcSettings(grace_s=0))
+    await first.start()
+    with pytest.raises(OSError, match="in use"):
+        await make_server(RpcSettings(port=first.port)).start()
+    await first.aclose()
+
+
+KILLED_SERVER = """
+import asyncio
+from tests.unit.test_rpc_server import make_server
+from kvmesh.rpc.settings import RpcSettings
+
+async def main():
+    server = make_server(RpcSettings())
+    await server.start()
+    print(server.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_process_is_noticed_at_once() -> None:
+    """kill -9 breaks calls in flight without waiting for keepalive; work that had begun is lost."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED_SERVER, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert process.stdout is not None
+    port = int(await process.stdout.readline())
+    pool = ChannelPool(RpcSettings())
+    call = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}")).WatchKv(worker_pb2.WatchKvRequest())
+    await call.read()
+    process.kill()
+    async with asyncio.timeout(2):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert type(from_rpc_error(caught.value, has_begun=True)) is LostError
+    await process.wait()
+    await pool.aclose()
+
+
+async def test_the_pool_is_bounded_and_keeps_its_channels() -> None:
+    """One channel per address; beyond the bound a refusal, and dropping makes room."""
+    pool = ChannelPool(RpcSettings(channels_max=2))
+    first = pool.channel("127.0.0.1:1")
+    assert pool.channel("127.0.0.1:1") is first
+    pool.channel("127.0.0.1:2")
+    with pytest.raises(OverloadedError):
+        pool.channel("127.0.0.1:3")
+    await pool.drop("127.0.0.1:1")
+    await pool.drop("127.0.0.1:1")
+    pool.channel("127.0.0.1:3")
+    assert len(pool) == 2
+    await pool.aclose()
+    assert len(pool) == 0
+
+
+async def test_a_worker_that_starts_late_is_reached_soon() -> None:
+    """The back-off is short: a call that waits gets through within about a second of the server's start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = RpcSettings(port=port, grace_s=0)
+    server, pool = make_server(settings), ChannelPool(settings, channel_interceptors(Telemetry.create("frontend")))
+    stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}"))
+    waiting = stub.Wake(worker_pb2.WakeRequest(), wait_for_ready=True, timeout=10)
+    await asyncio.sleep(0.5)
+    await server.start()
+    async with asyncio.timeout(2.5):
+        await waiting
+    await pool.aclose()
+    await server.aclose()
+
+
+async def test_mutual_tls(tmp_path: Path) -> None:
+    """With an authority configured only peers that it signed get through."""
+    authority = Authority(tmp_path / "mesh", "mesh")
+    stranger = Authority(tmp_path / "strangers", "strangers")
+
+    def settings(pair: KeyPair) -> RpcSettings:
+        return RpcSettings(
+            grace_s=0,
+            tls_certificate_file=pair.certificate_file,
+            tls_key_file=pair.key_file,
+            tls_authority_file=authority.ca_file,
+        )
+
+    peer = settings(authority.issue("peer", "127.0.0.1"))
+    server = make_server(peer)
+    await server.start()
+    unsigned = RpcSettings(tls_authority_file=authority.ca_file)
+    codes = []
+    for client in (peer, settings(stranger.issue("peer", "127.0.0.1")), unsigned, RpcSettings()):
+        pool = ChannelPool(client)
+        call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Wake(worker_pb2.WakeRequest(), timeout=5)
+        codes.append((await call.code()).name)
+        await pool.aclose()
+    assert codes == ["OK", "UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE"]
+    await server.aclose()
+
+
+def test_tls_settings_go_together() -> None:
+    """A certificate without its key is a mistake found when loading."""
+    with pytest.raises(ValueError, match="together"):
+        RpcSettings(tls_certificate_file="a.pem")

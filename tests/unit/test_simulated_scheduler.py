@@ -1,0 +1,353 @@
+"""The scheduler alone, with time as an argument: any order of submits, cancels, pulls and steps keeps its promises."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, KvHandle, SamplingParams
+from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
+from kvmesh.engines.simulated import SimulatedSettings, expected_tokens
+from kvmesh.engines.simulated.card import read_card
+from kvmesh.engines.simulated.scheduler import PullOrder, Scheduler, Step
+from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError, UnsupportedError
+
+BLOCK = 4
+SMALL = SimulatedSettings(
+    block_size_tokens=BLOCK,
+    kv_blocks=24,
+    kv_bytes_per_block=32,
+    context_tokens_max=64,
+    step_tokens_max=10,
+    running_requests_max=4,
+    waiting_requests_max=8,
+    lease_s=5.0,
+    vocabulary_size=500,
+)
+
+
+class Bench:
+    """A scheduler with the account of what it said."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.settings = replace(SMALL, **changes)
+        self.card, self.range = read_card(self.settings)
+        self.scheduler = Scheduler(
+            self.settings, self.card, self.range, incarnation="i", compatibility_hash="c", has_transport=True
+        )
+        self.scheduler.peer = b"peer"
+        self.tokens: dict[int, list[int]] = {}
+        self.finishes: dict[int, EngineFinish] = {}
+        self.pulls: list[PullOrder] = []
+        self.now_s = 0.0
+
+    def submit(self, key: int, generation: Generation, leg: Leg = Leg.DECODE, handle: KvHandle | None = None) -> None:
+        self.scheduler.submit(
+            EngineRequest(key=key, request_id=str(key), leg=leg, generation=generation, handle=handle), self.now_s
+        )
+        self.tokens[key] = []
+
+    def step(self) -> Step:
+        step = self.scheduler.step(self.now_s)
+        self.pulls += step.pulls
+        start = 0
+        for key, count in zip(step.keys, step.counts or [1] * len(step.keys), strict=True):
+            assert key not in self.finishes, "a token after the finish"
+            self.tokens[key] += step.token_ids[start : start + count]
+            start += count
+        for finish in step.finishes:
+            assert finish.key not in self.finishes, "two finishes"
+            self.finishes[finish.key] = finish
+        self.check()
+        return step
+
+    def check(self) -> None:
+        counts = self.scheduler.pool.counts()
+        assert counts.free + counts.cached + counts.held + counts.leased == self.settings.kv_blocks
+        assert min(counts.free, counts.cached, counts.held, counts.leased) >= 0
+        assert self.scheduler.counts()[0] <= self.settings.running_requests_max
+
+    def run(self, steps_max: int = 500) -> None:
+        for _ in range(steps_max):
+            if not self.step().has_progress:
+                return
+        raise AssertionError("it does not come to an end")
+
+    def expected(self, generation: Generation) -> list[int]:
+        left = (generation.sampling.max_tokens or 0) - len(generation.emitted_token_ids)
+        return expected_tokens(generation, self.range, left)
+
+
+def generation(tokens: list[int], max_tokens: int = 6, **changes: Any) -> Generation:
+    sampling = SamplingParams(max_tokens=max_tokens, **changes.pop("sampling", {}))
+    return Generation(model="demo", token_ids=tokens, sampling=sampling, **changes)
+
+
+def copy_kv(source: Bench, target: Bench, order: PullOrder) -> None:
+    """What a transport does."""
+    mine = order.leg.blocks[order.first : len(order.payload.blocks)]
+    for theirs, block in zip(order.payload.blocks[order.first :], mine, strict=True):
+        target.scheduler.memory._words[block] = source.scheduler.memory._words[theirs]
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 40), st.integers(1, 20), st.integers(0, 3)),
+        st.tuples(st.just("prefill"), st.integers(1, 40), st.just(0), st.integers(0, 3)),
+        st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0), st.just(0)),
+        st.tuples(st.just("step"), st.integers(1, 6), st.just(0), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(1, 6), st.just(0), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions=ACTIONS, per_step=st.integers(1, 3))
+def test_any_order_of_actions(actions: list[tuple[str, int, int, int]], per_step: int) -> None:
+    """Each leg ends once with the right tokens (with preemption too), and no block is held or leased in the end."""
+    bench = Bench(decode_tokens_per_step=per_step)
+    asked: dict[int, Generation] = {}
+    for number, (kind, a, b, family) in enumerate(actions):
+        if kind in ("submit", "prefill"):
+            asked[number] = generation([family * 50 + i + 3 for i in range(a)], max(b, 1), priority=family)
+            try:
+                bench.submit(number, asked[number], Leg.PREFILL if kind == "prefill" else Leg.DECODE)
+            except OverloadedError:
+                del asked[number]
+        elif kind == "cancel":
+            bench.scheduler.cancel(a)
+        elif kind == "step":
+            for _ in range(a):
+                bench.step()
+        else:
+            bench.now_s += a
+    for _ in range(50):
+        bench.run()
+        bench.now_s += SMALL.lease_s
+    assert set(bench.finishes) == set(asked)
+    for key, finish in bench.finishes.items():
+        expected = bench.expected(asked[key])
+        if finish.reason is FinishReason.LENGTH:
+            assert bench.tokens[key] == expected
+        else:
+            assert finish.reason in (FinishReason.CANCELLED, FinishReason.HANDED_OFF)
+            assert bench.tokens[key] == expected[: len(bench.tokens[key])]
+        assert finish.usage.output_tokens == len(bench.tokens[key])
+    counts = bench.scheduler.pool.counts()
+    assert (counts.held, counts.leased) == (0, 0)
+    assert bench.scheduler.counts() == (0, 0, 0)
+
+
+class TestBatching:
+    def test_a_long_prompt_is_computed_in_chunks(self) -> None:
+        """No step computes more than its budget."""
+        bench = Bench()
+        bench.submit(1, generation(list(range(3, 38))))
+        chunks = [bench.step().prefill_tokens for _ in range(4)]
+        assert chunks == [10, 10, 10, 5]
+        assert len(bench.tokens[1]) == 1
+
+    def test_decoding_goes_on_beside_a_prompt(self) -> None:
+        """A running answer gains a token in each step while a prompt is computed with the rest of the budget."""
+        bench = Bench()
+        bench.submit(1, generation([5], max_tokens=10))
+        bench.step()
+        bench.submit(2, generation(list(range(3, 30))))
+        steps = [bench.step() for _ in range(3)]
+        assert [step.prefill_tokens for step in steps] == [9, 9, 9]
+        assert all(1 in step.keys for step in steps)
+
+    def test_priority_goes_first(self) -> None:
+        """Larger priority is admitted first; among equals, the earlier."""
+        bench = Bench(running_requests_max=1)
+        for key, priority in ((1, 0), (2, 0), (3, 7)):
+            bench.submit(key, generation([key + 3], max_tokens=2, priority=priority))
+        bench.run()
+        assert list(bench.finishes) == [3, 1, 2]
+
+    def test_preemption_when_blocks_run_out(self) -> None:
+        """The lowest-ranking leg gives way, ends later, and its tokens are those of an undisturbed run."""
+        bench = Bench(kv_blocks=8, context_tokens_max=32)
+        asked = {key: generation([key * 7 + i for i in range(9)], max_tokens=20) for key in (1, 2)}
+        for key, item in asked.items():
+            bench.submit(key, item)
+        bench.run()
+        assert bench.scheduler.preempted_total > 0
+        assert list(bench.finishes) == [1, 2]
+        assert bench.tokens == {key: bench.expected(item) for key, item in asked.items()}
+
+    def test_leases_may_hold_everything(self) -> None:
+        """With all blocks handed out a step makes no progress, and goes on when the lease is over."""
+        bench = Bench(kv_blocks=4, context_tokens_max=16)
+        bench.submit(1, generation(list(range(3, 18))), Leg.PREFILL)
+        while 1 not in bench.finishes:
+            bench.step()
+        bench.submit(2, generation([3, 4, 5], max_tokens=2))
+        assert not bench.step().has_progress
+        bench.now_s = SMALL.lease_s
+        bench.run()
+        assert bench.finishes[2].reason is FinishReason.LENGTH
+
+
+class TestTokens:
+    def test_a_token_by_hand(self) -> None:
+        """first_id + (1*5 + 2*6 + 3*7) mod span, with the range from 3 to 499."""
+        bench = Bench()
+        bench.submit(1, generation([5, 6, 7], max_tokens=1))
+        bench.run()
+        assert bench.tokens[1] == [3 + (5 + 12 + 21) % 497]
+
+    def test_seed_counts_unless_greedy(self) -> None:
+        """A seed changes the answer of a sampling request and not of a greedy one."""
+        answers = []
+        for sampling in ({}, {"seed": 4}, {"seed": 5}, {"seed": 5, "temperature": 0.0}):
+            bench = Bench()
+            item = generation([9, 9, 9], sampling=sampling)
+            bench.submit(1, item)
+            bench.run()
+            assert bench.tokens[1] == bench.expected(item)
+            answers.append(tuple(bench.tokens[1]))
+        assert len(set(answers)) == 3
+        assert answers[0] == answers[3]
+
+    def test_eos_ends_the_answer(self) -> None:
+        """The eos comes as the set token of the whole answer, after min_tokens, and not for those who ignore it."""
+        cases: list[tuple[Generation, int, FinishReason]] = [
+            (generation([5], 20), 4, FinishReason.STOP),
+            (generation([5], 20, emitted_token_ids=[7, 7]), 2, FinishReason.STOP),
+            (generation([5], 20, sampling={"min_tokens": 9}), 10, FinishReason.STOP),
+            (generation([5], 20, sampling={"ignore_eos": True}), 20, FinishReason.LENGTH),
+            (generation([5], 3), 3, FinishReason.LENGTH),
+        ]
+        for item, count, reason in cases:
+            bench = Bench(eos_after_tokens=4)
+            bench.submit(1, item)
+            bench.run()
+            finish = bench.finishes[1]
+            assert (len(bench.tokens[1]), finish.reason) == (count, reason)
+            assert (bench.tokens[1][-1] == 2) == (finish.stop_token_id == 2) == (reason is FinishReason.STOP)
+
+
+class TestHandoff:
+    def handed_off(self, tokens: list[int]) -> tuple[Bench, Generation, KvHandle]:
+        source, item = Bench(), generation(tokens)
+        source.submit(1, item, Leg.PREFILL)
+        source.run()
+        handle = source.finishes[1].handle
+        assert handle is not None
+        return source, item, handle
+
+    def pulling(self, item: Generation, handle: KvHandle, **changes: Any) -> Bench:
+        bench = Bench(**changes)
+        bench.submit(1, item, handle=handle)
+        bench.step()
+        assert len(bench.pulls) == 1
+        return bench
+
+    @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 30])
+    def test_good_kv_is_used(self, length: int) -> None:
+        """The tokens come out of the pulled bytes; nothing is computed."""
+        source, item, handle = self.handed_off(list(range(3, 3 + length)))
+        bench = self.pulling(item, handle)
+        copy_kv(source, bench, bench.pulls[0])
+        assert bench.scheduler.pull_ended(bench.pulls[0], None)
+        bench.run()
+        assert bench.tokens[1] == bench.expected(item)
+        assert bench.scheduler.prompt_tokens_total == 0
+        assert bench.finishes[1].usage.transferred_tokens == length
+
+    @pytest.mark.parametrize("harm", ["not copied", "one word", "other filling", "error"])
+    def test_bad_kv_is_recomputed(self, harm: str) -> None:
+        """Lost bytes, one changed word, the same content in a later filling, a failed pull: the prompt is computed."""
+        source, item, handle = self.handed_off(list(range(3, 20)))
+        bench = self.pulling(item, handle)
+        order = bench.pulls[0]
+        if harm == "other filling":
+            source.scheduler.leases.end(handle.handle_id)
+            source.scheduler.pool.forget_idle()
+            source.submit(2, item)
+            source.run()
+        if harm != "not copied":
+            copy_kv(source, bench, order)
+        if harm == "one word":
+            bench.scheduler.memory._words[order.leg.blocks[2], -1] += 2
+        assert not bench.scheduler.pull_ended(order, KvLostError("gone") if harm == "error" else None)
+        bench.run()
+        assert bench.tokens[1] == bench.expected(item)
+        assert bench.finishes[1].was_recomputed
+        assert bench.finishes[1].usage.transferred_tokens == 0
+
+    def test_without_the_checks_bad_kv_gives_wrong_tokens(self) -> None:
+        """The answer really depends on the bytes."""
+        _, item, handle = self.handed_off(list(range(3, 20)))
+        bench = self.pulling(item, handle, verify_kv=False)
+        bench.scheduler.pull_ended(bench.pulls[0], None)
+        bench.run()
+        assert bench.tokens[1] != bench.expected(item)
+
+    def test_cancel_keeps_blocks_until_the_pull_has_stopped(self) -> None:
+        """Invariant 3 of the scheduler: memory that somebody may still write to is not given to others."""
+        _, item, handle = self.handed_off(list(range(3, 20)))
+        bench = self.pulling(item, handle)
+        bench.scheduler.cancel(1)
+        assert bench.scheduler.aborted_pulls == [bench.pulls[0].leg]
+        assert bench.scheduler.pool.counts().held == 5
+        assert bench.scheduler.releases == [(b"peer", handle.handle_id)]
+        bench.scheduler.pull_ended(bench.pulls[0], KvLostError("stopped"))
+        assert bench.scheduler.pool.counts().held == 0
+        bench.run()
+        assert bench.finishes[1].reason is FinishReason.CANCELLED
+
+    def test_only_missing_blocks_are_pulled(self) -> None:
+        """What the reader has cached stays where it is."""
+        source, item, handle = self.handed_off(list(range(3, 20)))
+        bench = Bench()
+        bench.submit(7, generation(list(range(3, 12)), max_tokens=1))
+        bench.run()
+        bench.submit(1, item, handle=handle)
+        bench.step()
+        assert bench.pulls[0].first == 2
+        copy_kv(source, bench, bench.pulls[0])
+        assert bench.scheduler.pull_ended(bench.pulls[0], None)
+        bench.run()
+        assert bench.tokens[1] == bench.expected(item)
+        assert bench.finishes[1].usage.transferred_tokens == 17 - 8
+
+
+class TestIntake:
+    @pytest.mark.parametrize(
+        ("changes", "field"),
+        [
+            (
+                {"sampling": {"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}},
+                "generation.sampling.constraint",
+            ),
+            ({"sampling": {"logit_bias": ((5, 1.0),)}}, "generation.sampling.logit_bias"),
+            ({"sampling": {"prompt_logprobs": 1}}, "generation.sampling.prompt_logprobs"),
+            ({"data_parallel_rank": 1}, "generation.data_parallel_rank"),
+        ],
+    )
+    def test_what_it_does_not_do_is_refused_by_name(self, changes: dict[str, Any], field: str) -> None:
+        """No silent loss of a request's demand."""
+        with pytest.raises(UnsupportedError) as caught:
+            Bench().submit(1, generation([5], **changes))
+        assert caught.value.field == field
+
+    def test_a_key_in_use(self) -> None:
+        """Refused until its finish was given."""
+        bench = Bench()
+        bench.submit(1, generation([5], max_tokens=1))
+        with pytest.raises(InvalidRequestError):
+            bench.submit(1, generation([5]))
+        bench.run()
+        bench.finishes.clear()
+        bench.submit(1, generation([5]))
+
+    def test_settings_report_every_problem(self) -> None:
+        """One error names all."""
+        with pytest.raises(InvalidRequestError) as caught:
+            SimulatedSettings(kv_blocks=0, kv_bytes_per_block=33, time_factor=-1.0)
+        assert all(name in caught.value.message for name in ("kv_blocks", "kv_bytes_per_block", "time_factor"))

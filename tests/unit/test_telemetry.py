@@ -1,0 +1,228 @@
+"""Logs, metrics and traces say what happened, in the shapes that others parse."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvmesh.telemetry import (
+    Instruments,
+    LogFormat,
+    LogLevel,
+    MetricsServer,
+    Telemetry,
+    TelemetrySettings,
+    Tracing,
+    configure_logging,
+    current_traceparent,
+    event_logger,
+)
+from kvmesh.telemetry.metrics import ClosedSet
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_json_lines() -> None:
+    """One object per line whatever is logged; data in keys; a traceback is one string; reserved keys are not overwritten."""
+    stream = io.StringIO()
+    configure_logging(level=LogLevel.INFO, service="router", stream=stream)
+    log = event_logger("kvmesh.test")
+    log.debug("hidden")
+    log.info("request_finished", request_id="r1", tokens=3, level="mine", path=b"x")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        log.error("part_failed", exc_info=error)
+    logging.getLogger("foreign").warning("plain %s\nwords", "old")
+    logging.getLogger("kvmesh.lifecycle").info("part_started", extra={"data": {"part": "P"}})
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["request_finished", "part_failed", "plain old\nwords", "part_started"]
+    assert lines[0] | {"time": ""} == {
+        "time": "", "level": "info", "service": "router", "logger": "kvmesh.test", "event": "request_finished",
+        "request_id": "r1", "tokens": 3, "path": "b'x'",
+    }  # fmt: skip
+    assert lines[0]["time"].endswith("Z")
+    assert lines[1]["error"] == "ValueError: two\nlines"
+    assert "test_json_lines" in lines[1]["traceback"]
+    assert lines[3]["part"] == "P"
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_text_lines() -> None:
+    """For people: one line each too, with values quoted where they need it."""
+    stream = io.StringIO()
+    configure_logging(style=LogFormat.TEXT, service="router", stream=stream)
+    event_logger("kvmesh.test").warning("peer_lost", peer="w 1", words="a\x1b[31m\nb", count=2)
+    (line,) = stream.getvalue().splitlines()
+    assert line.partition(" ")[2] == 'WARNING peer_lost peer="w 1" words="a\\u001b[31m\\nb" count=2'
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_logs_carry_the_trace() -> None:
+    """Inside a span, or inside a caller's context with tracing off, a line names the trace."""
+    stream = io.StringIO()
+    configure_logging(service="router", stream=stream)
+    with Tracing(TelemetrySettings(), service="router").span("x", parent=PARENT):
+        event_logger("kvmesh.test").info("inside")
+    event_logger("kvmesh.test").info("outside")
+    inside, outside = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert inside["trace_id"] == PARENT.split("-")[1]
+    assert "trace_id" not in outside
+
+
+def test_long_values_are_cut(root_logger: logging.Logger) -> None:
+    """A line is bounded."""
+    stream = io.StringIO()
+    configure_logging(service="router", stream=stream)
+    event_logger("kvmesh.test").info("long", words="x" * 100_000)
+    assert len(stream.getvalue()) < 10_000
+
+
+def test_metric_names() -> None:
+    """Names follow the rule; units in disguise and doubled names are refused."""
+    instruments = Instruments(CollectorRegistry(), "router")
+    instruments.counter("placed_requests", "Placed.", ["policy"]).labels("kv").inc()
+    instruments.gauge_function("index_blocks", "Blocks.", lambda: 7.0)
+    instruments.histogram("place_duration_seconds", "Placing.").observe(0.001)
+    text = generate_latest(instruments.registry).decode()
+    assert 'kvmesh_router_placed_requests_total{policy="kv"} 1.0' in text
+    assert "kvmesh_router_index_blocks 7.0" in text
+    assert 'kvmesh_router_place_duration_seconds_bucket{le="0.001"} 1.0' in text
+    for wrong in ("lease_s", "latency_ms", "requests_total", "Requests", "a-b", ""):
+        with pytest.raises(ValueError, match="metric name"):
+            instruments.gauge(wrong, "Wrong.")
+    with pytest.raises(ValueError, match="Duplicated"):
+        instruments.gauge("index_blocks", "Again.")
+
+
+def test_a_label_stays_bounded() -> None:
+    """Words beyond the bound, and what is no word, share one value."""
+    closed = ClosedSet(2)
+    assert [closed.label(word) for word in ("a", "b", "c", "a", "No Word")] == ["a", "b", "other", "a", "other"]
+
+
+async def test_metrics_server() -> None:
+    """/metrics in the asked format, /live always, /health as the process is; the port is known and freed."""
+    registry, is_healthy = CollectorRegistry(), [False]
+    Instruments(registry, "router").counter("placed_requests", "Placed.").inc()
+    server = MetricsServer(registry, "127.0.0.1", 0, is_healthy=lambda: is_healthy[0])
+    await server.start()
+    async with aiohttp.ClientSession(f"http://{server.address}") as http:
+        async with http.get("/metrics") as response:
+            assert response.status == 200
+            assert "kvmesh_router_placed_requests_total 1.0" in await response.text()
+        async with http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
+            assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert (await response.text()).endswith("# EOF\n")
+        for healthy, status in ((False, 503), (True, 200)):
+            is_healthy[0] = healthy
+            async with http.get("/health") as response:
+                assert response.status == status
+            async with http.get("/live") as response:
+                assert response.status == 200
+    await server.aclose()
+    await server.aclose()
+    again = MetricsServer(registry, "127.0.0.1", server.port)
+    await again.start()
+    assert again.port == server.port
+    await again.aclose()
+
+
+def test_tracing_off_passes_the_context_and_makes_nothing() -> None:
+    """A mesh without an exporter does not cut its callers' traces."""
+    tracing = Telemetry.create("router").tracing
+    assert not tracing.is_on
+    with tracing.span("place", parent=PARENT):
+        assert current_traceparent() == PARENT
+        with tracing.span("inner"):
+            assert current_traceparent() == PARENT
+    with tracing.span("place", parent=""):
+        assert current_traceparent() == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "x",
+        PARENT[:-1],
+        PARENT.upper(),
+        "ff" + PARENT[2:],
+        PARENT + "-x",
+        PARENT.replace("b7ad6b7169203331", "0" * 16),
+    ],
+)
+def test_a_wrong_traceparent_begins_a_new_trace(wrong: str) -> None:
+    """Foreign text never fails a request; a later version of the format may say more."""
+    tracing = Tracing(TelemetrySettings(), service="router")
+    with tracing.span("place", parent=wrong):
+        assert current_traceparent() == ""
+    with tracing.span("place", parent="01" + PARENT[2:] + "-more"):
+        assert current_traceparent() == PARENT
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.spans: dict[str, object] = {}
+        self.resource: dict[str, str] = {}
+
+    async def Export(self, request: object, context: object) -> object:
+        for resource_spans in request.resource_spans:  # type: ignore[attr-defined]
+            self.resource = {each.key: each.value.string_value for each in resource_spans.resource.attributes}
+            for scope in resource_spans.scope_spans:
+                self.spans |= {span.name: span for span in scope.spans}
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+async def test_spans_reach_a_real_collector_over_otlp() -> None:
+    """With an endpoint configured spans arrive there at the latest when the process closes, under the service's name."""
+    collector, server = Collector(), grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    settings = TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{port}")
+    tracing = Tracing(settings, service="router", instance_id="r1")
+    with tracing.span("place", parent=PARENT, attributes={"kvmesh.policy": "kv"}), tracing.span("inner"):
+        pass
+    with pytest.raises(RuntimeError), tracing.span("broken"):
+        raise RuntimeError("secret words")
+    await tracing.aclose()
+    await tracing.aclose()
+    await server.stop(0)
+    assert (collector.resource["service.name"], collector.resource["service.instance.id"]) == ("router", "r1")
+    place, inner = collector.spans["place"], collector.spans["inner"]
+    assert place.trace_id.hex() == PARENT.split("-")[1]  # type: ignore[attr-defined]
+    assert inner.parent_span_id == place.span_id  # type: ignore[attr-defined]
+    assert collector.spans["broken"].status.code == 2  # type: ignore[attr-defined]
+
+
+async def test_a_ratio_of_zero_records_nothing_but_keeps_callers_decisions() -> None:
+    """New traces are not sampled; a caller's sampled trace is."""
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    spans = InMemorySpanExporter()
+    tracing = Tracing(TelemetrySettings(trace_ratio=0.0), service="router", span_processor=SimpleSpanProcessor(spans))
+    with tracing.span("new"):
+        pass
+    with tracing.span("asked", parent=PARENT):
+        pass
+    assert [span.name for span in spans.get_finished_spans()] == ["asked"]
+    await tracing.aclose()

@@ -1,0 +1,48 @@
+"""The loop that simulations stand on."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.virtual_loop import DeadlockError, run_virtual
+
+
+def test_hours_pass_at_once_and_in_order() -> None:
+    """Timers fire in the order of their times, and the clock reads what they asked for."""
+    seen: list[tuple[str, float]] = []
+
+    async def sleeper(name: str, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        seen.append((name, asyncio.get_running_loop().time()))
+
+    async def main() -> None:
+        await asyncio.gather(sleeper("c", 7200.0), sleeper("a", 0.001), sleeper("b", 60.0))
+
+    began_s = time.monotonic()
+    run_virtual(main())
+    assert time.monotonic() - began_s < 2
+    assert [name for name, _ in seen] == ["a", "b", "c"]
+    assert [at_s for _, at_s in seen] == pytest.approx([0.001, 60.0, 7200.0])
+
+
+def test_timeouts_are_virtual() -> None:
+    """asyncio.timeout ends a wait that nothing else would."""
+
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3600):
+                await asyncio.Event().wait()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == pytest.approx(3600)
+
+
+def test_a_deadlock_is_an_error() -> None:
+    """A wait that nothing can end raises instead of hanging the test."""
+
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlockError):
+        run_virtual(main())
