@@ -43,14 +43,18 @@ class _Connection(asyncio.Protocol):
         self.gaps_s: list[float] = []
         self.done = asyncio.get_running_loop().create_future()
         assert self.transport is not None
-        if self._quick_acks:
-            # The kernel takes this back by itself after some packets, so it is asked again for each request.
-            self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        self._acknowledge_quickly()
         self.transport.write(data)
         return self.done
 
+    def _acknowledge_quickly(self) -> None:
+        """The kernel takes this back by itself after some packets, so it is asked again each time."""
+        if self._quick_acks and self.transport is not None:
+            self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
     def data_received(self, data: bytes) -> None:
         now_s = time.perf_counter()
+        self._acknowledge_quickly()
         events = data.count(b"data: {")
         if not self.head:
             self.head = data[:KEPT_BYTES]
