@@ -11,7 +11,8 @@ from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, Kv
 from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
 from kvmesh.engines.simulated import SimulatedSettings, expected_tokens
 from kvmesh.engines.simulated.card import read_card
-from kvmesh.engines.simulated.scheduler import PullOrder, Scheduler, Step
+from kvmesh.engines.simulated.scheduler import Scheduler
+from kvmesh.engines.simulated.step import PullOrder, Step
 from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError, UnsupportedError
 
 BLOCK = 4

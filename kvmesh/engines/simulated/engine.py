@@ -15,8 +15,9 @@ from kvmesh.engines.simulated.faults import Die, Fault, FaultState
 from kvmesh.engines.simulated.handles import FORMAT
 from kvmesh.engines.simulated.outlet import EventOutlet, StepOutlet
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
-from kvmesh.engines.simulated.scheduler import Scheduler, Step
+from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.tokens import LOGPROBS_MAX
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.transport import KvTransport
@@ -280,7 +281,13 @@ class SimulatedEngine:
         self._wake()
 
     async def _run_once(self) -> None:
-        if self._is_asleep or not self._scheduler.has_work:
+        if self._is_asleep:
+            # No step, but who cancels a request of a sleeping engine is answered.
+            if (ended := self._scheduler.take_finishes()).has_output:
+                self._deliver(ended)
+            await self._wait_woken()
+            return
+        if not self._scheduler.has_work:
             await self._wait_woken()
             return
         if not self._outlet.has_room:

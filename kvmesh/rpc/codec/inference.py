@@ -1,0 +1,243 @@
+"""InferenceService: requests of gRPC clients as plain values, and answers back.
+
+Conversations come out in the shape of OpenAI's messages, since that is what chat templates take.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, Parse, ParseError
+from google.protobuf.struct_pb2 import Struct
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.types.v1 import output_pb2
+from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length
+from kvmesh.core import FinishReason, Media, SamplingParams, TokenLogprob, Usage
+from kvmesh.errors import InvalidRequestError
+from kvmesh.rpc.codec.sampling import from_sampling
+from kvmesh.rpc.codec.scalars import known_enum, positive_duration, required_text
+from kvmesh.rpc.codec.types import FINISH_REASON_NUMBERS, from_media, to_logprobs, to_usage
+
+MESSAGES_MAX = 4096
+TOOLS_MAX = 128
+CALLS_MAX = 128
+SESSION_BYTES_MAX = 256
+MODEL_CHARACTERS_MAX = 256
+# Room for the choice's and the attempt's number, which follow the id in the names of legs.
+REQUEST_ID_MAX = REQUEST_ID_CHARACTERS_MAX - 16
+_REQUEST_ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
+
+ROLES: Mapping[int, str] = {
+    pb.CHAT_ROLE_SYSTEM: "system",
+    pb.CHAT_ROLE_USER: "user",
+    pb.CHAT_ROLE_ASSISTANT: "assistant",
+    pb.CHAT_ROLE_TOOL: "tool",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What all generating calls share."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    choices: int = 1
+    is_stream: bool = False
+    adapter: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    request_id: str = ""
+    session_id: str = ""
+    timeout_s: float | None = None
+    media: Sequence[Media] = ()
+    returns_token_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """A prompt as text or token ids."""
+
+    model: str
+    prompt: str | Sequence[int]
+    options: Options
+    echoes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """A conversation. `tool_choice` is auto, none, required, or the name of a tool with `named:` before it."""
+
+    model: str
+    messages: Sequence[Mapping[str, Any]]
+    options: Options
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallPiece:
+    """A tool call, or the next piece of its arguments."""
+
+    index: int
+    call_id: str
+    name: str
+    arguments: str
+
+
+def from_generate_request(message: pb.GenerateRequest) -> GenerateCall:
+    """The value, checked."""
+    kind = message.WhichOneof("prompt")
+    if kind is None or not (message.text or message.token_ids.ids):
+        raise InvalidRequestError("text or token_ids must be given", field="prompt")
+    return GenerateCall(
+        model=required_text(message.model, "model", MODEL_CHARACTERS_MAX),
+        prompt=message.text if kind == "text" else list(message.token_ids.ids),
+        options=from_options(message.options),
+        echoes=message.echo,
+    )
+
+
+def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
+    """The value, checked."""
+    check_length(len(message.messages), f"{prefix}messages", 1, MESSAGES_MAX, "entries")
+    check_length(len(message.tools), f"{prefix}tools", 0, TOOLS_MAX, "entries")
+    return ChatCall(
+        model=required_text(message.model, f"{prefix}model", MODEL_CHARACTERS_MAX),
+        messages=[_from_message(each, f"{prefix}messages[{i}].") for i, each in enumerate(message.messages)],
+        tools=[_from_tool(each, f"{prefix}tools[{i}].") for i, each in enumerate(message.tools)],
+        tool_choice=_tool_choice(message, prefix),
+        template_arguments=MessageToDict(message.template_arguments),
+        options=from_options(message.options, prefix=f"{prefix}options."),
+    )
+
+
+def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> Options:
+    """The value, checked; an absent message is all defaults."""
+    check_length(len(message.session_id.encode()), f"{prefix}session_id", 0, SESSION_BYTES_MAX, "bytes")
+    check_length(len(message.request_id), f"{prefix}request_id", 0, REQUEST_ID_MAX, "characters")
+    if not _REQUEST_ID_CHARACTERS.issuperset(message.request_id):
+        raise InvalidRequestError(f"{prefix}request_id must have only A-Z a-z 0-9 . _ : -", field=f"{prefix}request_id")
+    return Options(
+        sampling=from_sampling(message.sampling, prefix=f"{prefix}sampling."),
+        choices=message.choices or 1,
+        is_stream=message.stream,
+        adapter=message.adapter,
+        cache_salt=message.cache_salt,
+        priority=message.priority,
+        request_id=message.request_id,
+        session_id=message.session_id,
+        timeout_s=positive_duration(message, "timeout", f"{prefix}timeout"),
+        media=tuple(from_media(each, f"{prefix}media[{i}].") for i, each in enumerate(message.media)),
+        returns_token_ids=message.return_token_ids,
+    )
+
+
+def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
+    role = known_enum(message.role, ROLES, f"{prefix}role")
+    check_length(len(message.tool_calls), f"{prefix}tool_calls", 0, CALLS_MAX, "entries")
+    if message.tool_calls and role != "assistant":
+        raise InvalidRequestError(f"{prefix}tool_calls belong to the assistant", field=f"{prefix}tool_calls")
+    if not message.content and not message.tool_calls:
+        raise InvalidRequestError(f"{prefix}content must not be empty", field=f"{prefix}content")
+    value: dict[str, Any] = {"role": role, "content": message.content}
+    if message.tool_calls:
+        value["tool_calls"] = [
+            _from_call(each, f"{prefix}tool_calls[{i}].") for i, each in enumerate(message.tool_calls)
+        ]
+    optional = (
+        ("tool_call_id", message.tool_call_id),
+        ("name", message.name),
+        ("reasoning_content", message.reasoning),
+    )
+    value.update({name: text for name, text in optional if text})
+    return value
+
+
+def _from_call(call: pb.ToolCall, prefix: str) -> dict[str, Any]:
+    """Arguments as an object, the way templates want them."""
+    try:
+        arguments = MessageToDict(Parse(call.arguments or "{}", Struct()))
+    except ParseError:
+        raise InvalidRequestError(f"{prefix}arguments must be a JSON object", field=f"{prefix}arguments") from None
+    name = required_text(call.name, f"{prefix}name", 256)
+    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": required_text(tool.name, f"{prefix}name", 64)}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.HasField("parameters"):
+        function["parameters"] = MessageToDict(tool.parameters)
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(message: pb.ChatRequest, prefix: str) -> str:
+    words: Mapping[int, str] = {
+        pb.TOOL_CHOICE_UNSPECIFIED: "auto",
+        pb.TOOL_CHOICE_AUTO: "auto",
+        pb.TOOL_CHOICE_NONE: "none",
+        pb.TOOL_CHOICE_REQUIRED: "required",
+        pb.TOOL_CHOICE_NAMED: f"named:{message.tool_name}",
+    }
+    return known_enum(message.tool_choice, words, f"{prefix}tool_choice")
+
+
+def to_generate_response(
+    request_id: str,
+    choice: int,
+    *,
+    text: str = "",
+    token_ids: Sequence[int] = (),
+    logprobs: Sequence[TokenLogprob] | None = None,
+    finish: FinishReason | None = None,
+) -> pb.GenerateResponse:
+    """Part of an answer to Generate."""
+    return pb.GenerateResponse(
+        request_id=request_id,
+        choice=choice,
+        text=text,
+        token_ids=token_ids,
+        logprobs=None if logprobs is None else to_logprobs(logprobs),
+        finish_reason=_finish(finish),
+    )
+
+
+def to_chat_response(
+    request_id: str,
+    choice: int,
+    *,
+    text: str = "",
+    tool_calls: Sequence[ToolCallPiece] = (),
+    token_ids: Sequence[int] = (),
+    logprobs: Sequence[TokenLogprob] | None = None,
+    finish: FinishReason | None = None,
+) -> pb.ChatResponse:
+    """Part of an answer to Chat."""
+    return pb.ChatResponse(
+        request_id=request_id,
+        choice=choice,
+        text=text,
+        tool_calls=[
+            pb.ToolCall(id=call.call_id, name=call.name, arguments=call.arguments, index=call.index)
+            for call in tool_calls
+        ],
+        token_ids=token_ids,
+        logprobs=None if logprobs is None else to_logprobs(logprobs),
+        finish_reason=_finish(finish),
+    )
+
+
+def _finish(reason: FinishReason | None) -> output_pb2.FinishReason:
+    return output_pb2.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_REASON_NUMBERS[reason]
+
+
+def to_generate_usage(request_id: str, usage: Usage) -> pb.GenerateResponse:
+    """The last message of Generate."""
+    return pb.GenerateResponse(request_id=request_id, usage=to_usage(usage))
+
+
+def to_chat_usage(request_id: str, usage: Usage) -> pb.ChatResponse:
+    """The last message of Chat."""
+    return pb.ChatResponse(request_id=request_id, usage=to_usage(usage))

@@ -1,0 +1,287 @@
+"""One placement of one request: prefill, submit, wait for the end, settle with the router."""
+
+import asyncio
+from collections.abc import Callable
+
+from kvmesh.clock import Clock
+from kvmesh.core import Handoff, KvHandle, Rendezvous, ReportKind, Usage, WorkerRef
+from kvmesh.errors import (
+    CancelledByCallerError,
+    DeadlineError,
+    InternalError,
+    KvLostError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+)
+from kvmesh.rpc.clients import DecodeLeg, DecodeLink, DecodeLinks, Placed, PrefillClient, RouterLink
+from kvmesh.rpc.codec.legs import spend_lease
+from services.frontend.choice import Choice
+from services.frontend.prepare import Prepared
+from services.frontend.settings import PipelineSettings
+
+# Failures after which the same request may go well elsewhere, or once more.
+RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
+CLOCK_GRAIN_S = 1e-3
+
+
+class Attempt:
+    """Runs the choices of a placed request to their end.
+
+    1. The router hears exactly one of finished, failed, cancelled.
+    2. When `run` leaves, whichever way, no leg of this attempt is running or will be started, and every handle was
+       submitted or is being given back.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        placed: Placed,
+        *,
+        number: int,
+        deadline_s: float,
+        prefill: PrefillClient,
+        links: DecodeLinks,
+        router: RouterLink,
+        clock: Clock,
+        settings: PipelineSettings,
+        room: Callable[[], int],
+        release: Callable[[WorkerRef, KvHandle], None],
+    ) -> None:
+        self._prepared = prepared
+        self._placed = placed
+        self._placement = placed.placement
+        self._suffix = f"-{number}" if number else ""
+        self._deadline_s = deadline_s
+        self._prefill = prefill
+        self._links = links
+        self._router = router
+        self._clock = clock
+        self._settings = settings
+        self._room = room
+        self._release = release
+        self._began_s = clock.now()
+        self._choices: list[Choice] = []
+        self._open = 0
+        self._has_token = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed_worker_id = ""
+        self.usage = Usage()
+
+    @property
+    def has_token(self) -> bool:
+        """True once any choice has received a token: from then on the request cannot be placed anew."""
+        return self._has_token
+
+    @property
+    def failed_worker_id(self) -> str:
+        """The worker to leave out next time; empty when it is not to blame."""
+        return self._failed_worker_id
+
+    async def run(self, choices: list[Choice]) -> None:
+        """Until every choice has ended. Raises the first failure; cancelling it stops everything."""
+        self._choices = choices
+        self._open = len(choices)
+        try:
+            await self._run()
+        except MeshError as error:
+            self._report(ReportKind.FAILED, error)
+            raise
+        except asyncio.CancelledError:
+            self._report(ReportKind.CANCELLED)
+            raise
+        except BaseException:
+            self._report(ReportKind.FAILED, InternalError("a defect of the frontend"))
+            raise
+        else:
+            self._report(ReportKind.FINISHED)
+        finally:
+            for choice in choices:
+                choice.close()
+            if self._ended.done() and not self._ended.cancelled():
+                self._ended.exception()  # Marks it as seen when another failure came first.
+
+    async def _run(self) -> None:
+        link = await self._link()
+        if len(self._choices) == 1 and self._placement.handoff is not Handoff.RENDEZVOUS:
+            await self._start_leg(0, link)
+            await self._wait_end()
+            return
+        starting = asyncio.ensure_future(self._start_legs(link))
+        try:
+            # A leg that fails while prompts are still computed ends the request at once.
+            await asyncio.wait({starting, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+            await self._wait_end()
+        finally:
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+
+    async def _link(self) -> DecodeLink:
+        decode = self._placement.decode
+        try:
+            return await self._links.link(decode, timeout_s=min(self._left_s(), self._settings.link_timeout_s))
+        except RETRIABLE:
+            self._failed_worker_id = decode.worker_id
+            raise
+
+    async def _start_legs(self, link: DecodeLink) -> None:
+        """One prefill after the other: from the second on the prompt is in the prefill worker's cache."""
+        for i in range(len(self._choices)):
+            await self._start_leg(i, link)
+
+    async def _start_leg(self, i: int, link: DecodeLink) -> None:
+        prefill = self._placement.prefill
+        is_last = i == len(self._choices) - 1
+        if prefill is None:
+            self._submit(i, link)
+        elif self._placement.handoff is Handoff.RENDEZVOUS:
+            await self._start_rendezvous(i, link, prefill)
+        elif self._placement.handoff is Handoff.SEQUENTIAL:
+            handle = await self._compute(i, prefill)
+            self._submit_handle(i, link, prefill, handle)
+        else:
+            raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
+        if is_last and prefill is not None:
+            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+
+    async def _start_rendezvous(self, i: int, link: DecodeLink, prefill: WorkerRef) -> None:
+        """Both legs at once; the decode leg is stopped when the prefill leg fails."""
+        rendezvous = _rendezvous(self._placement.rendezvous_address, self._room(), prefill)
+        self._submit(i, link, rendezvous=rendezvous)
+        await self._compute(i, prefill, rendezvous=rendezvous)
+
+    async def _compute(
+        self, i: int, worker: WorkerRef, *, rendezvous: Rendezvous | None = None
+    ) -> tuple[KvHandle | None, float]:
+        """Prefills; the handle and when it came."""
+        try:
+            result = await self._prefill.prefill(
+                worker,
+                request_id=self._leg_id(i),
+                generation=self._prepared.generation_of(i),
+                timeout_s=self._left_s(),
+                rendezvous=rendezvous,
+                reservation_id=self._placement.reservation_id,
+            )
+        except (UnavailableError, LostError, OverloadedError):
+            self._failed_worker_id = worker.worker_id
+            raise
+        if i == 0:
+            self.usage = result.usage
+        return result.handle, self._clock.now()
+
+    def _submit_handle(
+        self, i: int, link: DecodeLink, prefill: WorkerRef, computed: tuple[KvHandle | None, float]
+    ) -> None:
+        handle, came_s = computed
+        if handle is None:
+            raise KvLostError("the prefill worker gave no handle", where=prefill.worker_id)
+        try:
+            self._submit(i, link, handle=spend_lease(handle, self._clock.now() - came_s))
+        except BaseException:
+            self._release(prefill, handle)
+            raise
+
+    def _submit(
+        self, i: int, link: DecodeLink, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+    ) -> None:
+        choice = self._choices[i]
+        if self._ended.done():
+            self._ended.result()
+            raise CancelledByCallerError("the request is over")
+        leg = DecodeLeg(
+            request_id=self._leg_id(i),
+            generation=self._prepared.generation_of(i),
+            timeout_s=self._left_s(),
+            handle=handle,
+            rendezvous=rendezvous,
+            reservation_id=self._placement.reservation_id,
+        )
+        try:
+            choice.begin(link.submit_nowait(leg, choice))
+        except RETRIABLE:
+            self._failed_worker_id = self._placement.decode.worker_id
+            raise
+        choice.heard_at_s = self._clock.now()
+
+    async def _wait_end(self) -> None:
+        """Until all choices are over; silence and the deadline are failures."""
+        while not self._ended.done():
+            limit_s, why = self._next_limit()
+            left_s = limit_s - self._clock.now()
+            if left_s <= 0:
+                self._failed_worker_id = self._placement.decode.worker_id
+                raise why
+            # The grain keeps a timer that fires a hair early from turning this into a spin.
+            await asyncio.wait({self._ended}, timeout=left_s + CLOCK_GRAIN_S)
+        self._ended.result()
+
+    def _next_limit(self) -> tuple[float, DeadlineError]:
+        where = self._placement.decode.worker_id
+        silent_s = float("inf")
+        for choice in self._choices:
+            if not choice.is_over:
+                allowed_s = self._settings.idle_timeout_s if choice.tokens else self._settings.first_token_timeout_s
+                silent_s = min(silent_s, choice.heard_at_s + allowed_s)
+        if self._deadline_s <= silent_s:
+            return self._deadline_s, DeadlineError("the request's time is over", where=where)
+        return silent_s, DeadlineError("the worker sent no token in time", reason="idle_timeout", where=where)
+
+    def on_first(self) -> None:
+        """A choice has its first token."""
+        if not self._has_token:
+            self._has_token = True
+            self._tell(ReportKind.FIRST_TOKEN)
+
+    def on_over(self, choice: Choice, error: MeshError | None) -> None:
+        """A choice is over, well or not."""
+        if self._ended.done():
+            return
+        if error is not None:
+            if not isinstance(error, KvLostError):
+                self._failed_worker_id = self._placement.decode.worker_id
+            self._ended.set_exception(error)
+            return
+        self._open -= 1
+        if self._open == 0:
+            self._ended.set_result(None)
+
+    def output_tokens(self) -> int:
+        """Tokens received so far, over all choices."""
+        return sum(choice.tokens for choice in self._choices)
+
+    def _left_s(self) -> float:
+        left_s = self._deadline_s - self._clock.now()
+        if left_s <= 0:
+            raise DeadlineError("the request's time is over")
+        return left_s
+
+    def _leg_id(self, i: int) -> str:
+        return f"{self._prepared.request.request_id}-{i}{self._suffix}"
+
+    def _report(self, kind: ReportKind, error: MeshError | None = None) -> None:
+        self._tell(kind, error=error)
+
+    def _tell(self, kind: ReportKind, *, error: MeshError | None = None, cached_tokens: int | None = None) -> None:
+        self._router.report_nowait(
+            self._placed.ask_id,
+            kind,
+            elapsed_s=self._clock.now() - self._began_s,
+            cached_tokens=cached_tokens,
+            output_tokens=self.output_tokens(),
+            error=error,
+            failed_worker_id=self._failed_worker_id if kind is ReportKind.FAILED else "",
+        )
+
+
+def _rendezvous(address: str, room: int, prefill: WorkerRef) -> Rendezvous:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InternalError(f"the router gave no rendezvous address for {prefill.worker_id}")
+    return Rendezvous(
+        host=host.strip("[]"), port=int(port), room=room, prefill_data_parallel_rank=prefill.data_parallel_rank
+    )

@@ -1,0 +1,169 @@
+"""One choice of a request: tokens in from the link, text out to the client. The hot path."""
+
+from collections.abc import Callable, Sequence
+
+from kvmesh.clock import Clock
+from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.errors import LostError, MeshError
+from kvmesh.rpc.clients import LegFinish
+from services.frontend.detokenise import Detokeniser
+from services.frontend.metrics import ModelGaps
+from services.frontend.request import Ending, Outlet
+from services.frontend.stops import StopFinder
+
+
+class Choice:
+    """Sink of one decode leg.
+
+    1. After `close` or the end nothing reaches the outlet.
+    2. `on_over` is called exactly once unless `close` came first: with None after `on_end`, or with the leg's failure.
+    """
+
+    __slots__ = (
+        "_cancel", "_clock", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_is_over", "_min_tokens", "_number",
+        "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "finish", "heard_at_s", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        outlet: Outlet,
+        detokeniser: Detokeniser,
+        *,
+        stops: Sequence[str],
+        stop_ids: frozenset[int],
+        min_tokens: int,
+        clock: Clock,
+        gaps: ModelGaps,
+        on_first: Callable[[], None],
+        on_over: Callable[["Choice", MeshError | None], None],
+    ) -> None:
+        self._number = number
+        self._outlet = outlet
+        self._detokeniser = detokeniser
+        self._stops = StopFinder(stops) if stops else None
+        self._stop_ids = stop_ids
+        self._min_tokens = min_tokens
+        self._clock = clock
+        self._gaps = gaps
+        self._on_first = on_first
+        self._on_over = on_over
+        self._cancel: Callable[[], None] | None = None
+        self._is_over = False
+        self._held_ids: list[int] = []
+        self._held_logprobs: list[TokenLogprob] = []
+        self.tokens = 0
+        self.heard_at_s = clock.now()
+        self.finish: LegFinish | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing more reaches the outlet."""
+        return self._is_over
+
+    def begin(self, cancel: Callable[[], None]) -> None:
+        """The leg was submitted; `cancel` stops it on its worker."""
+        self._cancel = cancel
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        """See LegSink."""
+        if self._is_over:
+            return
+        now_s = self._clock.now()
+        count = len(token_ids)
+        if self.tokens:
+            self._gaps.observe(now_s - self.heard_at_s, count)
+        else:
+            self._on_first()
+        self.heard_at_s = now_s
+        self.tokens += count
+        if token_ids[-1] in self._stop_ids:
+            # The token that ends the answer is not part of its text.
+            self._show(token_ids[:-1], logprobs[:-1] if logprobs is not None else None)
+        elif self._stops is not None:
+            self._show(token_ids, logprobs)
+        elif text := self._detokeniser.push(token_ids):
+            if self._held_ids:
+                self._emit(text, token_ids, logprobs)
+            else:
+                self._outlet.on_text(self._number, text, token_ids, logprobs)
+        else:
+            self._hold(token_ids, logprobs)
+
+    def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        """Token by token where stop strings are looked for, so that none is reported that came after the stop."""
+        stops = self._stops
+        if not token_ids:
+            return
+        first = self.tokens - len(token_ids)
+        for i, token_id in enumerate(token_ids):
+            text = self._detokeniser.push((token_id,))
+            if stops is not None and first + i >= self._min_tokens:
+                text = stops.push(text)
+            entry = logprobs[i : i + 1] if logprobs is not None else None
+            if text:
+                self._emit(text, (token_id,), entry)
+            else:
+                self._hold((token_id,), entry)
+            if stops is not None and stops.matched is not None:
+                self._stop(stops.matched, self.tokens - len(token_ids) + i + 1)
+                return
+
+    def _hold(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        self._held_ids.extend(token_ids)
+        if logprobs is not None:
+            self._held_logprobs.extend(logprobs)
+
+    def _emit(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        """With the tokens that were held back for want of text."""
+        self._hold(token_ids, logprobs)
+        entries = self._held_logprobs if logprobs is not None or self._held_logprobs else None
+        self._outlet.on_text(self._number, text, self._held_ids, entries)
+        self._held_ids, self._held_logprobs = [], []
+
+    def _stop(self, stop: str, tokens: int) -> None:
+        """A stop string ends the choice here; the worker is told to stop."""
+        self.tokens = tokens
+        self._end(Ending(reason=FinishReason.STOP, stop=stop, output_tokens=tokens))
+        self._call_cancel()
+
+    def on_finish(self, finish: LegFinish) -> None:
+        """See LegSink."""
+        self._cancel = None
+        if self._is_over:
+            return
+        self.finish = finish
+        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
+            self._flush()
+            if not self._is_over:
+                self._end(Ending(reason=finish.reason, stop=finish.stop_token_id, output_tokens=self.tokens))
+            return
+        self._is_over = True
+        self._on_over(self, finish.error or LostError(f"the worker ended the answer: {finish.reason.value}"))
+
+    def _flush(self) -> None:
+        """The detokeniser's tail still passes the stop strings, then what they held back is shown."""
+        text = self._detokeniser.flush()
+        if self._stops is not None:
+            text = self._stops.push(text)
+            if self._stops.matched is None:
+                text += self._stops.flush()
+        if text or self._held_ids:
+            self._emit(text, (), None)
+        if self._stops is not None and self._stops.matched is not None:
+            self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched, output_tokens=self.tokens))
+
+    def _end(self, ending: Ending) -> None:
+        self._is_over = True
+        self._outlet.on_end(self._number, ending)
+        self._on_over(self, None)
+
+    def close(self) -> None:
+        """Stops the leg wherever it is; the outlet hears no more. Idempotent."""
+        self._is_over = True
+        self._call_cancel()
+
+    def _call_cancel(self) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()

@@ -1,0 +1,165 @@
+"""Token ids to text, as they come: whole characters only, nothing lost at the end.
+
+Two ways, chosen once per tokenizer. Byte-level tokenizers (GPT-2, Llama 3, Qwen, the demo model) are tables: most tokens
+are whole characters and cost a list lookup. The others decode a short window twice and take the difference.
+"""
+
+import codecs
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+WINDOW_HELD_TOKENS_MAX = 8
+"""A character has at most four bytes, one per token; what is not whole after twice as many tokens never will be."""
+
+
+class Detokeniser(Protocol):
+    """One answer's text. The pieces of all `push` calls and `flush`, joined, are the decoded whole."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete; may be empty."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end: a broken character becomes U+FFFD."""
+        ...
+
+
+class Detokenisers:
+    """Makes detokenisers for one tokenizer; holds the tables that they share."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = _byte_pieces(tokenizer) if _is_byte_level(tokenizer) else None
+        self._tables: dict[bool, ByteTable] = {}
+
+    def detokeniser(self, *, skip_special_tokens: bool) -> Detokeniser:
+        """A new one for a new answer."""
+        if self._pieces is None:
+            return WindowDetokeniser(self._tokenizer, skip_special_tokens=skip_special_tokens)
+        table = self._tables.get(skip_special_tokens)
+        if table is None:
+            hidden = _special_ids(self._tokenizer) if skip_special_tokens else frozenset()
+            table = self._tables[skip_special_tokens] = ByteTable(self._pieces, hidden)
+        return ByteDetokeniser(table)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own bytes, for log-probabilities. Exact for byte-level tokenizers, else of its decoded text."""
+        if self._pieces is not None:
+            return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+
+
+class ByteTable:
+    """What each token adds: `texts[i]` where it is whole characters by itself, else None and `pieces[i]` its bytes."""
+
+    def __init__(self, pieces: Sequence[bytes], hidden: frozenset[int]) -> None:
+        self.pieces = [b"" if i in hidden else piece for i, piece in enumerate(pieces)]
+        self.texts: list[str | None] = [_whole_text(piece) for piece in self.pieces]
+
+
+class ByteDetokeniser:
+    """Byte-level: joined token bytes are UTF-8. Broken sequences become U+FFFD as the Unicode standard recommends."""
+
+    __slots__ = ("_held", "_pieces", "_size", "_texts")
+
+    def __init__(self, table: ByteTable) -> None:
+        self._texts = table.texts
+        self._pieces = table.pieces
+        self._size = len(table.texts)
+        self._held = b""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """See Detokeniser."""
+        # The hot path: one token per step that is whole by itself.
+        if not self._held and len(token_ids) == 1 and 0 <= (token_id := token_ids[0]) < self._size:
+            text = self._texts[token_id]
+            if text is not None:
+                return text
+        size, pieces = self._size, self._pieces
+        data = self._held + b"".join([pieces[i] for i in token_ids if 0 <= i < size])
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return text
+
+    def flush(self) -> str:
+        """See Detokeniser."""
+        held, self._held = self._held, b""
+        return held.decode("utf-8", "replace")
+
+
+class WindowDetokeniser:
+    """Any tokenizer: decodes the last emitted tokens with the new ones and emits the difference."""
+
+    __slots__ = ("_held", "_skip", "_tokenizer", "_window", "_window_text")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window: list[int] = []
+        self._window_text = ""
+        self._held: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """See Detokeniser. One token at a time, so that the text does not depend on how tokens were bundled."""
+        return "".join([self._step(token_id) for token_id in token_ids])
+
+    def _step(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._decode(self._window + self._held)
+        if text.endswith(REPLACEMENT) and len(self._held) < WINDOW_HELD_TOKENS_MAX:
+            return ""
+        return self._emit(text)
+
+    def flush(self) -> str:
+        """See Detokeniser."""
+        return self._emit(self._decode(self._window + self._held)) if self._held else ""
+
+    def _emit(self, text: str) -> str:
+        piece = text[len(self._window_text) :]
+        if piece:
+            self._window, self._held = self._held, []
+            self._window_text = self._decode(self._window)
+        return piece
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    return bool(decoder.get("type") == "ByteLevel")
+
+
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def _byte_pieces(tokenizer: Tokenizer) -> list[bytes]:
+    """Each token's bytes, as the byte-level decoder makes them: tokens outside its alphabet stand for themselves."""
+    alphabet = _byte_alphabet()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, token_id in vocabulary.items():
+        try:
+            pieces[token_id] = bytes([alphabet[character] for character in token])
+        except KeyError:
+            pieces[token_id] = token.encode()
+    return pieces
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _whole_text(piece: bytes) -> str | None:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

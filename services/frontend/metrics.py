@@ -1,0 +1,77 @@
+"""The frontend's instruments. The planner reads them by these names."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from kvmesh.telemetry import Instruments
+from kvmesh.telemetry.metrics import DURATION_BUCKETS_S
+
+UNKNOWN_MODEL = "unknown"
+
+
+class GapHistogram(Collector):
+    """Inter-token gaps by model, as `kvmesh_frontend_itl_seconds`.
+
+    One observation per chunk is on the hot path; the library's histogram takes a lock and walks the buckets for each.
+    """
+
+    NAME = "kvmesh_frontend_itl_seconds"
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelGaps] = {}
+
+    def of_model(self, model: str) -> "ModelGaps":
+        """The counts of one served model."""
+        return self._models.setdefault(model, ModelGaps())
+
+    def collect(self) -> Iterator[Metric]:
+        """One histogram with a label per model."""
+        family = HistogramMetricFamily(self.NAME, "Time between two tokens of a choice.", labels=["model"])
+        for model, gaps in list(self._models.items()):
+            family.add_metric([model], gaps.cumulative(), gaps.sum_s)
+        yield family
+
+
+class ModelGaps:
+    """Counts per bucket. Not shared between threads."""
+
+    __slots__ = ("_counts", "sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(DURATION_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, gap_s: float, tokens: int) -> None:
+        """`tokens` came `gap_s` after the one before them."""
+        self._counts[bisect_left(DURATION_BUCKETS_S, gap_s / tokens)] += tokens
+        self.sum_s += gap_s
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Counts at or below each bound, as Prometheus wants them."""
+        total, buckets = 0, []
+        for bound, count in zip((*DURATION_BUCKETS_S, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append((str(floatToGoString(bound)), float(total)))  # type: ignore[no-untyped-call]
+        return buckets
+
+
+class FrontendMetrics:
+    """Labels are served models and status codes only."""
+
+    def __init__(self, instruments: Instruments, in_flight: Callable[[], float] = lambda: 0.0) -> None:
+        self.requests: Counter = instruments.counter(
+            "requests", "Requests by outcome (HTTP status).", ["model", "code"]
+        )
+        self.ttft: Histogram = instruments.histogram("ttft_seconds", "Time to the first token.", ["model"])
+        self.prompt_tokens: Counter = instruments.counter(
+            "prompt_tokens", "Prompt tokens of requests begun.", ["model"]
+        )
+        self.output_tokens: Counter = instruments.counter("output_tokens", "Tokens received from workers.", ["model"])
+        self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
+        self.gaps = GapHistogram()
+        instruments.registry.register(self.gaps)

@@ -1,0 +1,274 @@
+"""Which models are served, read from the registry: workers, their cards, and each model's tokenizer and template."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from kvmesh.clock import Clock
+from kvmesh.core import Role
+from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
+from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.telemetry import event_logger
+from services.frontend.settings import ModelSettings
+from services.frontend.text_model import TextModel, find_directory, load_text_model
+
+_log = event_logger(__name__)
+CARD_PREFIX = "kvmesh/workers/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a worker says of its model, from the registry's key-value store."""
+
+    name: str
+    source: str
+    context_tokens_max: int
+    vocabulary_size: int
+    revision: str = ""
+    eos_token_ids: Sequence[int] = ()
+    adapters: Sequence[str] = ()
+    features: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that can be asked. `adapter` is set where the asked name is that of a LoRA adapter."""
+
+    name: str
+    text: TextModel
+    context_tokens_max: int
+    vocabulary_size: int
+    block_size_tokens: int
+    eos_token_ids: frozenset[int]
+    features: frozenset[str] = frozenset()
+    adapters: Sequence[str] = ()
+    workers_ready: int = 1
+    created_s: int = 0
+    adapter: str = ""
+
+
+class Models(Protocol):
+    """Where the pipeline looks models up."""
+
+    def find(self, name: str) -> ServedModel:
+        """A served model by its name or by an adapter's. NotFoundError, or UnavailableError while it loads or has no worker."""
+        ...
+
+    def served(self) -> Sequence[ServedModel]:
+        """All models that can be asked now, by name."""
+        ...
+
+
+class StaticModels:
+    """A fixed set, for simulations and tests."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def find(self, name: str) -> ServedModel:
+        """See Models."""
+        return find_model(self._models, name)
+
+    def served(self) -> Sequence[ServedModel]:
+        """See Models."""
+        return [self._models[name] for name in sorted(self._models)]
+
+
+def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
+    """By name, or by the name of an adapter. NotFoundError."""
+    model = models.get(name)
+    if model is not None:
+        return model
+    raise NotFoundError(f"the model {name[:128]!r} does not exist", field="model", reason="model_not_found")
+
+
+class DiscoveredModels:
+    """Follows the registry. A running part: `run` watches until cancelled.
+
+    A model is served while a decode worker takes requests, its card is known and its files are loaded. What was loaded
+    stays loaded, so that a model whose last worker left comes back at once.
+    """
+
+    def __init__(self, registry: Registry, settings: ModelSettings, clock: Clock) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._clock = clock
+        self._views: dict[str, Sequence[Instance]] = {PREFILL: (), DECODE: ()}
+        self._cards: dict[str, tuple[str, Card]] = {}
+        self._texts: dict[tuple[str, str], TextModel] = {}
+        self._served: dict[str, ServedModel] = {}
+        self._created_s: dict[str, int] = {}
+        self._problems: dict[str, str] = {}
+        self._changed = asyncio.Event()
+
+    def find(self, name: str) -> ServedModel:
+        """See Models."""
+        if name not in self._served and name in self._problems:
+            raise UnavailableError(
+                f"the model {name!r} cannot be asked now: {self._problems[name]}",
+                field="model",
+                reason="model_unavailable",
+                retry_after_s=1.0,
+            )
+        return find_model(self._served, name)
+
+    def served(self) -> Sequence[ServedModel]:
+        """See Models."""
+        return [model for name, model in sorted(self._served.items()) if not model.adapter]
+
+    def problems(self) -> Mapping[str, str]:
+        """Why known models cannot be asked."""
+        return dict(self._problems)
+
+    async def start(self) -> None:
+        """Nothing to wait for: models come and go."""
+
+    async def aclose(self) -> None:
+        """Nothing to close: `run` is cancelled by whoever runs it."""
+
+    async def run(self) -> None:
+        """Follows workers until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch(PREFILL), name="models-watch-prefill")
+            tasks.create_task(self._watch(DECODE), name="models-watch-decode")
+            tasks.create_task(self._follow(), name="models-follow")
+
+    async def _watch(self, service: str) -> None:
+        async with aclosing(self._registry.watch(service)) as views:
+            async for view in views:
+                self._on_view(view)
+
+    def _on_view(self, view: View) -> None:
+        self._views[view.service] = view.instances
+        self._changed.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                is_settled = await self._refresh()
+            except MeshError as error:
+                _log.warning("models_not_refreshed", reason=error.reason, why=error.message)
+                is_settled = False
+            if not is_settled:
+                await self._wait_retry()
+
+    async def _wait_retry(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.reload_s):
+                await self._changed.wait()
+        except TimeoutError:
+            self._changed.set()
+
+    async def _refresh(self) -> bool:
+        """Brings `_served` to what the views say. False: something failed that may mend itself."""
+        names = {each.meta.get("model", "") for instances in self._views.values() for each in instances} - {""}
+        served: dict[str, ServedModel] = {}
+        problems: dict[str, str] = {}
+        for name in sorted(names):
+            try:
+                model = await self._model(name)
+            except MeshError as error:
+                problems[name] = error.message
+                continue
+            served[name] = model
+        for model in list(served.values()):
+            served |= {name: _as_adapter(model, name) for name in model.adapters if name not in served}
+        self._tell_changes(served, problems)
+        self._served, self._problems = served, problems
+        return not problems
+
+    def _tell_changes(self, served: Mapping[str, ServedModel], problems: Mapping[str, str]) -> None:
+        for name in served.keys() - self._served.keys():
+            _log.info("model_served", model=name, workers=served[name].workers_ready)
+        for name in self._served.keys() - served.keys():
+            _log.warning("model_gone", model=name)
+        for name, problem in problems.items():
+            if self._problems.get(name) != problem:
+                _log.warning("model_unavailable", model=name, why=problem)
+
+    async def _model(self, name: str) -> ServedModel:
+        workers = [
+            each
+            for instances in self._views.values()
+            for each in instances
+            if each.meta.get("model") == name and each.takes_requests
+        ]
+        deciders = [each for each in workers if each.meta.get("role", "decode") == Role.DECODE.value]
+        if not deciders:
+            raise UnavailableError("no decode worker takes requests", reason="no_worker")
+        cards = [card for each in workers if (card := await self._card(each)) is not None]
+        if not cards:
+            raise UnavailableError("no worker has told its model card yet", reason="no_card")
+        card = cards[0]
+        text = await self._text(card)
+        created_s = self._created_s.setdefault(name, int(self._clock.wall()))
+        return ServedModel(
+            name=name,
+            text=text,
+            context_tokens_max=min(each.context_tokens_max for each in cards),
+            vocabulary_size=card.vocabulary_size,
+            block_size_tokens=_integer(deciders[0].meta.get("block_size_tokens"), 0),
+            eos_token_ids=frozenset((*card.eos_token_ids, *text.eos_token_ids)),
+            features=frozenset(feature for each in cards for feature in each.features),
+            adapters=tuple(sorted({adapter for each in cards for adapter in each.adapters})),
+            workers_ready=len(workers),
+            created_s=created_s,
+        )
+
+    async def _card(self, instance: Instance) -> Card | None:
+        """A worker's card. Read anew when its epoch changes; adapters loaded later are seen at the next change of the view."""
+        epoch = instance.meta.get("epoch", "")
+        known = self._cards.get(instance.instance_id)
+        if known is not None and known[0] == epoch:
+            return known[1]
+        entry = await self._registry.get(CARD_PREFIX + instance.instance_id)
+        if entry is None:
+            return None
+        card = read_card(entry.value)
+        self._cards[instance.instance_id] = (epoch, card)
+        return card
+
+    async def _text(self, card: Card) -> TextModel:
+        key = (card.source, card.revision)
+        known = self._texts.get(key)
+        if known is None:
+            known = self._texts[key] = await asyncio.to_thread(self._load, card)
+        return known
+
+    def _load(self, card: Card) -> TextModel:
+        return load_text_model(find_directory(card.source, card.revision, self._settings.cache_dir), self._clock)
+
+
+def read_card(value: bytes) -> Card:
+    """A card from the registry. UnsupportedError when it is not one."""
+    try:
+        record = json.loads(value)
+        return Card(
+            name=str(record["name"]),
+            source=str(record["source"]),
+            context_tokens_max=int(record["context_tokens_max"]),
+            vocabulary_size=int(record["vocabulary_size"]),
+            revision=str(record.get("revision") or ""),
+            eos_token_ids=tuple(int(each) for each in record.get("eos_token_ids") or ()),
+            adapters=_words(record.get("adapters")),
+            features=_words(record.get("features")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsupportedError(f"a worker's card cannot be read: {error!r}", reason="bad_card") from error
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return tuple(str(each) for each in value or ())
+
+
+def _integer(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdigit() else default
+
+
+def _as_adapter(model: ServedModel, adapter: str) -> ServedModel:
+    return replace(model, adapter=adapter, adapters=())

@@ -1,0 +1,219 @@
+"""Whole answers and errors as JSON bodies."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from kvmesh.core import FinishReason, TokenLogprob, Usage
+from kvmesh.errors import MeshError
+from kvmesh.rpc.http_status import http_status
+from services.frontend.models import ServedModel
+from services.frontend.openai.asked import Asked
+from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from services.frontend.request import Ending
+from services.frontend.tools import HermesParser, ParsedCall
+
+CHAT_OBJECT, CHAT_CHUNK_OBJECT, COMPLETION_OBJECT = "chat.completion", "chat.completion.chunk", "text_completion"
+
+
+class Collected:
+    """An outlet that keeps the whole answer. Choice numbers run over all prompts."""
+
+    def __init__(self, choices: int) -> None:
+        self.texts: list[list[str]] = [[] for _ in range(choices)]
+        self.token_ids: list[list[int]] = [[] for _ in range(choices)]
+        self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
+        self.endings: list[Ending | None] = [None] * choices
+
+    def on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        """See Outlet."""
+        self.texts[choice].append(text)
+        self.token_ids[choice].extend(token_ids)
+        if logprobs:
+            self.logprobs[choice].extend(logprobs)
+
+    def on_end(self, choice: int, ending: Ending) -> None:
+        """See Outlet."""
+        self.endings[choice] = ending
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def call_id(request_id: str, choice: int, index: int) -> str:
+    """A tool call's id: the request's own id is random, so this is unique in any conversation."""
+    return f"call_{request_id[:24]}{choice}{index}"
+
+
+def call_body(request_id: str, choice: int, call: ParsedCall) -> dict[str, Any]:
+    """A whole tool call."""
+    return {
+        "id": call_id(request_id, choice, call.index),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def finish_word(ending: Ending, calls: int) -> str:
+    """`finish_reason`: an answer that ended by itself with calls ended for them."""
+    if calls and ending.reason is FinishReason.STOP:
+        return FinishReason.TOOL_CALLS.value
+    return ending.reason.value
+
+
+def stop_reason(ending: Ending) -> str | int | None:
+    """vLLM's extension: which stop string or token it was."""
+    return ending.stop
+
+
+def chat_body(
+    asked: Asked, model: ServedModel, collected: Collected, usage: Usage, *, created_s: int, prompt_ids: Sequence[int]
+) -> dict[str, Any]:
+    """`chat.completion`."""
+    request_id = asked.requests[0].request_id
+    body: dict[str, Any] = {
+        "id": f"chatcmpl-{request_id}",
+        "object": CHAT_OBJECT,
+        "created": created_s,
+        "model": asked.model,
+        "choices": [_chat_choice(asked, model, collected, i) for i in range(asked.choices)],
+        "usage": usage_body(usage),
+    }
+    if asked.returns_token_ids:
+        body["prompt_token_ids"] = list(prompt_ids)
+    return body
+
+
+def _chat_choice(asked: Asked, model: ServedModel, collected: Collected, i: int) -> dict[str, Any]:
+    text: str | None = "".join(collected.texts[i])
+    calls: list[ParsedCall] = []
+    if asked.parses_tools:
+        parser = HermesParser()
+        parts = [*parser.push(text or ""), *parser.flush()]
+        calls = [part for part in parts if isinstance(part, ParsedCall)]
+        text = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        message["tool_calls"] = [call_body(asked.requests[0].request_id, i, call) for call in calls]
+    ending = _ending(collected, i)
+    choice: dict[str, Any] = {
+        "index": i,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": finish_word(ending, len(calls)),
+        "stop_reason": stop_reason(ending),
+    }
+    if asked.has_logprobs:
+        choice["logprobs"] = chat_logprobs(model.text, collected.token_ids[i], collected.logprobs[i])
+    if asked.returns_token_ids:
+        choice["token_ids"] = collected.token_ids[i]
+    return choice
+
+
+def completion_body(
+    asked: Asked,
+    model: ServedModel,
+    collected: Collected,
+    usage: Usage,
+    *,
+    created_s: int,
+    echoes: Sequence[str],
+    prompt_ids: Sequence[Sequence[int]],
+) -> dict[str, Any]:
+    """`text_completion`. `echoes`: per prompt what comes before its answers."""
+    base_id = asked.requests[0].request_id.partition(".")[0]
+    choices = [_completion_choice(asked, model, collected, i) for i in range(asked.choices)]
+    per_prompt = asked.requests[0].choices
+    for i, choice in enumerate(choices):
+        choice["text"] = echoes[i // per_prompt] + choice["text"]
+        if asked.returns_token_ids:
+            choice["prompt_token_ids"] = list(prompt_ids[i // per_prompt])
+    return {
+        "id": f"cmpl-{base_id}",
+        "object": COMPLETION_OBJECT,
+        "created": created_s,
+        "model": asked.model,
+        "choices": choices,
+        "usage": usage_body(usage),
+    }
+
+
+def _completion_choice(asked: Asked, model: ServedModel, collected: Collected, i: int) -> dict[str, Any]:
+    ending = _ending(collected, i)
+    choice: dict[str, Any] = {
+        "index": i,
+        "text": "".join(collected.texts[i]),
+        "logprobs": None,
+        "finish_reason": finish_word(ending, 0),
+        "stop_reason": stop_reason(ending),
+    }
+    if asked.has_logprobs:
+        choice["logprobs"] = completion_logprobs(model.text, collected.token_ids[i], collected.logprobs[i], 0)[0]
+    if asked.returns_token_ids:
+        choice["token_ids"] = collected.token_ids[i]
+    return choice
+
+
+def _ending(collected: Collected, i: int) -> Ending:
+    ending = collected.endings[i]
+    assert ending is not None, "a request that ended well has ended every choice"
+    return ending
+
+
+def sum_usage(usages: Sequence[Usage]) -> Usage:
+    """Totals over prompts."""
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        transferred_tokens=sum(usage.transferred_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )
+
+
+def error_body(error: MeshError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": http_status(error)[1],
+            "param": error.field or None,
+            "code": error.reason,
+        }
+    }
+
+
+def error_headers(error: MeshError) -> Mapping[str, str]:
+    """Retry-After in whole seconds, where the error says when to come back."""
+    if error.retry_after_s is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+
+
+def model_body(model: ServedModel, name: str) -> dict[str, Any]:
+    """One entry of /v1/models; adapters name their base model as parent."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "kvmesh",
+        "max_model_len": model.context_tokens_max,
+        "parent": model.name if name != model.name else None,
+    }
+
+
+def to_json(body: Any) -> bytes:
+    """Compact JSON."""
+    return orjson.dumps(body)

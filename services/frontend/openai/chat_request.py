@@ -1,0 +1,229 @@
+"""The body of POST /v1/chat/completions."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from kvmesh.errors import InvalidRequestError, UnsupportedError
+from services.frontend.openai.asked import Asked
+from services.frontend.openai.fields import INTEGER_MAX, Fields
+from services.frontend.openai.sampling import (
+    TOKENS_MAX,
+    read_response_format,
+    read_sampling,
+    read_stream_options,
+    read_top_logprobs,
+)
+from services.frontend.request import Conversation, Request
+
+MESSAGES_MAX = 4096
+TOOLS_MAX = 128
+CALLS_MAX = 128
+PARTS_MAX = 1024
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+# Fields of a message that OpenAI's clients send back as they got them, and that no template needs.
+_MESSAGE_IGNORED = ("refusal", "annotations", "audio", "function_call")
+
+
+def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
+    """The request. InvalidRequestError and UnsupportedError name the field."""
+    fields = Fields(values)
+    model = fields.text("model", 256)
+    if not model:
+        raise fields.wrong("model", "a model's name")
+    is_stream = fields.flag("stream")
+    max_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
+    old, new = fields.integer("max_tokens", 1, TOKENS_MAX), fields.integer("max_completion_tokens", 1, TOKENS_MAX)
+    logprobs = read_top_logprobs(fields)
+    tools, uses_tools = _read_tools(fields)
+    asked = Asked(
+        requests=(
+            Request(
+                request_id=request_id,
+                model=model,
+                prompt=_read_conversation(fields, tools),
+                sampling=read_sampling(
+                    fields,
+                    max_tokens=old if new is None else new,
+                    logprobs=logprobs,
+                    constraint=read_response_format(fields),
+                ),
+                choices=_or(fields.integer("n", 1, 128), 1),
+                cache_salt=fields.text("cache_salt", 256) or "",
+                priority=_or(fields.integer("priority", -INTEGER_MAX, INTEGER_MAX), 0),
+                fields={
+                    "prompt": "messages",
+                    "choices": "n",
+                    "max_tokens": max_name,
+                    "logprobs": "top_logprobs",
+                    "constraint": "response_format",
+                },
+            ),
+        ),
+        is_stream=is_stream,
+        includes_usage=read_stream_options(fields, is_stream=is_stream),
+        has_logprobs=logprobs is not None,
+        returns_token_ids=fields.flag("return_token_ids"),
+        parses_tools=uses_tools,
+    )
+    _refuse_others(fields)
+    fields.finish()
+    return asked
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _refuse_others(fields: Fields) -> None:
+    fields.refuse("functions", "use tools", ([],))
+    fields.refuse("function_call", "use tool_choice", ("none", "auto"))
+    fields.refuse("audio", "there is no audio output")
+    fields.refuse("modalities", "only text comes out", (["text"],))
+    fields.refuse("prediction", "not yet")
+    fields.refuse("web_search_options", "there is no web search")
+    fields.refuse("reasoning_effort", "not yet")
+    fields.refuse("verbosity", "not yet")
+    fields.refuse("chat_template", "templates come with the model")
+    fields.refuse("continue_final_message", "not yet", (False,))
+    fields.refuse("add_special_tokens", "the chat template adds them", (False,))
+    fields.refuse("include_reasoning", "not yet", (True, False))
+    fields.refuse("echo", "only for completions", (False,))
+    fields.refuse("mm_processor_kwargs", "only text goes in", ({},))
+
+
+def _read_conversation(fields: Fields, tools: list[dict[str, Any]]) -> Conversation:
+    messages = fields.objects("messages", MESSAGES_MAX)
+    if not messages:
+        raise fields.wrong("messages", f"a list of 1 to {MESSAGES_MAX} messages")
+    return Conversation(
+        messages=[_read_message(Fields(each, f"messages[{i}].")) for i, each in enumerate(messages)],
+        tools=tools,
+        documents=fields.objects("documents", 1024),
+        arguments=fields.object("chat_template_kwargs") or {},
+        adds_generation_prompt=fields.flag("add_generation_prompt", True),
+    )
+
+
+def _read_message(fields: Fields) -> dict[str, Any]:
+    role = fields.choice("role", ROLES)
+    if role is None:
+        raise fields.wrong("role", "one of " + ", ".join(ROLES))
+    message: dict[str, Any] = {"role": role}
+    calls = [_read_call(Fields(each, fields.name(f"tool_calls[{i}].")))
+             for i, each in enumerate(fields.objects("tool_calls", CALLS_MAX))]  # fmt: skip
+    if calls and role != "assistant":
+        raise fields.wrong("tool_calls", "absent unless the role is assistant")
+    if calls:
+        message["tool_calls"] = calls
+    content = _read_content(fields)
+    if content is None and not calls and role != "assistant":
+        raise fields.wrong("content", "a string or a list of parts")
+    message["content"] = content if content is not None else ""
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        text = fields.text(name)
+        if text is not None:
+            message[name] = text
+    fields.ignore(_MESSAGE_IGNORED)
+    fields.finish()
+    return message
+
+
+def _read_content(fields: Fields) -> str | None:
+    """The text. Parts are joined by line ends, since many templates know strings only."""
+    value = fields.take("content")
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or len(value) > PARTS_MAX:
+        raise fields.wrong("content", f"a string or a list of 1 to {PARTS_MAX} parts")
+    return "\n".join(_read_part(each, fields.name(f"content[{i}]")) for i, each in enumerate(value))
+
+
+def _read_part(value: Any, name: str) -> str:
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise InvalidRequestError(f"{name} must be an object with a type", field=name, reason="invalid_value")
+    part = Fields(value, f"{name}.")
+    kind = part.take("type")
+    if kind not in ("text", "refusal"):
+        raise UnsupportedError(f"{name} is of the type {kind[:32]!r}; only text is supported", field=f"{name}.type")
+    text = part.text(kind)
+    if text is None:
+        raise part.wrong(kind, "a string")
+    part.finish()
+    return text
+
+
+def _read_call(fields: Fields) -> dict[str, Any]:
+    call_id = fields.text("id", 256)
+    fields.choice("type", ("function",))
+    fields.ignore(("index",))
+    value = fields.object("function")
+    if value is None:
+        raise fields.wrong("function", "an object")
+    function = Fields(value, fields.name("function."))
+    name = function.text("name", 256)
+    if not name:
+        raise function.wrong("name", "a function's name")
+    arguments = _read_arguments(function)
+    function.finish()
+    fields.finish()
+    return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _read_arguments(function: Fields) -> dict[str, Any]:
+    """As an object, the way templates want them."""
+    text = function.text("arguments")
+    try:
+        arguments = orjson.loads(text) if text else {}
+    except orjson.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise function.wrong("arguments", "a JSON object in a string")
+    return arguments
+
+
+def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
+    """The tools for the template, and whether calls are looked for in the answer."""
+    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
+    choice = fields.take("tool_choice")
+    if choice is not None and choice not in ("none", "auto"):
+        if choice == "required" or isinstance(choice, dict):
+            raise UnsupportedError("tool_choice can only be auto or none for now", field="tool_choice")
+        raise fields.wrong("tool_choice", "none, auto, required or an object")
+    if choice == "auto" and not tools:
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
+    is_parallel = fields.flag("parallel_tool_calls", True)
+    if tools and not is_parallel:
+        raise UnsupportedError(
+            "parallel_tool_calls can only be true: the model decides how many calls it makes",
+            field="parallel_tool_calls",
+        )
+    if choice == "none":
+        return [], False
+    return tools, bool(tools)
+
+
+def _read_tool(fields: Fields) -> dict[str, Any]:
+    if fields.choice("type", ("function",)) is None:
+        raise fields.wrong("type", "function")
+    value = fields.object("function")
+    if value is None:
+        raise fields.wrong("function", "an object")
+    function = Fields(value, fields.name("function."))
+    name = function.text("name", 64)
+    if not name or not _TOOL_NAME.match(name):
+        raise function.wrong("name", "1 to 64 characters of A-Z a-z 0-9 _ . -")
+    tool: dict[str, Any] = {"name": name}
+    description = function.text("description")
+    if description is not None:
+        tool["description"] = description
+    parameters = function.object("parameters")
+    if parameters is not None:
+        tool["parameters"] = parameters
+    function.refuse("strict", "tool arguments are not constrained", (False,))
+    function.finish()
+    fields.finish()
+    return {"type": "function", "function": tool}

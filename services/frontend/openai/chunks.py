@@ -1,0 +1,199 @@
+"""Server-sent events of one stream, made from pieces that are encoded once per stream."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from kvmesh.core import TokenLogprob, Usage
+from services.frontend.models import ServedModel
+from services.frontend.openai.asked import Asked
+from services.frontend.openai.bodies import (
+    CHAT_CHUNK_OBJECT,
+    COMPLETION_OBJECT,
+    call_body,
+    finish_word,
+    stop_reason,
+    usage_body,
+)
+from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from services.frontend.request import Ending
+from services.frontend.tools import HermesParser
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: Any) -> bytes:
+    """One event."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+class Chunks(Protocol):
+    """Makes the events of one stream."""
+
+    plain: Sequence[tuple[bytes, bytes]] | None
+    """Per choice what stands before and after a plain text chunk's JSON string; None when no chunk is plain."""
+
+    def opening(self, choice: int) -> bytes:
+        """What comes before a choice's first text; may be empty."""
+        ...
+
+    def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """New text with all that was asked for; may be empty when it must wait for more text."""
+        ...
+
+    def ending(self, choice: int, ending: Ending) -> bytes:
+        """The last event of a choice."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """Totals; empty unless asked for."""
+        ...
+
+
+class _Base:
+    """The parts of a chunk around its choices."""
+
+    def __init__(self, asked: Asked, model: ServedModel, chunk_id: str, kind: str, created_s: int) -> None:
+        self._asked = asked
+        self._text = model.text
+        self._head: dict[str, Any] = {"id": chunk_id, "object": kind, "created": created_s, "model": asked.model}
+
+    def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
+        tail = {"usage": None} if self._asked.includes_usage else {}
+        return event({**self._head, "choices": [choice], **tail, **more})
+
+    def _split(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
+        """The event around the JSON string `mark`."""
+        before, _, after = self._event(choice).partition(orjson.dumps(mark))
+        return before, after
+
+    def usage(self, usage: Usage) -> bytes:
+        """See Chunks."""
+        if not self._asked.includes_usage:
+            return b""
+        return event({**self._head, "choices": [], "usage": usage_body(usage)})
+
+
+class ChatChunks(_Base):
+    """`chat.completion.chunk`."""
+
+    def __init__(self, asked: Asked, model: ServedModel, created_s: int, prompt_ids: Sequence[int]) -> None:
+        self._request_id = asked.requests[0].request_id
+        super().__init__(asked, model, f"chatcmpl-{self._request_id}", CHAT_CHUNK_OBJECT, created_s)
+        self._prompt_ids = prompt_ids
+        self._parsers = [HermesParser() for _ in range(asked.choices)] if asked.parses_tools else None
+        self._held: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(asked.choices)]
+        is_plain = not (asked.has_logprobs or asked.returns_token_ids or asked.parses_tools)
+        mark = "\x00text"
+        self.plain: Sequence[tuple[bytes, bytes]] | None = (
+            [self._split(_chat_choice(i, {"content": mark}), mark) for i in range(asked.choices)] if is_plain else None
+        )
+
+    def opening(self, choice: int) -> bytes:
+        """The role, as OpenAI sends it."""
+        more = {"prompt_token_ids": list(self._prompt_ids)} if self._asked.returns_token_ids else {}
+        return self._event(_chat_choice(choice, {"role": "assistant", "content": ""}), **more)
+
+    def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """See Chunks."""
+        deltas: list[dict[str, Any]]
+        if self._parsers is None:
+            deltas = [{"content": text}] if text or token_ids else []
+        else:
+            deltas = self._deltas(choice, self._parsers[choice].push(text))
+        more: dict[str, Any] = {}
+        if logprobs is not None:
+            self._held[choice].extend(zip(token_ids, logprobs, strict=True))
+            if deltas:
+                more["logprobs"] = self._take_logprobs(choice)
+        if self._asked.returns_token_ids:
+            more["token_ids"] = list(token_ids)
+            deltas = deltas or [{}]
+        return self._events(choice, deltas, more)
+
+    def _events(self, choice: int, deltas: Sequence[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        """One event per delta; what belongs to tokens goes with the first."""
+        return b"".join(
+            self._event({**_chat_choice(choice, delta), **(more if i == 0 else {})}) for i, delta in enumerate(deltas)
+        )
+
+    def _deltas(self, choice: int, parts: Sequence[Any]) -> list[dict[str, Any]]:
+        return [
+            {"content": part}
+            if isinstance(part, str)
+            else {"tool_calls": [{"index": part.index, **call_body(self._request_id, choice, part)}]}
+            for part in parts
+        ]
+
+    def _take_logprobs(self, choice: int) -> dict[str, Any]:
+        held, self._held[choice] = self._held[choice], []
+        return chat_logprobs(self._text, [token_id for token_id, _ in held], [entry for _, entry in held])
+
+    def ending(self, choice: int, ending: Ending) -> bytes:
+        """See Chunks."""
+        calls, rest = 0, b""
+        if self._parsers is not None:
+            rest = self._events(choice, self._deltas(choice, self._parsers[choice].flush()), {})
+            calls = self._parsers[choice].calls
+        last = _chat_choice(choice, {}) | {
+            "finish_reason": finish_word(ending, calls),
+            "stop_reason": stop_reason(ending),
+        }
+        if self._held[choice]:
+            last["logprobs"] = self._take_logprobs(choice)
+        return rest + self._event(last)
+
+
+def _chat_choice(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+class CompletionChunks(_Base):
+    """`text_completion` in pieces. `echoes`: per prompt what comes before its answers."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        model: ServedModel,
+        created_s: int,
+        echoes: Sequence[str],
+        prompt_ids: Sequence[Sequence[int]],
+    ) -> None:
+        base_id = asked.requests[0].request_id.partition(".")[0]
+        super().__init__(asked, model, f"cmpl-{base_id}", COMPLETION_OBJECT, created_s)
+        self._echoes = echoes
+        self._prompt_ids = prompt_ids
+        self._per_prompt = asked.requests[0].choices
+        self._offsets = [0] * asked.choices
+        mark = "\x00text"
+        is_plain = not (asked.has_logprobs or asked.returns_token_ids)
+        self.plain: Sequence[tuple[bytes, bytes]] | None = (
+            [self._split(_completion_choice(i, mark), mark) for i in range(asked.choices)] if is_plain else None
+        )
+
+    def opening(self, choice: int) -> bytes:
+        """The prompt, when it is to be echoed."""
+        prompt = choice // self._per_prompt
+        more = {"prompt_token_ids": list(self._prompt_ids[prompt])} if self._asked.returns_token_ids else {}
+        echo = self._echoes[prompt]
+        return self._event(_completion_choice(choice, echo) | more) if echo or more else b""
+
+    def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """See Chunks."""
+        body = _completion_choice(choice, text)
+        if logprobs is not None:
+            found = completion_logprobs(self._text, token_ids, logprobs, self._offsets[choice])
+            body["logprobs"], self._offsets[choice] = found
+        if self._asked.returns_token_ids:
+            body["token_ids"] = list(token_ids)
+        return self._event(body)
+
+    def ending(self, choice: int, ending: Ending) -> bytes:
+        """See Chunks."""
+        body = _completion_choice(choice, "")
+        return self._event(body | {"finish_reason": finish_word(ending, 0), "stop_reason": stop_reason(ending)})
+
+
+def _completion_choice(choice: int, text: str) -> dict[str, Any]:
+    return {"index": choice, "text": text, "logprobs": None, "finish_reason": None}

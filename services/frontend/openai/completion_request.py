@@ -1,0 +1,87 @@
+"""The body of POST /v1/completions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvmesh.checks import LOGPROBS_MAX
+from kvmesh.errors import UnsupportedError
+from services.frontend.openai.asked import Asked
+from services.frontend.openai.fields import INTEGER_MAX, Fields
+from services.frontend.openai.sampling import (
+    TOKENS_MAX,
+    is_token_list,
+    read_response_format,
+    read_sampling,
+    read_stream_options,
+)
+from services.frontend.request import Request
+from services.frontend.settings import PipelineSettings
+
+MAX_TOKENS_DEFAULT = 16
+"""OpenAI's, for completions only."""
+
+
+def read_completion(values: Mapping[str, Any], request_id: str, settings: PipelineSettings) -> Asked:
+    """The request. InvalidRequestError and UnsupportedError name the field."""
+    fields = Fields(values)
+    model = fields.text("model", 256)
+    if not model:
+        raise fields.wrong("model", "a model's name")
+    is_stream = fields.flag("stream")
+    logprobs = fields.integer("logprobs", 0, LOGPROBS_MAX)
+    max_tokens = fields.integer("max_tokens", 1, TOKENS_MAX)
+    choices = fields.integer("n", 1, 128) or 1
+    prompts = read_prompts(fields, settings)
+    template = Request(
+        request_id=request_id,
+        model=model,
+        prompt="",
+        sampling=read_sampling(
+            fields,
+            max_tokens=MAX_TOKENS_DEFAULT if max_tokens is None else max_tokens,
+            logprobs=logprobs,
+            constraint=read_response_format(fields),
+        ),
+        choices=choices,
+        cache_salt=fields.text("cache_salt", 256) or "",
+        priority=fields.integer("priority", -INTEGER_MAX, INTEGER_MAX) or 0,
+        fields={"choices": "n", "constraint": "response_format"},
+    )
+    asked = Asked(
+        requests=_one_each(template, prompts),
+        is_stream=is_stream,
+        includes_usage=read_stream_options(fields, is_stream=is_stream),
+        has_logprobs=logprobs is not None,
+        returns_token_ids=fields.flag("return_token_ids"),
+        echoes=fields.flag("echo"),
+    )
+    if asked.echoes and asked.has_logprobs:
+        raise UnsupportedError("echo with logprobs is not supported yet", field="echo")
+    fields.refuse("suffix", "there is no filling in the middle", ("",))
+    fields.refuse("add_special_tokens", "the tokenizer decides", (True,))
+    fields.finish()
+    return asked
+
+
+def _one_each(template: Request, prompts: Sequence[str | list[int]]) -> tuple[Request, ...]:
+    if len(prompts) == 1:
+        return (replace(template, prompt=prompts[0]),)
+    return tuple(
+        replace(template, prompt=prompt, request_id=f"{template.request_id}.{i}") for i, prompt in enumerate(prompts)
+    )
+
+
+def read_prompts(fields: Fields, settings: PipelineSettings) -> list[str | list[int]]:
+    """`prompt` in its four shapes."""
+    value = fields.take("prompt")
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if is_token_list(value):
+            return [value]
+        if all(isinstance(each, str) for each in value) or all(is_token_list(each) for each in value):
+            if len(value) > settings.prompts_max:
+                raise fields.wrong("prompt", f"a list of at most {settings.prompts_max} prompts")
+            return value
+    raise fields.wrong("prompt", "a string, a list of strings, a list of token ids, or a list of such lists")

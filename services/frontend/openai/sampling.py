@@ -1,0 +1,177 @@
+"""Sampling fields that chat and completions share."""
+
+from typing import Any
+
+import orjson
+
+from kvmesh.checks import LOGIT_BIAS_MAX, LOGPROBS_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX
+from kvmesh.core import Constraint, ConstraintKind, SamplingParams
+from kvmesh.errors import InvalidRequestError
+from services.frontend.openai.fields import Fields
+
+TOKENS_MAX = 2**31 - 1
+SCHEMA_BYTES_MAX = 256 * 1024
+
+# Fields that say who asks or how OpenAI should run it; nothing here depends on them.
+IGNORED = (
+    "user",
+    "metadata",
+    "service_tier",
+    "store",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+# Known to OpenAI or vLLM and not served yet; the neutral values ask for nothing.
+REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("guided_json", "use response_format", ()),
+    ("guided_regex", "not yet", ()),
+    ("guided_choice", "not yet", ()),
+    ("guided_grammar", "not yet", ()),
+    ("structured_outputs", "use response_format", ()),
+    ("use_beam_search", "there is no beam search", (False,)),
+    ("best_of", "ask for n choices", (1,)),
+    ("length_penalty", "there is no beam search", (1, 1.0)),
+    ("early_stopping", "there is no beam search", (False,)),
+    ("include_stop_str_in_output", "stop strings are left out", (False,)),
+    ("truncate_prompt_tokens", "prompts are not cut", ()),
+    ("prompt_logprobs", "not yet", (False,)),
+    ("logits_processors", "engines differ", ([],)),
+    ("bad_words", "use logit_bias", ([],)),
+    ("allowed_token_ids", "use logit_bias", ([],)),
+    ("spaces_between_special_tokens", "the tokenizer decides", (True,)),
+    ("kv_transfer_params", "the mesh sets them", ()),
+    ("vllm_xargs", "engines differ", ()),
+)
+
+
+def read_sampling(
+    fields: Fields, *, max_tokens: int | None, logprobs: int | None, constraint: Constraint | None
+) -> SamplingParams:
+    """All of SamplingParams; ranges are checked later, in one place."""
+    for name, why, neutral in REFUSED:
+        fields.refuse(name, why, neutral)
+    fields.ignore(IGNORED)
+    return SamplingParams(
+        temperature=fields.number("temperature"),
+        top_p=fields.number("top_p"),
+        top_k=_top_k(fields),
+        min_p=fields.number("min_p"),
+        presence_penalty=fields.number("presence_penalty"),
+        frequency_penalty=fields.number("frequency_penalty"),
+        repetition_penalty=fields.number("repetition_penalty"),
+        seed=fields.integer("seed"),
+        max_tokens=max_tokens,
+        min_tokens=fields.integer("min_tokens", 0, TOKENS_MAX),
+        stop=_stops(fields),
+        stop_token_ids=_token_ids(fields, "stop_token_ids", STOP_TOKENS_MAX),
+        ignore_eos=fields.flag("ignore_eos"),
+        logprobs=logprobs,
+        logit_bias=_logit_bias(fields),
+        constraint=constraint,
+        skip_special_tokens=fields.flag("skip_special_tokens", True),
+    )
+
+
+def _top_k(fields: Fields) -> int | None:
+    value = fields.integer("top_k", -1, TOKENS_MAX)
+    return 0 if value == -1 else value  # vLLM's older word for off.
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.take("stop")
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+        raise fields.wrong("stop", "a string or a list of strings")
+    if len(stops) > STOP_STRINGS_MAX:
+        raise fields.wrong("stop", f"a list of at most {STOP_STRINGS_MAX} strings")
+    return tuple(stops)
+
+
+def _token_ids(fields: Fields, name: str, length_max: int) -> tuple[int, ...]:
+    value = fields.take(name)
+    if value is None:
+        return ()
+    if not is_token_list(value):
+        raise fields.wrong(name, "a list of token ids")
+    if len(value) > length_max:
+        raise fields.wrong(name, f"a list of at most {length_max} token ids")
+    return tuple(value)
+
+
+def is_token_list(value: Any) -> bool:
+    """A list of integers that could be token ids."""
+    return isinstance(value, list) and all(type(each) is int and 0 <= each <= TOKENS_MAX for each in value)
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    value = fields.object("logit_bias")
+    if value is None:
+        return ()
+    if len(value) > LOGIT_BIAS_MAX:
+        raise fields.wrong("logit_bias", f"an object of at most {LOGIT_BIAS_MAX} entries")
+    pairs: list[tuple[int, float]] = []
+    for key, bias in value.items():
+        is_id = key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= TOKENS_MAX
+        if not is_id or isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise fields.wrong("logit_bias", "an object from token ids to numbers")
+        pairs.append((int(key), float(bias)))
+    return tuple(pairs)
+
+
+def read_stream_options(fields: Fields, *, is_stream: bool) -> bool:
+    """Whether usage is wanted in the stream."""
+    value = fields.object("stream_options")
+    if value is None:
+        return False
+    if not is_stream:
+        raise fields.wrong("stream_options", "absent unless stream is true")
+    options = Fields(value, "stream_options.")
+    includes_usage = options.flag("include_usage")
+    options.ignore(("include_obfuscation",))
+    options.refuse("continuous_usage_stats", "usage comes once, at the end", (False,))
+    options.finish()
+    return includes_usage
+
+
+def read_top_logprobs(fields: Fields) -> int | None:
+    """Chat: `logprobs` says whether, `top_logprobs` how many alternatives."""
+    wanted = fields.flag("logprobs")
+    top = fields.integer("top_logprobs", 0, LOGPROBS_MAX)
+    if top is not None and not wanted:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def read_response_format(fields: Fields) -> Constraint | None:
+    """`response_format` as a constraint; None for plain text."""
+    value = fields.object("response_format")
+    if value is None:
+        return None
+    form = Fields(value, "response_format.")
+    kind = form.choice("type", ("text", "json_object", "json_schema"))
+    if kind is None:
+        raise form.wrong("type", "one of text, json_object, json_schema")
+    schema = form.object("json_schema")
+    form.finish()
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Constraint(kind=ConstraintKind.JSON_OBJECT)
+    if schema is None:
+        raise form.wrong("json_schema", "an object")
+    return _schema_constraint(Fields(schema, "response_format.json_schema."))
+
+
+def _schema_constraint(fields: Fields) -> Constraint:
+    fields.ignore(("name", "description", "strict"))
+    schema = fields.object("schema")
+    fields.finish()
+    if schema is None:
+        raise fields.wrong("schema", "a JSON Schema")
+    text = orjson.dumps(schema).decode()
+    if len(text) > SCHEMA_BYTES_MAX:
+        raise fields.wrong("schema", f"a JSON Schema of at most {SCHEMA_BYTES_MAX} bytes")
+    return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=text)

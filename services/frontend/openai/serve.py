@@ -1,0 +1,211 @@
+"""One HTTP request through the pipeline: whole or as a stream."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from kvmesh.core import TokenLogprob, Usage
+from kvmesh.errors import InternalError, MeshError
+from kvmesh.rpc.http_status import http_status
+from services.frontend.openai.asked import Asked
+from services.frontend.openai.bodies import Collected, chat_body, completion_body, sum_usage, to_json
+from services.frontend.openai.chunks import ChatChunks, Chunks, CompletionChunks
+from services.frontend.openai.stream import EventStream
+from services.frontend.pipeline import Pipeline
+from services.frontend.prepare import Prepared
+from services.frontend.request import Answer, Conversation, Ending, Outlet
+from services.frontend.settings import HttpSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One HTTP request and what is to be told of it in the end."""
+
+    request: web.Request
+    pipeline: Pipeline
+    settings: HttpSettings
+    began_s: float
+    request_id: str
+    client_id: str
+    headers: dict[str, str]
+    code: int = 200
+    reason: str = "ok"
+    model_name: str = ""
+    usage: Usage = field(default_factory=Usage)
+    ttft_s: float | None = None
+
+
+class WrittenResponse(web.StreamResponse):
+    """Stands for a response that was written to the transport already; the framework has nothing to do."""
+
+    def __init__(self, *, keeps_alive: bool) -> None:
+        super().__init__()
+        self._keeps_alive = keeps_alive
+
+    @property
+    def keep_alive(self) -> bool | None:
+        """Whether the connection takes another request."""
+        return self._keeps_alive
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Nothing: the head is written."""
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing: the end is written."""
+
+
+async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
+    """The answer. Raises what happened before its first byte."""
+    pipeline = exchange.pipeline
+    model = pipeline.models.find(asked.model)
+    exchange.model_name = model.name
+    prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in asked.requests]
+    created_s = int(pipeline.clock.wall())
+    if asked.is_stream:
+        return await _serve_stream(exchange, asked, prepared, created_s)
+    collected = Collected(asked.choices)
+    answers = await run_all(exchange, prepared, collected)
+    exchange.usage = usage = sum_usage([answer.usage for answer in answers])
+    prompt_ids = [each.generation.token_ids for each in prepared]
+    if _is_chat(asked):
+        body = chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
+    else:
+        echoes = _echoes(asked, prepared)
+        body = completion_body(
+            asked, model, collected, usage, created_s=created_s, echoes=echoes, prompt_ids=prompt_ids
+        )
+    return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
+
+
+async def run_all(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+    """Runs one request per prompt; the first failure ends all."""
+    if len(prepared) == 1:
+        answers = [await exchange.pipeline.run(prepared[0], outlet, began_s=exchange.began_s)]
+    else:
+        answers = await _run_several(exchange, prepared, outlet)
+    exchange.ttft_s = min((answer.ttft_s for answer in answers if answer.ttft_s is not None), default=None)
+    return answers
+
+
+async def _run_several(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(
+                    exchange.pipeline.run(
+                        each, ShiftedOutlet(outlet, i * each.request.choices), began_s=exchange.began_s
+                    )
+                )
+                for i, each in enumerate(prepared)
+            ]
+    except* MeshError as errors:
+        first = errors.exceptions[0]
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        failure = first
+    else:
+        return [task.result() for task in running]
+    raise failure
+
+
+class ShiftedOutlet:
+    """An outlet for one prompt of several: its choices are numbered from `first` on."""
+
+    def __init__(self, outlet: Outlet, first: int) -> None:
+        self._outlet = outlet
+        self._first = first
+
+    def on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        """See Outlet."""
+        self._outlet.on_text(self._first + choice, text, token_ids, logprobs)
+
+    def on_end(self, choice: int, ending: Ending) -> None:
+        """See Outlet."""
+        self._outlet.on_end(self._first + choice, ending)
+
+
+async def _serve_stream(
+    exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int
+) -> web.StreamResponse:
+    request = exchange.request
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise asyncio.CancelledError("the client is gone")
+    is_chunked = request.version >= (1, 1)
+    stream = EventStream(
+        transport,
+        _head(exchange, is_chunked=is_chunked),
+        _chunks(asked, prepared, created_s),
+        choices=asked.choices,
+        is_chunked=is_chunked,
+        buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
+    )
+    keeps_alive = is_chunked and request.keep_alive
+    try:
+        answers = await run_all(exchange, prepared, stream)
+        exchange.usage = sum_usage([answer.usage for answer in answers])
+        stream.close_well(exchange.usage)
+    except Exception as error:
+        if not stream.has_begun:
+            raise
+        failure = error if isinstance(error, MeshError) else defect(error, exchange.request_id)
+        exchange.code, exchange.reason = http_status(failure)[0], failure.reason
+        stream.close_failed(failure)
+        keeps_alive = False
+    finally:
+        stream.abandon()
+    await stream.wait_sent(exchange.settings.stalled_client_timeout_s)
+    return WrittenResponse(keeps_alive=keeps_alive)
+
+
+def defect(error: Exception, request_id: str) -> InternalError:
+    """Logs a defect; the client learns the id and nothing else."""
+    _log.error("request_defect", exc_info=error, extra={"data": {"request_id": request_id}})
+    return InternalError(f"internal error {request_id}", request_id=request_id)
+
+
+def _head(exchange: Exchange, *, is_chunked: bool) -> bytes:
+    """The response's head. Header values were checked to be printable ASCII."""
+    lines = [
+        f"HTTP/1.1 200 {HTTPStatus.OK.phrase}",
+        "Content-Type: text/event-stream; charset=utf-8",
+        "Cache-Control: no-cache",
+        # Proxies that collect responses would undo streaming.
+        "X-Accel-Buffering: no",
+        "Transfer-Encoding: chunked" if is_chunked else "Connection: close",
+        *(f"{name}: {value}" for name, value in exchange.headers.items()),
+    ]
+    if is_chunked and not exchange.request.keep_alive:
+        lines.append("Connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+
+
+def _chunks(asked: Asked, prepared: Sequence[Prepared], created_s: int) -> Chunks:
+    model = prepared[0].model
+    prompt_ids = [each.generation.token_ids for each in prepared]
+    if _is_chat(asked):
+        return ChatChunks(asked, model, created_s, prompt_ids[0])
+    return CompletionChunks(asked, model, created_s, _echoes(asked, prepared), prompt_ids)
+
+
+def _echoes(asked: Asked, prepared: Sequence[Prepared]) -> list[str]:
+    return [_echo(each) if asked.echoes else "" for each in prepared]
+
+
+def _echo(prepared: Prepared) -> str:
+    prompt = prepared.request.prompt
+    return prompt if isinstance(prompt, str) else prepared.model.text.decode(prepared.generation.token_ids)
+
+
+def _is_chat(asked: Asked) -> bool:
+    return isinstance(asked.requests[0].prompt, Conversation)

@@ -1,0 +1,201 @@
+"""Writes a stream straight to its socket: one write per step, no general-purpose layer per chunk.
+
+The head, the chunked encoding and the end are written here, because the web framework's writer costs more per chunk than
+detokenising. A client that does not read makes the transport's buffer grow; above a bound tokens are merged: their text
+waits here and goes out in one chunk once the buffer has shrunk. Text is bounded by max_tokens, so this is bounded too.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import orjson
+
+from kvmesh.core import TokenLogprob, Usage
+from kvmesh.errors import MeshError
+from services.frontend.openai.bodies import error_body
+from services.frontend.openai.chunks import DONE, Chunks, event
+from services.frontend.request import Ending
+
+LAST_CHUNK = b"0\r\n\r\n"
+_POLL_S = 0.02
+
+
+class EventStream:
+    """An outlet that is one HTTP response. Nothing is written before the first text, so that errors can be bodies.
+
+    1. Pieces of a choice are written in order; a choice's ending comes after all of its text.
+    2. After `close_*` nothing is written.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        head: bytes,
+        chunks: Chunks,
+        *,
+        choices: int,
+        is_chunked: bool,
+        buffer_bytes_max: int,
+    ) -> None:
+        self._transport = transport
+        self._head = head
+        self._chunks = chunks
+        self._plain = chunks.plain
+        self._is_chunked = is_chunked
+        self._buffer_bytes_max = buffer_bytes_max
+        # Several choices share a socket: their chunks of one step are collected and written together.
+        self._is_shared = choices > 1
+        self._is_open = [False] * choices
+        self._late: list[_Late | None] = [None] * choices
+        self._pending: list[bytes] = []
+        self._left = choices
+        self._has_begun = False
+        self._is_scheduled = False
+        self._is_closed = False
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the head is on its way: a failure can only be an event now."""
+        return self._has_begun
+
+    def on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        """See Outlet. The hot path is a plain chunk on a socket that keeps up."""
+        transport = self._transport
+        if (
+            self._plain is None
+            or self._is_shared
+            or not self._is_open[choice]
+            or self._late[choice] is not None
+            or transport.get_write_buffer_size() > self._buffer_bytes_max
+        ):
+            self._on_text(choice, text, token_ids, logprobs)
+            return
+        before, after = self._plain[choice]
+        body = orjson.dumps(text)
+        if self._is_chunked:
+            transport.write(b"%x\r\n%b%b%b\r\n" % (len(before) + len(body) + len(after), before, body, after))
+        else:
+            transport.write(before + body + after)
+
+    def _on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        if self._is_closed:
+            return
+        late = self._late[choice]
+        if self._transport.get_write_buffer_size() > self._buffer_bytes_max:
+            self._late[choice] = late = late or _Late()
+            late.add(text, token_ids, logprobs)
+            return
+        if late is not None:
+            late.add(text, token_ids, logprobs)
+            text, token_ids, logprobs = late.take()
+            self._late[choice] = None
+        self._put(self._open(choice) + self._chunk(choice, text, token_ids, logprobs))
+
+    def _chunk(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> bytes:
+        if self._plain is None:
+            return self._chunks.text(choice, text, token_ids, logprobs)
+        before, after = self._plain[choice]
+        return b"%b%b%b" % (before, orjson.dumps(text), after)
+
+    def _open(self, choice: int) -> bytes:
+        if self._is_open[choice]:
+            return b""
+        self._is_open[choice] = True
+        return self._chunks.opening(choice)
+
+    def on_end(self, choice: int, ending: Ending) -> None:
+        """See Outlet."""
+        if self._is_closed:
+            return
+        data = self._open(choice)
+        late, self._late[choice] = self._late[choice], None
+        if late is not None:
+            data += self._chunk(choice, *late.take())
+        self._left -= 1
+        data += self._chunks.ending(choice, ending)
+        if self._left:
+            self._put(data)
+        else:
+            # The usage and the end follow in the same turn of the loop; all of it is one write.
+            self._pending.append(data)
+
+    def _put(self, data: bytes) -> None:
+        if not data:
+            return
+        self._pending.append(data)
+        if not self._is_shared:
+            self._flush()
+        elif not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        if self._pending and not self._is_closed:
+            data = b"".join(self._pending)
+            self._pending.clear()
+            self._transport.write(self._begin() + self._frame(data))
+
+    def _begin(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return self._head
+
+    def _frame(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+
+    def close_well(self, usage: Usage) -> None:
+        """The end of a request that ended well."""
+        self._close(self._chunks.usage(usage) + DONE)
+
+    def close_failed(self, error: MeshError) -> None:
+        """The end of a request that failed after its stream began: the error is the last event."""
+        self._close(event(error_body(error)))
+
+    def _close(self, data: bytes) -> None:
+        self._pending.append(data)
+        data = self._begin() + self._frame(b"".join(self._pending)) + (LAST_CHUNK if self._is_chunked else b"")
+        self._pending.clear()
+        self._is_closed = True
+        self._transport.write(data)
+
+    def abandon(self) -> None:
+        """The client is gone: nothing more is written."""
+        self._is_closed = True
+        self._pending.clear()
+
+    async def wait_sent(self, timeout_s: float) -> None:
+        """Until the client has taken all but what the kernel holds; a client that does not within the time is cut off."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._transport.get_write_buffer_size() and not self._transport.is_closing():  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)  # The transport tells its protocol, which is the framework's.
+        except TimeoutError:
+            self._transport.abort()
+
+
+class _Late:
+    """Text of one choice that waits for a slow client."""
+
+    __slots__ = ("_logprobs", "_texts", "_token_ids")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+
+    def add(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        self._texts.append(text)
+        self._token_ids.extend(token_ids)
+        if logprobs is not None:
+            self._logprobs = [*(self._logprobs or ()), *logprobs]
+
+    def take(self) -> tuple[str, list[int], list[TokenLogprob] | None]:
+        return "".join(self._texts), self._token_ids, self._logprobs

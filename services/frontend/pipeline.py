@@ -1,0 +1,253 @@
+"""The way of a request through the mesh, without HTTP and without gRPC.
+
+Uses the event loop's timers and the injected clock only, makes its ids from the injected generator, and starts no thread
+for prompts up to `inline_characters_max`: it runs as it is in a whole-mesh simulation on virtual time.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+
+from kvmesh.clock import Clock
+from kvmesh.core import KvHandle, Usage, WorkerRef
+from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
+from kvmesh.rpc.clients import DecodeLinks, Placed, PrefillClient, RouterLink
+from services.frontend.attempt import RETRIABLE, Attempt
+from services.frontend.choice import Choice
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import Models
+from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
+from services.frontend.request import Answer, Outlet, Request
+from services.frontend.settings import PipelineSettings
+
+_log = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """Runs requests.
+
+    1. `run` leaves nothing behind: no leg, no reservation, no handle, whichever way it ends.
+    2. A request is placed again only while none of its choices has received a token.
+    3. At most `requests_max` requests are in flight.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Models,
+        prefill: PrefillClient,
+        links: DecodeLinks,
+        router: RouterLink,
+        clock: Clock,
+        generator: Random,
+        metrics: FrontendMetrics,
+        settings: PipelineSettings,
+    ) -> None:
+        self.models = models
+        self.settings = settings
+        self.metrics = metrics
+        self.clock = clock
+        self._prefill = prefill
+        self._links = links
+        self._router = router
+        self._random = generator
+        self._in_flight: set[str] = set()
+        self._idle = asyncio.Event()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._is_draining = False
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight."""
+        return len(self._in_flight)
+
+    @property
+    def is_draining(self) -> bool:
+        """True when new requests are refused."""
+        return self._is_draining
+
+    def new_id(self) -> str:
+        """An id that no other request has."""
+        return f"{self._random.getrandbits(128):032x}"
+
+    async def drain(self) -> None:
+        """Refuses new requests from now on and waits for those in flight."""
+        self._is_draining = True
+        while self._in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def aclose(self) -> None:
+        """Waits for handles that are being given back; bounded by `release_timeout_s`."""
+        if self._releases:
+            await asyncio.wait(self._releases)
+
+    async def prepare(self, request: Request, *, began_s: float) -> Prepared:
+        """Checks and tokenises. Raises what the client did wrong, before anything is asked of the mesh."""
+        self._check_room()
+        model = self.models.find(request.model)
+        check_request(request, model, self.settings)
+        token_ids = await tokens_of(request, model, self.settings)
+        return prepare(request, model, token_ids, attempt_timeout_s=self._timeout_s(request, began_s))
+
+    async def run(self, prepared: Prepared, outlet: Outlet, *, began_s: float) -> Answer:
+        """Runs a request to its end; its text goes to `outlet`. `began_s`: when the client's request arrived.
+
+        Raises the failure that ended it. Cancelling it cancels everything on every hop.
+        """
+        request_id = prepared.request.request_id
+        self._admit(request_id)
+        try:
+            return await self._run(prepared, outlet, began_s)
+        finally:
+            self._in_flight.discard(request_id)
+            if not self._in_flight:
+                self._idle.set()
+
+    def _check_room(self) -> None:
+        retry_after_s = self.settings.retry_after_s
+        if self._is_draining:
+            raise UnavailableError("the frontend is shutting down", reason="draining", retry_after_s=retry_after_s)
+        if len(self._in_flight) >= self.settings.requests_max:
+            raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
+
+    def _admit(self, request_id: str) -> None:
+        self._check_room()
+        if request_id in self._in_flight:
+            raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
+        self._in_flight.add(request_id)
+
+    async def _run(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
+        self.metrics.prompt_tokens.labels(prepared.model.name).inc(prepared.ask.prompt_tokens)
+        deadline_s = began_s + self._limit_s(prepared.request)
+        run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
+        excluded: list[str] = []
+        first_failure: MeshError | None = None
+        for number in range(self.settings.placement_attempts):
+            placed = await self._place(prepared, number, excluded, deadline_s, first_failure)
+            attempt = self._attempt(prepared, placed, number, deadline_s)
+            try:
+                await attempt.run(run.choices(attempt))
+            except RETRIABLE as error:
+                first_failure = first_failure or error
+                if attempt.has_token or number + 1 == self.settings.placement_attempts:
+                    raise
+                if attempt.failed_worker_id:
+                    excluded.append(attempt.failed_worker_id)
+                data = {"request_id": prepared.request.request_id, "reason": error.reason, "where": error.where}
+                _log.warning("request_placed_again", extra={"data": data})
+            else:
+                return Answer(usage=run.usage(attempt), ttft_s=run.ttft_s)
+            finally:
+                self.metrics.output_tokens.labels(prepared.model.name).inc(attempt.output_tokens())
+        raise AssertionError("the last attempt raises")
+
+    async def _place(
+        self,
+        prepared: Prepared,
+        number: int,
+        excluded: list[str],
+        deadline_s: float,
+        first_failure: MeshError | None,
+    ) -> Placed:
+        left_s = max(1e-3, deadline_s - self.clock.now())
+        ask = replace(prepared.ask, timeout_s=left_s, excluded_worker_ids=tuple(excluded), attempt=number)
+        try:
+            return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
+        except UnavailableError as error:
+            if first_failure is not None:
+                # That nothing else is there says less than what happened on the worker that was.
+                raise first_failure from error
+            error.retry_after_s = error.retry_after_s or self.settings.retry_after_s
+            raise
+
+    def _attempt(self, prepared: Prepared, placed: Placed, number: int, deadline_s: float) -> Attempt:
+        return Attempt(
+            prepared,
+            placed,
+            number=number,
+            deadline_s=deadline_s,
+            prefill=self._prefill,
+            links=self._links,
+            router=self._router,
+            clock=self.clock,
+            settings=self.settings,
+            room=lambda: self._random.getrandbits(63),
+            release=self._release_nowait,
+        )
+
+    def _release_nowait(self, worker: WorkerRef, handle: KvHandle) -> None:
+        """Gives an unused handle back without keeping the request waiting."""
+        task = asyncio.get_running_loop().create_task(self._release(worker, handle.handle_id), name="release-kv")
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, worker: WorkerRef, handle_id: str) -> None:
+        # A worker that cannot be told lets the lease run out.
+        with suppress(MeshError):
+            await self._prefill.release_kv(worker, handle_id, timeout_s=self.settings.release_timeout_s)
+
+    def _limit_s(self, request: Request) -> float:
+        limit_s = self.settings.request_timeout_s
+        return limit_s if request.timeout_s is None else min(limit_s, request.timeout_s)
+
+    def _timeout_s(self, request: Request, began_s: float) -> float:
+        return max(1e-3, began_s + self._limit_s(request) - self.clock.now())
+
+
+class _Run:
+    """What stays the same over the attempts of one request."""
+
+    def __init__(
+        self, prepared: Prepared, outlet: Outlet, metrics: FrontendMetrics, clock: Clock, began_s: float
+    ) -> None:
+        self._prepared = prepared
+        self._outlet = outlet
+        self._metrics = metrics
+        self._clock = clock
+        self._began_s = began_s
+        self._choices: list[Choice] = []
+        self.ttft_s: float | None = None
+
+    def choices(self, attempt: Attempt) -> list[Choice]:
+        """Fresh choices for an attempt; nothing of an earlier one was shown."""
+
+        def on_first() -> None:
+            if self.ttft_s is None:
+                self.ttft_s = self._clock.now() - self._began_s
+                self._metrics.ttft.labels(model.name).observe(self.ttft_s)
+            attempt.on_first()
+
+        prepared, model = self._prepared, self._prepared.model
+        sampling = prepared.request.sampling
+        gaps = self._metrics.gaps.of_model(model.name)
+        self._choices = [
+            Choice(
+                i,
+                self._outlet,
+                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens),
+                stops=sampling.stop,
+                stop_ids=prepared.stop_ids,
+                min_tokens=sampling.min_tokens or 0,
+                clock=self._clock,
+                gaps=gaps,
+                on_first=on_first,
+                on_over=attempt.on_over,
+            )
+            for i in range(prepared.request.choices)
+        ]
+        return self._choices
+
+    def usage(self, attempt: Attempt) -> Usage:
+        """Totals: the prompt counts once, however many choices there are."""
+        finish = self._choices[0].finish
+        decode = finish.usage if finish is not None else Usage()
+        return Usage(
+            prompt_tokens=self._prepared.ask.prompt_tokens,
+            output_tokens=attempt.output_tokens(),
+            cached_tokens=attempt.usage.cached_tokens or decode.cached_tokens,
+            transferred_tokens=decode.transferred_tokens,
+            reasoning_tokens=decode.reasoning_tokens,
+        )

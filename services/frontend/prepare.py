@@ -1,0 +1,155 @@
+"""A request made ready: checked against its model, rendered, tokenised, hashed. Only `tokens_of` may wait."""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from kvmesh.checks import CACHE_SALT_BYTES_MAX, PRIORITY_MAX, check_length, check_range, check_sampling
+from kvmesh.core import Ask, Generation, SamplingParams
+from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.kv.blocks import block_hashes, seed_hash
+from services.frontend.models import ServedModel
+from services.frontend.request import Conversation, Request
+from services.frontend.settings import PipelineSettings
+
+# The capability that a sampling field needs, in the closed words of the support matrix.
+STRUCTURED_OUTPUT = "structured_output"
+_PROMPT_CHARACTERS_PER_TOKEN = 64
+"""No tokenizer in use has longer tokens on average; a text beyond that is too long whatever its tokens are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is submitted; choice i gets `generation_of(i)`."""
+
+    request: Request
+    model: ServedModel
+    generation: Generation
+    ask: Ask
+    stop_ids: frozenset[int]
+
+    def generation_of(self, choice: int) -> Generation:
+        """The seed differs by choice, so that equal choices are not what a seed gives."""
+        seed = self.generation.sampling.seed
+        if seed is None or choice == 0:
+            return self.generation
+        shifted = (seed + choice + 2**63) % 2**64 - 2**63
+        return replace(self.generation, sampling=replace(self.generation.sampling, seed=shifted))
+
+
+def check_request(request: Request, model: ServedModel, settings: PipelineSettings) -> None:
+    """Everything that can be refused before the prompt is tokenised."""
+    check_range(request.choices, request.named("choices"), 1, settings.choices_max)
+    check_range(request.priority, request.named("priority"), -PRIORITY_MAX, PRIORITY_MAX)
+    check_length(len(request.cache_salt.encode()), request.named("cache_salt"), 0, CACHE_SALT_BYTES_MAX, "bytes")
+    try:
+        check_sampling(request.sampling, prefix="")
+    except InvalidRequestError as error:
+        named = request.named(error.field)
+        raise InvalidRequestError(error.message.replace(error.field, named, 1), field=named) from error
+    _check_token_fields(request, model)
+    if request.sampling.constraint is not None and STRUCTURED_OUTPUT not in model.features:
+        raise UnsupportedError(
+            f"no worker of {model.name} can do structured output",
+            field=request.named("constraint"),
+            reason="unsupported",
+        )
+    if request.sampling.prompt_logprobs is not None:
+        raise UnsupportedError(
+            "log-probabilities of the prompt are not supported yet", field=request.named("prompt_logprobs")
+        )
+    if request.adapter and request.adapter not in model.adapters and request.adapter != model.adapter:
+        raise UnsupportedError(f"{model.name} has no adapter of that name", field=request.named("adapter"))
+
+
+def _check_token_fields(request: Request, model: ServedModel) -> None:
+    last = model.vocabulary_size - 1
+    for token_id in request.sampling.stop_token_ids:
+        check_range(token_id, request.named("stop_token_ids"), 0, last)
+    for token_id, _ in request.sampling.logit_bias:
+        check_range(token_id, request.named("logit_bias"), 0, last)
+
+
+async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> list[int]:
+    """The prompt's token ids. Long texts are tokenised in a thread; short ones never leave the event loop."""
+    prompt = request.prompt
+    field = request.named("prompt")
+    if isinstance(prompt, Conversation):
+        text = model.text.render(prompt, field=field)
+    elif isinstance(prompt, str):
+        text = prompt
+    else:
+        return _checked_ids(prompt if isinstance(prompt, list) else list(prompt), field, model)
+    if not text:
+        raise InvalidRequestError(f"{field} must not be empty", field=field)
+    if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
+        raise _too_long(f"the prompt has {len(text)} characters", field, model)
+    adds_special_tokens = isinstance(prompt, str)
+    if len(text) <= settings.inline_characters_max:
+        return model.text.tokenise(text, adds_special_tokens=adds_special_tokens)
+    return await asyncio.to_thread(model.text.tokenise, text, adds_special_tokens=adds_special_tokens)
+
+
+def _checked_ids(token_ids: list[int], field: str, model: ServedModel) -> list[int]:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
+        raise InvalidRequestError(f"{field} must hold token ids below {model.vocabulary_size}", field=field)
+    return token_ids
+
+
+def prepare(request: Request, model: ServedModel, token_ids: list[int], *, attempt_timeout_s: float) -> Prepared:
+    """The rest, once the prompt's length is known."""
+    sampling = _sampling_for(request, model, len(token_ids))
+    adapter = request.adapter or model.adapter
+    generation = Generation(
+        model=model.name,
+        token_ids=token_ids,
+        sampling=sampling,
+        adapter=adapter,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        traceparent=request.traceparent,
+    )
+    size = model.block_size_tokens
+    seed = seed_hash(adapter, request.cache_salt)
+    ask = Ask(
+        request_id=request.request_id,
+        model=model.name,
+        prompt_tokens=len(token_ids),
+        block_hashes=block_hashes(token_ids, size, seed=seed) if size else (),
+        block_size_tokens=size,
+        expected_output_tokens=sampling.max_tokens or 0,
+        adapter=adapter,
+        priority=request.priority,
+        timeout_s=attempt_timeout_s,
+        session_id=request.session_id,
+        choices=request.choices,
+        required_features=(STRUCTURED_OUTPUT,) if sampling.constraint is not None else (),
+    )
+    eos = frozenset() if sampling.ignore_eos else model.eos_token_ids
+    return Prepared(
+        request=request, model=model, generation=generation, ask=ask, stop_ids=eos.union(sampling.stop_token_ids)
+    )
+
+
+def _sampling_for(request: Request, model: ServedModel, prompt_tokens: int) -> SamplingParams:
+    """With the model's defaults and a bound on the answer. Stop strings stay here: the frontend applies them."""
+    field = request.named("prompt")
+    if prompt_tokens == 0:
+        raise InvalidRequestError(f"{field} must not be empty", field=field)
+    room = model.context_tokens_max - prompt_tokens
+    if room < 1:
+        raise _too_long(f"the prompt has {prompt_tokens} tokens", field, model)
+    wanted = request.sampling.max_tokens
+    if wanted is not None and wanted > room:
+        raise _too_long(
+            f"the prompt has {prompt_tokens} tokens and {wanted} are asked for", request.named("max_tokens"), model
+        )
+    sampling = model.text.with_defaults(request.sampling)
+    return replace(sampling, max_tokens=room if wanted is None else wanted, stop=())
+
+
+def _too_long(what: str, field: str, model: ServedModel) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{what}; the model's context is {model.context_tokens_max} tokens, prompt and answer together",
+        field=field,
+        reason="context_length_exceeded",
+    )

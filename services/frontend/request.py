@@ -1,0 +1,84 @@
+"""A request as the pipeline takes it, and what comes out of it. No HTTP, no gRPC."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Input of the chat template; `messages` and `tools` are plain JSON values in OpenAI's shape."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    documents: Sequence[Mapping[str, Any]] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    adds_generation_prompt: bool = True
+
+
+Prompt = str | Sequence[int] | Conversation
+"""Text, token ids, or a conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and its choices.
+
+    `fields` maps names of SamplingParams and of this class to the names that the client used, for error messages.
+    `timeout_s` None: the frontend's limit. `max_tokens` None: what the context leaves.
+    """
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    choices: int = 1
+    adapter: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    session_id: str = ""
+    timeout_s: float | None = None
+    traceparent: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, name: str) -> str:
+        """The client's name of a field."""
+        return self.fields.get(name, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one choice ended. `stop` is the stop string or token id that ended it, if any."""
+
+    reason: FinishReason
+    stop: str | int | None = None
+    output_tokens: int = 0
+
+
+class Outlet(Protocol):
+    """Receives a request's answer as it comes. Called once per choice and engine step; must not block or raise."""
+
+    def on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        """New text (whole characters, possibly none) and the tokens that it is known by now to come from.
+
+        `logprobs` has one entry per token when asked for.
+        """
+        ...
+
+    def on_end(self, choice: int, ending: Ending) -> None:
+        """The choice is over; nothing follows. Not called when the whole request fails."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Totals of a request that ended well."""
+
+    usage: Usage
+    ttft_s: float | None = None

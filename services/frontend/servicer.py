@@ -1,0 +1,275 @@
+"""InferenceService: protobuf to the pipeline and back, no decisions."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1 import inference_pb2_grpc
+from kvmesh.core import FinishReason
+from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.rpc.codec.inference import (
+    ChatCall,
+    GenerateCall,
+    Options,
+    ToolCallPiece,
+    from_chat_request,
+    from_generate_request,
+    to_chat_response,
+    to_chat_usage,
+    to_generate_response,
+    to_generate_usage,
+)
+from kvmesh.rpc.codec.scalars import required_text
+from kvmesh.rpc.deadline import remaining_s
+from kvmesh.rpc.http_status import http_status
+from kvmesh.telemetry import current_traceparent
+from services.frontend.answering import News, PulledOutlet
+from services.frontend.metrics import UNKNOWN_MODEL
+from services.frontend.pipeline import Pipeline
+from services.frontend.prepare import Prepared, tokens_of
+from services.frontend.request import Answer, Conversation, Prompt, Request
+from services.frontend.tools import HermesParser, ParsedCall
+
+_log = logging.getLogger(__name__)
+SERVICE_NAME = "kvmesh.inference.v1.InferenceService"
+_SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias", "constraint",
+)  # fmt: skip
+_FIELDS = {name: f"options.sampling.{name}" for name in _SAMPLING_FIELDS} | {
+    name: f"options.{name}" for name in ("choices", "priority", "cache_salt", "adapter", "request_id")
+}
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves gRPC clients. Failures leave as MeshError; the server's interceptor makes statuses of them."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        began_s = self._pipeline.clock.now()
+        call = from_generate_request(request)
+        asked = self._request(call.model, call.prompt, call.options, context, prompt_field="prompt")
+        async with _Running(self._pipeline, asked, call.options, began_s) as running:
+            echo = _echo(call, running.prepared) if call.echoes else ""
+            opened: set[int] = set()
+            async for news in running.news():
+                text = news.text if news.choice in opened else echo + news.text
+                opened.add(news.choice)
+                yield to_generate_response(
+                    asked.request_id,
+                    news.choice,
+                    text=text,
+                    token_ids=news.token_ids if call.options.returns_token_ids else (),
+                    logprobs=news.logprobs,
+                    finish=news.ending.reason if news.ending is not None else None,
+                )
+            yield to_generate_usage(asked.request_id, running.answer.usage)
+
+    async def Chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any]) -> AsyncIterator[pb.ChatResponse]:
+        began_s = self._pipeline.clock.now()
+        call = from_chat_request(request)
+        asked = self._request(call.model, _conversation(call), call.options, context, prompt_field="messages")
+        uses_tools = bool(call.tools) and call.tool_choice != "none"
+        parsers = [HermesParser() for _ in range(asked.choices)] if uses_tools else None
+        async with _Running(self._pipeline, asked, call.options, began_s) as running:
+            async for news in running.news():
+                response = _chat_response(asked.request_id, news, call.options, parsers)
+                if response is not None:
+                    yield response
+            yield to_chat_usage(asked.request_id, running.answer.usage)
+
+    async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
+        raise UnsupportedError("no worker serves embeddings", reason="embeddings_unsupported")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
+        model = self._pipeline.models.find(required_text(request.model, "model", 256))
+        kind = request.WhichOneof("input")
+        if kind == "text":
+            token_ids = model.text.tokenise(request.text, adds_special_tokens=request.add_special_tokens)
+        elif kind == "chat":
+            prompt = _conversation(from_chat_request(request.chat, prefix="chat."))
+            asked = Request(request_id="", model=model.name, prompt=prompt, fields={"prompt": "chat.messages"})
+            token_ids = await tokens_of(asked, model, self._pipeline.settings)
+        else:
+            raise InvalidRequestError("text or chat must be given", field="input")
+        return pb.TokenizeResponse(token_ids=token_ids, context_tokens_max=model.context_tokens_max)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: ServicerContext[Any, Any]
+    ) -> pb.ListModelsResponse:
+        models = [
+            pb.Model(
+                name=model.name,
+                context_tokens_max=model.context_tokens_max,
+                features=sorted(model.features),
+                workers_ready=model.workers_ready,
+                adapters=model.adapters,
+            )
+            for model in self._pipeline.models.served()
+        ]
+        return pb.ListModelsResponse(models=models)
+
+    def _request(
+        self, model: str, prompt: Prompt, options: Options, context: ServicerContext[Any, Any], *, prompt_field: str
+    ) -> Request:
+        if options.media:
+            raise UnsupportedError("no worker takes media", field="options.media", reason="media_unsupported")
+        return Request(
+            request_id=options.request_id or self._pipeline.new_id(),
+            model=model,
+            prompt=prompt,
+            sampling=options.sampling,
+            choices=options.choices,
+            adapter=options.adapter,
+            cache_salt=options.cache_salt,
+            priority=options.priority,
+            session_id=options.session_id,
+            timeout_s=_timeout_s(options.timeout_s, remaining_s(context)),
+            traceparent=current_traceparent(),
+            fields=_FIELDS | {"prompt": prompt_field},
+        )
+
+
+class _Running:
+    """A request in a task of its own, so that its text can be taken while it runs. Leaving cancels what is left of it."""
+
+    def __init__(self, pipeline: Pipeline, request: Request, options: Options, began_s: float) -> None:
+        self._pipeline = pipeline
+        self._request = request
+        self._began_s = began_s
+        self._outlet = PulledOutlet(is_whole=not options.is_stream)
+        self._task: asyncio.Task[Answer] | None = None
+        self._prepared: Prepared | None = None
+
+    @property
+    def prepared(self) -> Prepared:
+        """The request as it was submitted."""
+        assert self._prepared is not None
+        return self._prepared
+
+    @property
+    def answer(self) -> Answer:
+        """Totals, once `news` has ended."""
+        assert self._task is not None
+        return self._task.result()
+
+    async def __aenter__(self) -> "_Running":
+        try:
+            self._prepared = await self._pipeline.prepare(self._request, began_s=self._began_s)
+        except MeshError as error:
+            self._account(error)
+            raise
+        run = self._pipeline.run(self._prepared, self._outlet, began_s=self._began_s)
+        self._task = asyncio.create_task(run, name=f"request {self._request.request_id}")
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        assert self._task is not None
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._account(error)
+
+    async def news(self) -> AsyncIterator[News]:
+        """What is new, as long as there is something. Raises the request's failure after what came before it."""
+        task = self._task
+        assert task is not None
+        while True:
+            for news in self._outlet.take():
+                yield news
+            if task.done():
+                break
+            await self._outlet.wait(task)
+        for news in self._outlet.take():
+            yield news
+        task.result()
+
+    def _account(self, error: BaseException | None) -> None:
+        """Counts and logs the request, once."""
+        code, reason = 200, "ok"
+        if isinstance(error, MeshError):
+            code, reason = http_status(error)[0], error.reason
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            code, reason = 499, "client_gone"
+        elif error is not None:
+            code, reason = 500, "internal"
+        model = UNKNOWN_MODEL if self._prepared is None else self._prepared.model.name
+        self._pipeline.metrics.requests.labels(model, str(code)).inc()
+        is_answered = error is None and self._task is not None
+        usage = self.answer.usage if is_answered else None
+        data = {
+            "request_id": self._request.request_id,
+            "path": "grpc",
+            "model": model,
+            "code": code,
+            "reason": reason,
+            "prompt_tokens": usage.prompt_tokens if usage else 0,
+            "output_tokens": usage.output_tokens if usage else 0,
+            "duration_s": round(self._pipeline.clock.now() - self._began_s, 6),
+        }
+        _log.info("request_finished", extra={"data": data})
+
+
+def _conversation(call: ChatCall) -> Conversation:
+    if call.tool_choice not in ("auto", "none"):
+        raise UnsupportedError("tool_choice can only be auto or none for now", field="tool_choice")
+    return Conversation(
+        messages=call.messages,
+        tools=call.tools if call.tool_choice != "none" else (),
+        arguments=call.template_arguments,
+    )
+
+
+def _chat_response(
+    request_id: str, news: News, options: Options, parsers: Sequence[HermesParser] | None
+) -> pb.ChatResponse | None:
+    """None when all there is may still become a tool call."""
+    text = news.text
+    calls: tuple[ToolCallPiece, ...] = ()
+    finish = news.ending.reason if news.ending is not None else None
+    if parsers is not None:
+        parser = parsers[news.choice]
+        parts = [*parser.push(text), *(parser.flush() if finish is not None else ())]
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = tuple(_piece(request_id, news.choice, part) for part in parts if isinstance(part, ParsedCall))
+        if finish is FinishReason.STOP and parser.calls:
+            finish = FinishReason.TOOL_CALLS
+        if not (text or calls or finish or news.logprobs or options.returns_token_ids):
+            return None
+    return to_chat_response(
+        request_id,
+        news.choice,
+        text=text,
+        tool_calls=calls,
+        token_ids=news.token_ids if options.returns_token_ids else (),
+        logprobs=news.logprobs,
+        finish=finish,
+    )
+
+
+def _piece(request_id: str, choice: int, call: ParsedCall) -> ToolCallPiece:
+    return ToolCallPiece(
+        index=call.index,
+        call_id=f"call_{request_id[:24]}{choice}{call.index}",
+        name=call.name,
+        arguments=call.arguments,
+    )
+
+
+def _echo(call: GenerateCall, prepared: Prepared) -> str:
+    return call.prompt if isinstance(call.prompt, str) else prepared.model.text.decode(prepared.generation.token_ids)
+
+
+def _timeout_s(own_s: float | None, call_s: float | None) -> float | None:
+    limits = [limit for limit in (own_s, call_s) if limit is not None]
+    if limits and min(limits) <= 0:
+        raise DeadlineError("the caller's deadline has passed")
+    return min(limits, default=None)

@@ -1,0 +1,72 @@
+"""Settings of the frontend, each with its unit and reason."""
+
+from dataclasses import dataclass, field
+
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.lifecycle import LifecycleSettings
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.settings import setting
+from kvmesh.telemetry import TelemetrySettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """The OpenAI side."""
+
+    host: str = setting("127.0.0.1", "Address the HTTP API listens on.")
+    port: int = setting(8000, "Port of the HTTP API; 0: a free one.", min=0, max=65535)
+    body_bytes_max: int = setting(8 << 20, "Largest request body; a million tokens of text is about 5 MB.", min=1024)
+    header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
+    headers_max: int = setting(128, "Most headers.", min=8, max=1024)
+    body_timeout_s: float = setting(30.0, "Longest wait for a request's body.", min=0.1)
+    backlog: int = setting(1024, "Connections waiting to be accepted.", min=1)
+    stream_buffer_bytes_max: int = setting(
+        65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
+    )
+    stalled_client_timeout_s: float = setting(
+        30.0, "Longest wait for a client to read the end of its answer; then it is cut off.", min=0.1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """Limits of one request's way through the mesh."""
+
+    requests_max: int = setting(4096, "Requests in flight; more are refused with Retry-After.", min=1)
+    choices_max: int = setting(16, "Choices (n) of one prompt.", min=1, max=128)
+    prompts_max: int = setting(64, "Prompts of one completion request.", min=1)
+    request_timeout_s: float = setting(600.0, "Longest life of a request; clients may ask for less.", min=0.1)
+    first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
+    idle_timeout_s: float = setting(60.0, "Longest silence between two tokens of a request.", min=0.1)
+    place_timeout_s: float = setting(10.0, "Longest wait for the router.", min=0.01)
+    link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
+    release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
+    placement_attempts: int = setting(3, "Placements of one request before its first token.", min=1, max=16)
+    retry_after_s: float = setting(1.0, "What a refused client is told to wait.", min=0.1)
+    inline_characters_max: int = setting(
+        16_384, "Longer prompts are tokenised in a thread; this much takes about 5 ms on the event loop.", min=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Where tokenizers and templates come from."""
+
+    cache_dir: str = setting(
+        "", "Hugging Face cache to look in for models that are not a directory; empty: its default."
+    )
+    reload_s: float = setting(5.0, "Pause before a model whose files could not be read is tried again.", min=0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendSettings:
+    """A frontend process."""
+
+    instance_id: str = setting("", "Registered id; empty: made of host and process.")
+    http: HttpSettings = field(default_factory=HttpSettings)
+    rpc: RpcSettings = field(default_factory=RpcSettings)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    models: ModelSettings = field(default_factory=ModelSettings)
+    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)

@@ -1,0 +1,153 @@
+"""A model directory as the frontend uses it: tokenizer, chat template, generation defaults."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kvmesh.clock import Clock
+from kvmesh.core import SamplingParams
+from kvmesh.errors import UnsupportedError
+from services.frontend.detokenise import Detokeniser, Detokenisers
+from services.frontend.request import Conversation
+from services.frontend.templates import ChatTemplate
+
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class TextModel:
+    """Text to tokens and back, for one model. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate | None = None,
+        defaults: Mapping[str, float | int] | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._detokenisers = Detokenisers(tokenizer)
+        self._template = template
+        self._defaults = dict(defaults or {})
+        self.eos_token_ids = tuple(eos_token_ids)
+
+    def render(self, conversation: Conversation, *, field: str = "messages") -> str:
+        """A conversation as the model's prompt text. UnsupportedError without a chat template."""
+        if self._template is None:
+            raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
+        return self._template.render(conversation, field=field)
+
+    def tokenise(self, text: str, *, adds_special_tokens: bool) -> list[int]:
+        """Token ids of a text. Templates bring their own special tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens).ids
+        return ids
+
+    def detokeniser(self, *, skip_special_tokens: bool) -> Detokeniser:
+        """A detokeniser for one answer."""
+        return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's bytes, possibly a part of a character."""
+        return self._detokenisers.token_bytes(token_id)
+
+    def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
+        """Sampling with the model's own defaults where the request says nothing."""
+        missing = {name: value for name, value in self._defaults.items() if getattr(sampling, name) is None}
+        return replace(sampling, **missing) if missing else sampling  # type: ignore[arg-type]
+
+
+def load_text_model(directory: Path, clock: Clock) -> TextModel:
+    """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedError(f"{directory} has no tokenizer.json", reason="tokenizer_missing")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise UnsupportedError(f"{path} cannot be read: {error}", reason="tokenizer_broken") from error
+    config = _read_json(directory / "tokenizer_config.json")
+    source = _template_source(directory, config)
+    generation = _read_json(directory / "generation_config.json")
+    eos = generation.get("eos_token_id")
+    return TextModel(
+        tokenizer,
+        template=ChatTemplate(source, _special_tokens(config), clock) if source else None,
+        defaults=_generation_defaults(generation),
+        eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
+    )
+
+
+def find_directory(source: str, revision: str, cache_dir: str) -> Path:
+    """The directory of a model: itself, or its snapshot in the Hugging Face cache. Nothing is downloaded."""
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        return directory
+    cache = Path(cache_dir).expanduser() if cache_dir else _default_cache()
+    model = cache / f"models--{source.replace('/', '--')}"
+    for name in (revision, "main"):
+        reference = model / "refs" / name if name else model / "refs" / "main"
+        commit = reference.read_text().strip() if reference.is_file() else name
+        if commit and (snapshot := model / "snapshots" / commit).is_dir():
+            return snapshot
+    raise UnsupportedError(
+        f"{source} is neither a directory here nor in the Hugging Face cache {cache}; the frontend needs its tokenizer",
+        reason="model_files_missing",
+    )
+
+
+def _default_cache() -> Path:
+    """Hugging Face's own rule: HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub."""
+    if found := os.environ.get("HF_HUB_CACHE"):
+        return Path(found)
+    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedError(f"{path} is not JSON: {error}", reason="model_files_broken") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _template_source(directory: Path, config: Mapping[str, Any]) -> str:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    found = config.get("chat_template") or ""
+    if isinstance(found, list):  # Several named templates; the default one is for chat.
+        found = next((each.get("template", "") for each in found if each.get("name") == "default"), "")
+    return found if isinstance(found, str) else ""
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _generation_defaults(config: Mapping[str, Any]) -> dict[str, float | int]:
+    """Sampling that the model's authors recommend. `do_sample: false`, when written down, means greedy."""
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found = {name: config.get(name) for name in _DEFAULTS}
+    return {name: value for name, value in found.items() if isinstance(value, int | float) and value is not True}
