@@ -24,6 +24,7 @@ from kvmesh.errors import MeshError
 from kvmesh.settings import SettingsError, load, setting
 from kvmesh.worker.forkserver import ForkServer
 
+GREETING_TOKENS_MAX = 64
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 
@@ -96,8 +97,9 @@ class Mesh:
 
     async def _serve(self, registry_address: str) -> int:
         """Until a child dies, or the greeting is answered with `once`."""
-        await self._start_children(plan_mesh(self._shape(registry_address)))
-        ready = asyncio.create_task(self._become_ready(registry_address))
+        plan = plan_mesh(self._shape(registry_address))
+        ready = asyncio.create_task(self._become_ready(registry_address, plan))
+        await self._start_children(plan)
         death = asyncio.create_task(self._watch_deaths(ready))
         try:
             await asyncio.wait({ready, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,12 +173,13 @@ class Mesh:
         self.children.append(child)
         return child
 
-    async def _become_ready(self, registry_address: str) -> bool:
+    async def _become_ready(self, registry_address: str, plan: MeshPlan) -> bool:
         """Waits for the frontend to have a model, tells people, and asks the greeting."""
         async with AsyncExitStack() as stack:
             registry = ConsulRegistry(DiscoverySettings(address=registry_address))
             stack.push_async_callback(registry.aclose)
-            names = [child.spec.name for child in self.children]
+            specs = [*plan.workers, *plan.routers, *plan.frontends, *plan.planners]
+            names = [spec.name for spec in specs]
             try:
                 async with asyncio.timeout(self._settings.ready_timeout_s):
                     url = await self._progress.wait_ready(registry, names, self.started_at_s)
@@ -196,7 +199,8 @@ class Mesh:
         print(curl_line(url, model), flush=True)
         if self._settings.greeting:
             print(f"\n> {self._settings.greeting}", flush=True)
-            await stream_answer(url, model, [{"role": "user", "content": self._settings.greeting}], self.started_at_s)
+            messages = [{"role": "user", "content": self._settings.greeting}]
+            await stream_answer(url, model, messages, self.started_at_s, max_tokens=GREETING_TOKENS_MAX)
             print(flush=True)
 
     async def _stop(self) -> None:

@@ -106,14 +106,19 @@ class DiscoveredModels:
 
     def find(self, name: str) -> ServedModel:
         """See Models."""
-        if name not in self._served and name in self._problems:
+        if name not in self._served and (problem := self._problem(name)):
             raise UnavailableError(
-                f"the model {name!r} cannot be asked now: {self._problems[name]}",
-                field="model",
-                reason="model_unavailable",
-                retry_after_s=1.0,
+                f"the model cannot be asked now: {problem}", field="model", reason="no_worker", retry_after_s=1.0
             )
         return find_model(self._served, name)
+
+    def _problem(self, name: str) -> str:
+        """Why a model that may well exist cannot be asked; empty when it does not exist."""
+        if name in self._problems:
+            return self._problems[name]
+        if name in self._created_s:
+            return "its workers are gone"
+        return "" if self._served or self._problems else "no worker is there yet"
 
     def served(self) -> Sequence[ServedModel]:
         """See Models."""

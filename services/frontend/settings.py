@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.lifecycle import LifecycleSettings
+from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
@@ -66,6 +67,7 @@ class FrontendSettings:
     http: HttpSettings = field(default_factory=HttpSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

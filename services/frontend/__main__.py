@@ -1,0 +1,170 @@
+"""Starts a frontend: `python -m services.frontend --help`."""
+
+import asyncio
+import os
+import socket
+import sys
+from random import Random, SystemRandom
+
+import grpc.aio
+
+from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from kvmesh.clock import Clock, SystemClock
+from kvmesh.discovery.base import FRONTEND, Registration, Registry
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.presence import Presence
+from kvmesh.lifecycle import Part, run_process, run_until_signalled
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.server import RpcServer
+from kvmesh.settings import load_or_exit
+from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import DiscoveredModels
+from services.frontend.openai.http import HttpServer
+from services.frontend.pipeline import Pipeline
+from services.frontend.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.settings import FrontendSettings
+
+
+class Frontend:
+    """All parts of the process, and the order in which they come and go."""
+
+    def __init__(self, settings: FrontendSettings, clock: Clock, generator: Random) -> None:
+        self.settings = settings
+        self.instance_id = settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
+        self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
+        self.registry: Registry = ConsulRegistry(settings.discovery)
+        self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
+        self.links = GrpcDecodeLinks(self.channels, frontend_id=self.instance_id, clock=clock)
+        self.router = GrpcRouterLink(
+            self.registry,
+            self.channels,
+            frontend_id=self.instance_id,
+            clock=clock,
+            generator=generator,
+            settings=settings.router,
+        )
+        self.models = DiscoveredModels(self.registry, settings.models, clock)
+        self.pipeline = Pipeline(
+            models=self.models,
+            prefill=GrpcPrefillClient(self.channels),
+            links=self.links,
+            router=self.router,
+            clock=clock,
+            generator=generator,
+            metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
+            settings=settings.pipeline,
+        )
+        self.http = HttpServer(self.pipeline, settings.http, self.telemetry.registry, problems=self.models.problems)
+        self.server = RpcServer(
+            settings.rpc,
+            service_names=[SERVICE_NAME],
+            add_services=self._add_services,
+            interceptors=server_interceptors(self.telemetry),
+        )
+        self.metrics_server = MetricsServer(
+            self.telemetry.registry,
+            settings.telemetry.metrics_host,
+            settings.telemetry.metrics_port,
+            is_healthy=lambda: bool(self.models.served()) and not self.pipeline.is_draining,
+        )
+        self.announcement = _Announcement(self)
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        add_InferenceServiceServicer_to_server(InferenceServicer(self.pipeline), server)
+
+    async def run(self) -> None:
+        """Until a signal. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
+        parts: list[Part] = [
+            self.telemetry.tracing,
+            _Closing(self),
+            self.router,
+            self.models,
+            self.metrics_server,
+            self.server,
+            self.http,
+            self.announcement,
+        ]
+        await run_until_signalled(parts, drain=self._drain, settings=self.settings.lifecycle)
+
+    async def _drain(self) -> None:
+        draining = asyncio.ensure_future(self.pipeline.drain())
+        await self.server.set_serving(False)
+        await self.announcement.set_draining()
+        await draining
+
+    async def aclose(self) -> None:
+        """What is closed after everything that used it."""
+        await self.pipeline.aclose()
+        await self.links.aclose()
+        await self.channels.aclose()
+        await self.registry.aclose()
+
+
+class _Announcement:
+    """The last part to start and the first to stop: from here on the mesh knows the frontend."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._presence: Presence | None = None
+
+    async def start(self) -> None:
+        """Serving first, so that the registry's first check passes."""
+        frontend = self._frontend
+        await frontend.server.set_serving(True)
+        registration = Registration(
+            service=FRONTEND,
+            instance_id=frontend.instance_id,
+            host=frontend.settings.rpc.host,
+            port=frontend.server.port,
+            meta={"http_port": str(frontend.http.port), "metrics_port": str(frontend.metrics_server.port)},
+            uses_tls=frontend.settings.rpc.has_tls,
+        )
+        self._presence = Presence(frontend.registry, registration)
+        await self._presence.start()
+
+    async def set_draining(self) -> None:
+        """Marks the frontend in the registry."""
+        if self._presence is not None:
+            await self._presence.set_draining(True, reason="stopping")
+
+    async def aclose(self) -> None:
+        """Leaves the registry."""
+        if self._presence is not None:
+            await self._presence.aclose()
+
+
+class _Closing:
+    """The parts that need no start, as one part: closed last."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def aclose(self) -> None:
+        """Ends links, channels and the registry's connections."""
+        await self._frontend.aclose()
+
+
+async def serve(settings: FrontendSettings) -> None:
+    """Runs a frontend until a signal."""
+    await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run()
+
+
+def main() -> int:
+    """The process."""
+    # The tokenizer library would otherwise start a pool of threads for single prompts.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    settings = load_or_exit(FrontendSettings, program="python -m services.frontend", description=__doc__ or "")
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="frontend")
+    return run_process(lambda: serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
