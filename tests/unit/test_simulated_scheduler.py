@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -267,10 +268,9 @@ class TestHandoff:
         bench = self.pulling(item, handle)
         order = bench.pulls[0]
         if harm == "other filling":
-            source.scheduler.leases.end(handle.handle_id)
-            source.scheduler.pool.forget_idle()
-            source.submit(2, item)
-            source.run()
+            memory, block = source.scheduler.memory, order.payload.blocks[-1]
+            guards, _ = memory.guards([block])
+            memory.write([block], guards, np.asarray(memory.read_parts([block]), np.uint64))
         if harm != "not copied":
             copy_kv(source, bench, order)
         if harm == "one word":
