@@ -15,6 +15,7 @@ from kvmesh.engines.base import Engine
 from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import KvTransport
+from tests.conformance import vllm_case
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.parts import require_part
 
@@ -132,4 +133,9 @@ CASES = [
         EngineCase(name="simulated", make=_simulated(lambda: MemoryTransport(_NETWORK)), adapter="any"), id="simulated"
     ),
     pytest.param(EngineCase(name="simulated", make=_simulated(_nixl), adapter="any"), id="simulated-nixl"),
+    pytest.param(
+        EngineCase(name="vllm", make=vllm_case.make_engine, timeout_s=60.0, adapter=vllm_case.ADAPTER),
+        id="vllm",
+        marks=pytest.mark.vllm,
+    ),
 ]

@@ -33,7 +33,7 @@ from tests.integration.vllm_drive import Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
 
-pytest.importorskip("vllm", reason="needs the vllm extra")
+
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
 Make = Callable[..., Awaitable[Drive]]
