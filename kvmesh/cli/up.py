@@ -42,7 +42,9 @@ class UpSettings:
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     policy: str = setting("kv", "how requests are placed", choices=("kv", "round_robin", "least_loaded", "random"))
-    engine_args: str = setting("", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'")
+    engine_args: str = setting(
+        "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"
+    )
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
     run_dir: str = setting("run", "directory of the services' logs")
     ready_timeout_s: float = setting(300.0, "longest wait until the mesh can answer", min=1.0)

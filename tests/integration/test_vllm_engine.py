@@ -33,7 +33,6 @@ from tests.integration.vllm_drive import Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
 
-
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
 Make = Callable[..., Awaitable[Drive]]
