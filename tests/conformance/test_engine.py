@@ -395,11 +395,11 @@ class TestRefusals:
         records: list[Record] = []
         with pytest.raises(OverloadedError) as caught:  # noqa: PT012 (the loop ends by the error)
             for _ in range(50):
-                records.append(driver.submit(fleet.greedy(1, max_tokens=5)))
+                records.append(driver.submit(fleet.greedy(1, max_tokens=100)))
         assert caught.value.retry_after_s is not None
         assert 3 <= len(records) <= 5
         for record in records:
-            assert len((await driver.wait(record)).tokens) == 5
+            assert len((await driver.wait(record)).tokens) == 100
         assert driver.violations == []
         await driver.aclose()
 
