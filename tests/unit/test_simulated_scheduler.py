@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, KvHandle, SamplingParams
@@ -106,8 +106,11 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(actions=ACTIONS, per_step=st.integers(1, 3))
+@example(  # A preempted leg that comes back at once is due for a block in the same step as before.
+    actions=[("submit", 32, 10, 0), ("submit", 4, 10, 0), ("prefill", 1, 0, 0), ("prefill", 37, 0, 1)], per_step=3
+)
 def test_any_order_of_actions(actions: list[tuple[str, int, int, int]], per_step: int) -> None:
     """Each leg ends once with the right tokens (with preemption too), and no block is held or leased in the end."""
     bench = Bench(decode_tokens_per_step=per_step)
