@@ -52,7 +52,9 @@ def read(link: socket.socket, size: int) -> bytes:
 class RemoteEngine:
     """Satisfies `kvmesh.engines.base.Engine`. Its synchronous calls block for a round trip."""
 
-    def __init__(self, server: ForkServer | None, settings: VllmSettings, folder: Path, *, start_now: bool = True) -> None:
+    def __init__(
+        self, server: ForkServer | None, settings: VllmSettings, folder: Path, *, start_now: bool = True
+    ) -> None:
         self._server, self._settings, self._folder, self._start_now = server, settings, folder, start_now
         self._lock, self._number = threading.Lock(), 0
         self._answers: dict[int, Future[Any]] = {}
