@@ -32,6 +32,7 @@ from kvmesh.worker.forkserver import ForkServer
 from tests.integration.vllm_drive import Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
+from tests.parts import require_part
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -46,6 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @module_fixture
 async def server() -> AsyncIterator[ForkServer]:
+    require_part("vllm")
+    require_part("nixl")
     server = await ForkServer.start("vllm")
     yield server
     await server.aclose()
@@ -558,6 +561,7 @@ from pathlib import Path
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.worker.forkserver import ForkServer
 from tests.integration.vllm_process import RemoteEngine
+from tests.parts import require_part
 
 async def main():
     server = await ForkServer.start("vllm")
