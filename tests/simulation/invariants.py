@@ -15,8 +15,9 @@ def worker_problems(worker: SimulatedWorker) -> list[str]:
     problems: list[str] = []
     if counts.free + counts.cached != total or counts.held or counts.leased:
         problems.append(f"blocks are not all free or cached: {counts} of {total}")
-    if worker.engine.scheduler.leg_count or statistics.legs:
-        problems.append(f"legs left: {worker.engine.scheduler.leg_count} in the engine, {statistics.legs} in the worker")
+    legs = len(worker.engine.scheduler._legs)
+    if legs or statistics.legs:
+        problems.append(f"legs left: {legs} in the engine, {statistics.legs} in the worker")
     if statistics.leases:
         problems.append(f"{statistics.leases} leases left")
     if statistics.kv_blocks_announced != len(worker.engine.scheduler.pool.cached_names()):
@@ -46,8 +47,10 @@ def router_problems(router: SimulatedRouter, workers: Mapping[str, SimulatedWork
             problems.append(f"the index of {worker_id} is not exact")
         elif (listed := _blocks_of(router, feed.bits[0])) != cached:
             problems.append(f"{worker_id}: {len(listed - cached)} blocks too many, {len(cached - listed)} too few")
+    if set(core.fleet.workers) != set(workers):
+        problems.append(f"knows {sorted(core.fleet.workers)}, there are {sorted(workers)}")
     strangers = set(core.index.device._holders) - union
-    if strangers and set(core.fleet.workers) <= set(workers):
+    if strangers:
         problems.append(f"{len(strangers)} blocks that nobody has")
     return [f"{router.router_id}: {problem}" for problem in problems]
 

@@ -14,6 +14,7 @@ simulated engines, health checks. The same seed gives the same run, message by m
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvmesh.core import Role
 from kvmesh.engines.simulated import SimulatedSettings
@@ -31,11 +32,13 @@ from tests.simulation.worker import SimulatedWorker
 from tests.simulation.world import Latencies, World
 
 READY_S_MAX = 30.0
+FORGOTTEN_S = 130.0
+"""TTL, time after which the registry forgets who is critical, and some seconds for the sweep of the index."""
 
 
-def default_engine() -> SimulatedSettings:
+def default_engine(**changes: Any) -> SimulatedSettings:
     """Few enough blocks that caches are evicted and long queues form; answers end by themselves after 40 tokens."""
-    return SimulatedSettings(
+    settings = SimulatedSettings(
         model=MODEL,
         vocabulary_size=VOCABULARY_SIZE,
         eos_token_id=EOS_TOKEN_ID,
@@ -50,6 +53,7 @@ def default_engine() -> SimulatedSettings:
         lease_s=10.0,
         pull_timeout_s=5.0,
     )
+    return replace(settings, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,10 +219,14 @@ class SimulatedMesh:
     # The end
 
     async def idle(self) -> None:
-        """Waits until all requests are over and, after that, as long as a lease and what looks for its end may take."""
+        """Waits until all requests are over and, after that, as long as a lease and what looks for its end may take.
+
+        After a death, until the registry has forgotten it.
+        """
         if self._requests:
             await asyncio.wait(list(self._requests.values()))
-        await self.world.clock.sleep(self.shape.engine.lease_s + 2 * self.shape.worker.lease_check_s + 1.0)
+        settling_s = self.shape.engine.lease_s + 2 * self.shape.worker.lease_check_s + 1.0
+        await self.world.clock.sleep(FORGOTTEN_S if self.dead else settling_s)
         self.world.trace.note("idle")
 
     def problems(self) -> list[str]:

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 
-from kvmesh.api.router.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
@@ -59,7 +58,7 @@ class SimulatedRouter:
         """Registers once both pools are known."""
         self._tasks = [asyncio.create_task(self._membership.run()), asyncio.create_task(self._upkeep.run())]
         self._server = server = self._world.network.server(self.address, server_interceptors(self._telemetry))
-        add_RouterServiceServicer_to_server(self._servicer, server)
+        self._servicer.add_to(server)
         await self._health.add_to(server)
         await server.start()
         await self._membership.wait_viewed()

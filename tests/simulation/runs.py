@@ -11,6 +11,7 @@ from tests.simulation.load import LoadShape, plan_load
 from tests.simulation.mesh import MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
+FAULT_AT_S = 3.0
 Script = Callable[[SimulatedMesh], Awaitable[None]]
 """What happens beside the load, faults above all."""
 
@@ -30,6 +31,7 @@ class Report:
     outcomes: Counter[str]
     cancelled_in: Counter[str]
     ledgers: dict[str, Ledger]
+    killed_at_s: dict[str, float]
     lines: list[str]
     problems: list[str]
 
@@ -92,6 +94,7 @@ async def _play(
         outcomes=Counter(ledger.outcome for ledger in ledgers.values()),
         cancelled_in=Counter(each.cancelled_in.name for each in ledgers.values() if each.cancelled_in is not None),
         ledgers=ledgers,
+        killed_at_s={worker.worker_id: worker.killed_at_s for worker in mesh.dead},
         lines=mesh.world.trace.lines,
         problems=problems,
     )
@@ -105,4 +108,45 @@ async def no_faults(mesh: SimulatedMesh) -> None:
     """Nothing but the load."""
 
 
-SCRIPTS: dict[str, Script] = {"none": no_faults}
+async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
+    """Until some seconds of load have passed and the worker has so many legs."""
+    await mesh.world.clock.sleep(FAULT_AT_S)
+    while mesh.workers[worker_id].worker.statistics().legs < legs:
+        await mesh.world.clock.sleep(0.001)
+
+
+async def kill_decode(mesh: SimulatedMesh) -> None:
+    """A decode worker dies in the middle of several streams."""
+    await _until_busy(mesh, "decode-0", 6)
+    await mesh.kill("decode-0")
+
+
+async def kill_prefill(mesh: SimulatedMesh) -> None:
+    """A prefill worker dies while it computes."""
+    await _until_busy(mesh, "prefill-0", 1)
+    await mesh.kill("prefill-0")
+
+
+async def drain(mesh: SimulatedMesh) -> None:
+    """A decode worker is drained with streams on it, and a prefill worker a second later."""
+    await _until_busy(mesh, "decode-0", 6)
+    await mesh.drain("decode-0")
+    await mesh.world.clock.sleep(1.0)
+    await mesh.drain("prefill-1")
+
+
+async def partition(mesh: SimulatedMesh) -> None:
+    """A decode worker falls silent for longer than a frontend waits for its heartbeats, and comes back."""
+    await _until_busy(mesh, "decode-0", 6)
+    mesh.partition("decode-0")
+    await mesh.world.clock.sleep(20.0)
+    mesh.heal("decode-0")
+
+
+SCRIPTS: dict[str, Script] = {
+    "none": no_faults,
+    "kill-decode": kill_decode,
+    "kill-prefill": kill_prefill,
+    "drain": drain,
+    "partition": partition,
+}

@@ -53,12 +53,13 @@ class SimulatedWorker:
         self.address = f"{worker_id}:{PORT}"
         self.is_alive = False
         self.accepted_at_drain: int | None = None
+        self.killed_at_s = 0.0
         self._transport = MemoryTransport(world.kv_network)
         self.engine = _TracedEngine(world, f"{worker_id}/{epoch}", engine, self._transport)
         self.worker = Worker(self.engine, WorkerIdentity(worker_id=worker_id, epoch=epoch), worker, world.clock)
         self._registry = world.agent.registry()
         self.membership = Membership(
-            self.worker, self._registry, host=worker_id, uses_tls=False, make_presence=world.make_presence
+            self.worker, self._registry, world.clock, host=worker_id, uses_tls=False, make_presence=world.make_presence
         )
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
@@ -97,10 +98,11 @@ class SimulatedWorker:
         """SIGKILL: from this turn of the loop on nothing leaves the process, and its memory cannot be read."""
         self._world.trace.note("kill", self.worker_id)
         self.is_alive = False
+        self.killed_at_s = self._world.clock.now()
         self._world.network.kill(self.address)
         self._registry.set_reachable(False)
         await self._transport.aclose()
-        self.engine.inject(Die("killed"))
+        self.engine.inject(Die(message="killed"))
         await self._close()
 
     async def aclose(self) -> None:

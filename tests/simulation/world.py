@@ -66,7 +66,7 @@ class World:
     def make_presence(self, registry: Registry, registration: Registration) -> Presence:
         """A presence without the machine's clock and randomness."""
         generator = self.random(f"presence/{registration.instance_id}")
-        return Presence(registry, registration, clock=self.clock, uniform=generator.random)
+        return Presence(registry, registration, clock=self.clock, generator=generator)
 
     def _latency_s(self) -> float:
         latency_s = self._latencies.least_s + self._latencies.spread_s * self._network_random.random()
