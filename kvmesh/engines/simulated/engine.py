@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Sequence
+from random import Random, SystemRandom
 
 from xxhash import xxh3_64_hexdigest
 
@@ -33,15 +33,24 @@ class SimulatedEngine:
     """An Engine without a model. `transport` None: it serves alone, prefill legs are refused.
 
     The engine owns the transport: it starts it in the background, so that serving begins at once, and closes it.
+    `generator` makes what tells this incarnation's handles and blocks from others'; simulations give a seeded one.
     """
 
-    def __init__(self, settings: SimulatedSettings, clock: Clock, transport: KvTransport | None = None) -> None:
+    def __init__(
+        self,
+        settings: SimulatedSettings,
+        clock: Clock,
+        transport: KvTransport | None = None,
+        *,
+        generator: Random | None = None,
+    ) -> None:
         self.settings = settings
         self._clock = clock
         self._transport = transport
         self._role = Role(settings.role)
         self._faults = FaultState(settings.seed)
-        self._incarnation = secrets.token_hex(8)
+        self._random = generator or SystemRandom()
+        self._incarnation = f"{self._random.getrandbits(64):016x}"
         self._card, self._range = read_card(settings)
         self._compatibility = compatibility_hash(settings, self._card, self._range)
         self._scheduler = self._make_scheduler()
@@ -66,7 +75,7 @@ class SimulatedEngine:
             incarnation=self._incarnation,
             compatibility_hash=self._compatibility,
             has_transport=self._transport is not None,
-            first_stamp=secrets.randbits(63),
+            first_stamp=self._random.getrandbits(63),
         )
 
     @property
