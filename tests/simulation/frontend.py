@@ -8,7 +8,16 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kvmesh.core import Ask, Generation, Rendezvous, ReportKind, WorkerRef
-from kvmesh.rpc.clients import DecodeLeg, DecodeLink, DecodeLinks, LegSink, Placed, PrefillClient, PrefillResult, RouterLink
+from kvmesh.rpc.clients import (
+    DecodeLeg,
+    DecodeLink,
+    DecodeLinks,
+    LegSink,
+    Placed,
+    PrefillClient,
+    PrefillResult,
+    RouterLink,
+)
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
 from kvmesh.rpc.interceptors import channel_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient

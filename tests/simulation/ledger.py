@@ -53,7 +53,9 @@ class Ledger:
     def __post_init__(self) -> None:
         self.choices = [ChoiceRecord() for _ in range(self.request.choices)]
 
-    def on_text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+    def on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
         """See Outlet."""
         record = self.choices[choice]
         if record.ending is not None or self.outcome:

@@ -26,7 +26,12 @@ def hash_elsewhere(report: Report) -> str:
     """The hash of the same run in another process, where addresses and the hashes of texts are others."""
     environment = {**os.environ, "PYTHONHASHSEED": "4711"}
     done = subprocess.run(
-        [sys.executable, *report.command.split()[1:]], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, *report.command.split()[1:]],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.split()[1]
 
@@ -34,7 +39,10 @@ def hash_elsewhere(report: Report) -> str:
 def test_a_thousand_requests_repeat_exactly() -> None:
     """Every request of 1 000 ends once, with its tokens and nothing left behind, and the run repeats message by message."""
     report = run(7, 1000).check()
-    assert report.outcomes == {"answered": 1000 - report.outcomes["cancelled"], "cancelled": report.outcomes["cancelled"]}
+    assert report.outcomes == {
+        "answered": 1000 - report.outcomes["cancelled"],
+        "cancelled": report.outcomes["cancelled"],
+    }
     assert all(report.cancelled_in[phase.name] >= 10 for phase in CANCEL_PHASES), report.cancelled_in
     assert report.wall_s < WALL_S_MAX
     print(f"{report.wall_s:.1f} s for {report.virtual_s:.1f} s")
@@ -124,7 +132,9 @@ def test_a_failed_run_names_its_command() -> None:
     async def leave_something(mesh: SimulatedMesh) -> None:
         mesh.workers["decode-0"].engine.scheduler.pool.allocate(1)
 
-    with pytest.raises(AssertionError, match=r"decode-0: blocks .*\n.*python -m tests.simulation --seed 5 --requests 3"):
+    with pytest.raises(
+        AssertionError, match=r"decode-0: blocks .*\n.*python -m tests.simulation --seed 5 --requests 3"
+    ):
         run(5, 3, script=leave_something).check()
 
 

@@ -46,7 +46,9 @@ class _TracedEngine(SimulatedEngine):
 class SimulatedWorker:
     """One process: engine, worker, server, presence. It is used once; a worker that comes back is a new one."""
 
-    def __init__(self, world: World, worker_id: str, epoch: int, engine: SimulatedSettings, worker: WorkerSettings) -> None:
+    def __init__(
+        self, world: World, worker_id: str, epoch: int, engine: SimulatedSettings, worker: WorkerSettings
+    ) -> None:
         self._world = world
         self.worker_id = worker_id
         self.role = Role(engine.role)

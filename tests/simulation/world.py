@@ -49,9 +49,7 @@ class World:
         self._network_random = self.random("network")
         self._latencies = latencies
         self.network = MemoryNetwork(latency_s=self._latency_s)
-        self.kv_network = KvNetwork(
-            clock=self.clock, latency_s=latencies.kv_s, bandwidth=latencies.kv_bytes_per_s
-        )
+        self.kv_network = KvNetwork(clock=self.clock, latency_s=latencies.kv_s, bandwidth=latencies.kv_bytes_per_s)
         sessions = self.random("sessions")
         self.agent = MemoryAgent(
             clock=self.clock,
