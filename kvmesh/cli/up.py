@@ -182,9 +182,10 @@ class Mesh:
             stack.push_async_callback(registry.aclose)
             specs = [*plan.workers, *plan.routers, *plan.frontends, *plan.planners]
             names = [spec.name for spec in specs]
+            awaited = [spec.name for spec in specs if not self._joins_later(spec)]
             try:
                 async with asyncio.timeout(self._settings.ready_timeout_s):
-                    url = await self._progress.wait_ready(registry, names, self.started_at_s)
+                    url = await self._progress.wait_ready(registry, names, awaited, self.started_at_s)
             except TimeoutError:
                 self._progress.say(
                     f"not ready after {self._settings.ready_timeout_s:g} s; logs are in {self._settings.run_dir}"
@@ -195,6 +196,10 @@ class Mesh:
             self._progress.say(f"ready after {time.monotonic() - self.started_at_s:.1f} s: {url}")
             await self._greet(url)
             return True
+
+    def _joins_later(self, spec: ChildSpec) -> bool:
+        """Simulated prefill workers register when NIXL is loaded; decode workers answer alone until then."""
+        return self._settings.engine == "simulated" and spec.module == "services.prefill"
 
     async def _greet(self, url: str) -> None:
         model = await _first_model(url)

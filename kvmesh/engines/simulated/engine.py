@@ -99,13 +99,24 @@ class SimulatedEngine:
         self._wake()
 
     async def start(self) -> None:
-        """Starts stepping; the transport comes up beside it."""
-        self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
-        if self._transport is not None:
-            self._tasks.append(asyncio.create_task(self._start_transport(self._transport), name="kv-transport-start"))
+        """Starts stepping. A prefill engine can do nothing without its transport and waits for it.
 
-    async def _start_transport(self, transport: KvTransport) -> None:
+        A decode engine serves at once; its transport comes up beside it after `kv_transport_delay_s`, since loading NIXL
+        takes a core for more than a second, just when the first requests come.
+        """
+        self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
+        if self._transport is None:
+            return
+        if self._role is Role.PREFILL:
+            await self._start_transport(self._transport, 0.0)
+            return
+        starting = self._start_transport(self._transport, self.settings.kv_transport_delay_s)
+        self._tasks.append(asyncio.create_task(starting, name="kv-transport-start"))
+
+    async def _start_transport(self, transport: KvTransport, delay_s: float) -> None:
         try:
+            if delay_s:
+                await self._clock.sleep(delay_s)
             await transport.start(self._scheduler.memory.buffer, self._on_message)
         except MeshError as error:
             log.error("kv_transport_failed", extra={"data": {"reason": error.reason, "detail": error.message}})
