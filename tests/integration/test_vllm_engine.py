@@ -574,6 +574,43 @@ asyncio.run(main())
 """
 
 
+async def test_the_preload_leaves_a_process_that_may_fork(tmp_path: Path) -> None:
+    """One thread, no gRPC, which the children import for themselves."""
+    code = (
+        "import os, sys; from kvmesh.engines.vllm.preload import preload; preload();"
+        "assert 'grpc' not in sys.modules; assert 'vllm.v1.worker.cpu_worker' in sys.modules or not sys.argv;"
+        "print(len(os.listdir('/proc/self/task'))); import grpc.aio; import opentelemetry.exporter.otlp.proto.grpc;"
+        "sys.stdout.flush(); os._exit(0)"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert output.split()[-1] == b"1"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
+    """The ranks of a tensor-parallel engine are processes of their own: they answer as one, and none outlives it."""
+    engine = await make("decode", tensor_parallel_size=2)
+    assert len((await engine.decode(greedy(100))).tokens) == 12
+    handle = await engine.prefill(greedy(100))
+    assert engine.engine.release_nowait(handle.handle_id)
+    await engine.idle(2.0)
+    ranks = children_of(engine.remote.pid)
+    assert len(ranks) >= 2
+    os.kill(engine.remote.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while any(is_running(pid) for pid in ranks):
+            await asyncio.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+
+
 async def test_structured_output_and_its_refusal(
     make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ DEFAULTS = {
     # Two engines on two cores with two spinning threads each are 5 to 23 times slower.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # Ranks on CPU: vLLM's own binding wants a NUMA node for each and refuses to start without.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "UCX_RCACHE_MAX_UNRELEASED": "1024",
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
