@@ -1,6 +1,6 @@
 """Makes the tokenizer: byte-level BPE over a slice of the training text.
 
-It was run once and is frozen: with another tokenizer the weights are useless.
+It was run once, on an earlier state of the text, and is frozen: with another tokenizer the weights are useless.
 """
 
 import json

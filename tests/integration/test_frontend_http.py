@@ -489,8 +489,7 @@ async def test_failures_before_the_first_token_are_statuses(model: ServedModel) 
     ]
     for faults, status, code, comes_back in cases:
         for is_stream in (False, True):
-            mesh = FakeMesh(answer=lambda _: [2], faults=replace(faults, **{
-                "place": list(faults.place), "prefill": list(faults.prefill)}))  # fmt: skip
+            mesh = FakeMesh(answer=lambda _: [2], faults=replace(faults, place=list(faults.place), prefill=list(faults.prefill)))  # fmt: skip
             async with frontend([model], mesh) as running:
                 got, answer, headers = await running.post(CHAT, chat_with(stream=is_stream))
                 assert (got, answer["error"]["code"]) == (status, code)
@@ -655,7 +654,8 @@ async def test_sockets_do_not_wait_for_acknowledgements(running: Running, monkey
         return [
             each.get_extra_info("socket")
             for each in gc.get_objects()
-            if type(each).__name__.endswith("SocketTransport") and (each.get_extra_info("sockname") or ("", 0))[1] == running.port
+            if type(each).__name__.endswith("SocketTransport")
+            and (each.get_extra_info("sockname") or ("", 0))[1] == running.port
         ]
 
     monkeypatch.setattr(running.pipeline, "run", look)
@@ -700,9 +700,11 @@ async def test_health_and_metrics(model: ServedModel, running: Running) -> None:
     assert (status, headers["Retry-After"]) == (503, "1")
     async with running.session.get(running.url + "/live") as response:
         assert response.status == 200
-    async with frontend([], FakeMesh(answer=lambda _: [2])) as empty:
-        async with empty.session.get(empty.url + "/health") as response:
-            assert response.status == 503
+    async with (
+        frontend([], FakeMesh(answer=lambda _: [2])) as empty,
+        empty.session.get(empty.url + "/health") as response,
+    ):
+        assert response.status == 503
 
 
 async def test_long_prompts_are_tokenised_beside_the_loop(model: ServedModel) -> None:

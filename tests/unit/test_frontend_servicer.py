@@ -131,7 +131,10 @@ async def test_tokenize_and_models(running: Running) -> None:
     assert response.context_tokens_max == 512
     chat = pb.ChatRequest(model="tiny", messages=[USER])
     response = await running.stub.Tokenize(pb.TokenizeRequest(model="tiny", chat=chat))
-    assert text.decode(response.token_ids, skip_special_tokens=False) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        text.decode(response.token_ids, skip_special_tokens=False)
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
     models = await running.stub.ListModels(pb.ListModelsRequest())
     assert [(each.name, each.workers_ready) for each in models.models] == [("tiny", 1)]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
