@@ -42,7 +42,9 @@ class UpSettings:
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     policy: str = setting("kv", "how requests are placed", choices=("kv", "round_robin", "least_loaded", "random"))
-    engine_args: str = setting("", "more flags for every worker, as one string, e.g. '--simulated-time-factor 0'")
+    engine_args: str = setting(
+        "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"
+    )
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
     run_dir: str = setting("run", "directory of the services' logs")
     ready_timeout_s: float = setting(300.0, "longest wait until the mesh can answer", min=1.0)
@@ -180,9 +182,10 @@ class Mesh:
             stack.push_async_callback(registry.aclose)
             specs = [*plan.workers, *plan.routers, *plan.frontends, *plan.planners]
             names = [spec.name for spec in specs]
+            awaited = [spec.name for spec in specs if not self._joins_later(spec)]
             try:
                 async with asyncio.timeout(self._settings.ready_timeout_s):
-                    url = await self._progress.wait_ready(registry, names, self.started_at_s)
+                    url = await self._progress.wait_ready(registry, names, awaited, self.started_at_s)
             except TimeoutError:
                 self._progress.say(
                     f"not ready after {self._settings.ready_timeout_s:g} s; logs are in {self._settings.run_dir}"
@@ -193,6 +196,10 @@ class Mesh:
             self._progress.say(f"ready after {time.monotonic() - self.started_at_s:.1f} s: {url}")
             await self._greet(url)
             return True
+
+    def _joins_later(self, spec: ChildSpec) -> bool:
+        """Simulated prefill workers register when NIXL is loaded; decode workers answer alone until then."""
+        return self._settings.engine == "simulated" and spec.module == "services.prefill"
 
     async def _greet(self, url: str) -> None:
         model = await _first_model(url)

@@ -62,11 +62,17 @@ class Models(Protocol):
         ...
 
 
+def with_adapters(models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
+    """The models, and each of their adapters under its own name; a model's name wins."""
+    adapters = {name: replace(model, adapter=name, adapters=()) for model in models.values() for name in model.adapters}
+    return adapters | dict(models)
+
+
 class StaticModels:
     """A fixed set, for simulations and tests."""
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._models = {model.name: model for model in models}
+        self._models = with_adapters({model.name: model for model in models})
 
     def find(self, name: str) -> ServedModel:
         """See Models."""
@@ -74,7 +80,7 @@ class StaticModels:
 
     def served(self) -> Sequence[ServedModel]:
         """See Models."""
-        return [self._models[name] for name in sorted(self._models)]
+        return [model for _, model in sorted(self._models.items()) if not model.adapter]
 
 
 def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
@@ -181,8 +187,7 @@ class DiscoveredModels:
                 problems[name] = error.message
                 continue
             served[name] = model
-        for model in list(served.values()):
-            served |= {name: _as_adapter(model, name) for name in model.adapters if name not in served}
+        served = with_adapters(served)
         self._tell_changes(served, problems)
         self._served, self._problems = served, problems
         return not problems
@@ -273,7 +278,3 @@ def _words(value: Any) -> tuple[str, ...]:
 
 def _integer(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdigit() else default
-
-
-def _as_adapter(model: ServedModel, adapter: str) -> ServedModel:
-    return replace(model, adapter=adapter, adapters=())

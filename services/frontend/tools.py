@@ -30,7 +30,7 @@ Part = str | ParsedCall
 class HermesParser:
     """Splits a text that comes in pieces into content and calls. The parts do not depend on where the pieces end.
 
-    Blanks at the beginning and after a call are held back until it is known whether a call follows.
+    Blanks are held back until it is known whether a call or text follows them.
     """
 
     __slots__ = ("_held", "_in_call", "calls")
@@ -53,8 +53,8 @@ class HermesParser:
                 break
             self._held = after
             if not self._in_call:
-                if before.strip():
-                    yield before
+                if text := before.rstrip():
+                    yield text
             else:
                 yield self._call(before) or OPEN + before + CLOSE
             self._in_call = not self._in_call
@@ -62,19 +62,16 @@ class HermesParser:
             yield text
 
     def _certain(self) -> str:
-        """The content in `_held` that no mark can begin in, taken out."""
+        """The content in `_held` that belongs to no mark and is not blanks before one, taken out."""
         held = self._held
-        if not held.strip():
-            return ""
         cut = len(held)
         for length in range(min(len(OPEN) - 1, len(held)), 0, -1):
             if held.endswith(OPEN[:length]):
                 cut -= length
                 break
-        if not held[:cut].strip():
-            return ""
-        self._held = held[cut:]
-        return held[:cut]
+        text = held[:cut].rstrip()
+        self._held = held[len(text) :]
+        return text
 
     def flush(self) -> list[Part]:
         """The rest. A call may lack its closing mark: models stop right after the JSON."""
@@ -82,6 +79,7 @@ class HermesParser:
         if self._in_call:
             self._in_call = False
             return [self._call(held) or OPEN + held]
+        # Blanks after the last call say nothing; in an answer without calls they are its text.
         return [held] if held.strip() or (held and not self.calls) else []
 
     def _call(self, text: str) -> ParsedCall | None:

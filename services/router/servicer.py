@@ -47,7 +47,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._metrics = metrics
         self._clock = clock
         self._streams: dict[str, int] = {}
-        self._inboxes: set[Inbox[pb.RouteRequest]] = set()
+        # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
+        self._inboxes: dict[Inbox[pb.RouteRequest], None] = {}
 
     async def Route(
         self, request_iterator: AsyncIterator[pb.RouteRequest], context: ServicerContext[Any, Any]
@@ -55,7 +56,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """Asks and reports of one frontend."""
         frontend_id = ""
         inbox = Inbox(request_iterator, messages_max=MESSAGES_AHEAD_MAX)
-        self._inboxes.add(inbox)
+        self._inboxes[inbox] = None
         try:
             async for message in inbox.messages():
                 if not frontend_id:
@@ -66,7 +67,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 raise UnavailableError("the router is stopping; ask another one", reason="router_stopping")
         finally:
             inbox.close()
-            self._inboxes.discard(inbox)
+            del self._inboxes[inbox]
             if frontend_id:
                 self._bye(frontend_id)
 

@@ -177,7 +177,7 @@ class EngineDriver:
     async def wait_cached(self, expected: Sequence[int]) -> None:
         """Until the replayed events hold these blocks."""
         async with asyncio.timeout(self.timeout_s):
-            while not self.cached.issuperset(expected):  # noqa: ASYNC110 (a figure has no event)
+            while not self.cached.issuperset(expected):
                 await asyncio.sleep(0.005)
 
 

@@ -76,7 +76,7 @@ async def test_prompts_come_over(other: PrefillProcess, decode: EngineDriver) ->
         assert record.done.usage.transferred_tokens > 0
         assert record.tokens == (await decode.run(generation)).tokens
     async with asyncio.timeout(5):
-        while await other.ask("used"):  # noqa: ASYNC110 (a figure has no event)
+        while await other.ask("used"):
             await asyncio.sleep(0.02)
 
 

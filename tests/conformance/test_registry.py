@@ -1,4 +1,4 @@
-"""What every registry promises. One suite, run against the embedded agent and against real Consul."""
+"""What every registry promises. One suite, run against the embedded agent, real Consul, and the registry in memory."""
 
 import asyncio
 import time

@@ -75,7 +75,7 @@ async def test_message_reaches_the_listener(ends: Ends) -> None:
     ends.source.expect_messages(True)
     await ends.reader.notify(ends.source.metadata, b"release:1")
     async with asyncio.timeout(10):
-        while ends.messages != [b"release:1"]:  # noqa: ASYNC110 (a figure has no event)
+        while ends.messages != [b"release:1"]:
             await asyncio.sleep(0.005)
 
 

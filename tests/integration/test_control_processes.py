@@ -29,7 +29,9 @@ START_S_MAX = 30.0
 @asynccontextmanager
 async def process(service: str, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A service's process; killed at the end if it still runs."""
-    running = await asyncio.create_subprocess_exec(sys.executable, "-m", f"services.{service}", *flags, env={**os.environ})
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", f"services.{service}", *flags, env={**os.environ}
+    )
     try:
         yield running
     finally:
@@ -67,9 +69,7 @@ async def test_processes_serve_and_stop():
         stack.push_async_callback(worker.die)
 
         router_instance = await passing(registry, ROUTER)
-        link = GrpcRouterLink(
-            registry, channels, frontend_id="frontend-1", clock=SystemClock(), generator=Random(1)
-        )
+        link = GrpcRouterLink(registry, channels, frontend_id="frontend-1", clock=SystemClock(), generator=Random(1))
         running = asyncio.create_task(link.run())
         async with asyncio.timeout(START_S_MAX):
             while not await GrpcRouterClient(channels, router_instance.address).list_workers(timeout_s=2):

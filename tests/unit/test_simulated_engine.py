@@ -212,7 +212,7 @@ class TestFaults:
         prefill.submit(greedy("demo", [6] * 100), leg=Leg.PREFILL)
         engine_of(prefill).inject(Die())
         async with asyncio.timeout(2):
-            while prefill.error is None:  # noqa: ASYNC110 (a figure has no event)
+            while prefill.error is None:
                 await asyncio.sleep(0)
         assert isinstance(prefill.error, LostError)
         with pytest.raises(UnavailableError):

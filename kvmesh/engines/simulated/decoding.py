@@ -39,7 +39,7 @@ class Decoding:
         self._pool = pool
         self._preempt_one = preempt_one
         self._batch = DecodeBatch(settings.running_requests_max, self._size + 1, token_range)
-        self._grow_at: dict[int, list[LegState]] = {}
+        self._grow_at: dict[int, dict[LegState, None]] = {}
         self._end_at: dict[int, dict[LegState, None]] = {}
         self._watched: dict[LegState, None] = {}
 
@@ -71,14 +71,14 @@ class Decoding:
         self._batch.remove(leg)
         self._watched.pop(leg, None)
         self._end_at.get(leg.end_step, {}).pop(leg, None)
-        leg.grow_step = -1
+        self._grow_at.get(leg.grow_step, {}).pop(leg, None)
 
     def step(self, step: Step) -> tuple[list[int], list[int], Ends]:
         """Keys, their next tokens, and the legs that must be ended now."""
         batch = self._batch
         growing = self._grow_at.pop(batch.steps, None)
         if growing:
-            self._grow([leg for leg in growing if leg.grow_step == batch.steps])
+            self._grow(list(growing))
         keys = batch.keys.copy()
         token_ids = batch.step()
         ending = self._end_at.pop(batch.steps, None)
@@ -119,4 +119,4 @@ class Decoding:
         """When the leg's blocks are full: after as many steps as its newest token is short of the end of its blocks."""
         room = len(leg.blocks) * self._size - (len(leg.tokens) - 1)
         leg.grow_step = self._batch.steps + room
-        self._grow_at.setdefault(leg.grow_step, []).append(leg)
+        self._grow_at.setdefault(leg.grow_step, {})[leg] = None

@@ -298,7 +298,7 @@ class Scheduler:
     # Pulls and leases
 
     def pull_ended(self, order: PullOrder, error: KvLostError | None) -> bool:
-        """A pull is over and no longer touches the blocks. True: the KV is good, the source may free its own."""
+        """A pull is over, well or not, and touches no blocks any more. True: the source is still to be told to free its own."""
         leg = order.leg
         self._pulling.discard(leg)
         if leg.phase is not Phase.PULLING:
@@ -314,7 +314,8 @@ class Scheduler:
         else:
             leg.was_recomputed = True
         self._begin_prompt(leg)
-        return is_good
+        # Nobody reads a failed handle again: kept to its lease, its blocks would be missing where prompts wait for them.
+        return True
 
     def _accept_pull(self, order: PullOrder, tokens: int) -> None:
         leg, first = order.leg, order.first

@@ -3,6 +3,7 @@
 vLLM's detokeniser and output processor are left out: the core's own step outputs hold token ids, which is all we send.
 """
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -160,5 +161,14 @@ class VllmCore:
         )
 
     def close(self) -> None:
-        """Ends worker processes, the connector and its agent."""
-        self._client.shutdown()
+        """Ends worker processes, the connector and its agent.
+
+        vLLM would thaw the whole heap to collect it: seconds of work, and every page that a forked child shares with its
+        siblings becomes its own. The process ends soon, so the heap stays frozen.
+        """
+        thaw = gc.unfreeze
+        gc.unfreeze = lambda: None
+        try:
+            self._client.shutdown()
+        finally:
+            gc.unfreeze = thaw

@@ -19,7 +19,7 @@ from services.frontend.openai.bodies import error_body, error_headers, model_bod
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
 from services.frontend.openai.fields import read_object
-from services.frontend.openai.serve import Exchange, defect, serve
+from services.frontend.openai.serve import CLIENT_GONE, Exchange, defect, serve
 from services.frontend.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
-CLIENT_GONE = 499
 
 Reader = Callable[[Mapping[str, Any], str], Asked]
 
@@ -70,6 +69,7 @@ class HttpServer:
             app,
             access_log=None,
             handle_signals=False,
+            shutdown_timeout=1.0,
             # A client that goes away cancels its handler, and with it the request on every hop.
             handler_cancellation=True,
             max_line_size=self._settings.header_bytes_max,
@@ -77,9 +77,7 @@ class HttpServer:
             max_headers=self._settings.headers_max,
         )
         await self._runner.setup()
-        site = web.TCPSite(
-            self._runner, self._settings.host, self._settings.port, shutdown_timeout=1.0, backlog=self._settings.backlog
-        )
+        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, backlog=self._settings.backlog)
         await site.start()
         self._port = self._runner.addresses[0][1]
         _log.info("http_server_started", extra={"data": {"host": self._settings.host, "port": self._port}})

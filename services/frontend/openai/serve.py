@@ -22,6 +22,8 @@ from services.frontend.request import Answer, Conversation, Ending, Outlet
 from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
+CLIENT_GONE = 499
+"""nginx's word for a client that did not wait for its answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,7 +166,8 @@ async def _serve_stream(
         keeps_alive = False
     finally:
         stream.abandon()
-    await stream.wait_sent(exchange.settings.stalled_client_timeout_s)
+    if not await stream.wait_sent(exchange.settings.stalled_client_timeout_s):
+        exchange.code, exchange.reason = CLIENT_GONE, "client_stalled"
     return WrittenResponse(keeps_alive=keeps_alive)
 
 

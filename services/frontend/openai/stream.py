@@ -171,14 +171,16 @@ class EventStream:
         self._is_closed = True
         self._pending.clear()
 
-    async def wait_sent(self, timeout_s: float) -> None:
-        """Until the client has taken all but what the kernel holds; a client that does not within the time is cut off."""
+    async def wait_sent(self, timeout_s: float) -> bool:
+        """Until the client has taken all but what the kernel holds. False: it did not within the time and was cut off."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._transport.get_write_buffer_size() and not self._transport.is_closing():  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)  # The transport tells its protocol, which is the framework's.
         except TimeoutError:
             self._transport.abort()
+            return False
+        return True
 
 
 class _Late:

@@ -1,0 +1,716 @@
+"""The HTTP API on loopback: real server, real clients, a mesh at the lowest seam."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import random
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvmesh.clock import SystemClock
+from kvmesh.core import ConstraintKind, Generation, ReportKind
+from kvmesh.errors import InternalError, LostError, OverloadedError, UnavailableError
+from kvmesh.telemetry import Instruments
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.openai.http import HttpServer
+from services.frontend.pipeline import Pipeline
+from services.frontend.settings import HttpSettings, PipelineSettings
+from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+
+TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")), adapters=("tiny-lora",))
+
+
+@dataclass(slots=True)
+class Running:
+    """A frontend that listens."""
+
+    url: str
+    port: int
+    mesh: FakeMesh
+    pipeline: Pipeline
+    registry: CollectorRegistry
+    session: aiohttp.ClientSession
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any, Any]:
+        """Status, JSON body, headers."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(self.url + path, data=data, **kwargs) as response:
+            return response.status, await response.json(), response.headers
+
+    async def events(self, path: str, body: Any) -> list[Any]:
+        """All events of a stream; `[DONE]` as it is."""
+        async with self.session.post(self.url + path, json={**body, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            lines = (await response.text()).split("\n\n")
+        assert lines.pop() == ""
+        assert all(line.startswith("data: ") for line in lines)
+        return [line[6:] if line[6:] == "[DONE]" else json.loads(line[6:]) for line in lines]
+
+    def metrics(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+@asynccontextmanager
+async def frontend(
+    models: Sequence[ServedModel], mesh: FakeMesh, *, http: HttpSettings | None = None, **settings: Any
+) -> AsyncIterator[Running]:
+    registry = CollectorRegistry()
+    pipeline = Pipeline(
+        models=StaticModels(models), prefill=mesh, links=mesh, router=mesh, clock=SystemClock(),
+        generator=random.Random(3),
+        metrics=FrontendMetrics(Instruments(registry, "frontend"), lambda: pipeline.in_flight),
+        settings=PipelineSettings(**settings),
+    )  # fmt: skip
+    server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry)
+    await server.start()
+    url = f"http://127.0.0.1:{server.port}"
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Running(url, server.port, mesh, pipeline, registry, session)
+    finally:
+        await server.aclose()
+
+
+@pytest.fixture
+async def running(model: ServedModel) -> AsyncIterator[Running]:
+    tokens = tokens_of(model.text, TEXT)
+    async with frontend([model], FakeMesh(answer=lambda _: tokens)) as running:
+        yield running
+    assert not running.mesh.running
+    assert not running.mesh.handles
+
+
+def content(events: Sequence[Any], choice: int = 0) -> str:
+    """The text of a streamed choice."""
+    parts = [each for event in events if event != "[DONE]" for each in event["choices"] if each["index"] == choice]
+    return "".join(each["delta"].get("content") or "" if "delta" in each else each["text"] for each in parts)
+
+
+@pytest.fixture
+async def client(running: Running) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_openai_chat(running: Running, client: openai.AsyncOpenAI) -> None:
+    """The official client reads whole answers and streams; both say the same."""
+    whole = await client.chat.completions.create(model="tiny", messages=MESSAGES, user="u", metadata={"a": "b"})
+    assert whole.choices[0].message.content == TEXT
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None and whole.usage.prompt_tokens_details is not None
+    assert whole.usage.prompt_tokens_details.cached_tokens == 4
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            model="tiny", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+    ]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == TEXT
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_openai_completions(running: Running, client: openai.AsyncOpenAI) -> None:
+    """All shapes of prompt, several choices, echo; numbered by prompt, then choice."""
+    one = await client.completions.create(model="tiny", prompt="Hello", max_tokens=100, echo=True)
+    assert one.choices[0].text == "Hello" + TEXT
+    ids = running.pipeline.models.find("tiny").text.tokenise("Hello", adds_special_tokens=True)
+    prompts: list[Any] = [["Hello", "How"], [ids, ids]]
+    for prompt in prompts:
+        many = await client.completions.create(model="tiny", prompt=prompt, n=2, max_tokens=100)
+        assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
+        assert {choice.text for choice in many.choices} == {TEXT}
+    await client.completions.create(model="tiny", prompt=ids)
+    assert list(running.mesh.generations[-1].token_ids) == ids
+    assert running.mesh.generations[-1].sampling.max_tokens == 16
+    texts = ["", "", "", ""]
+    stream = await client.completions.create(
+        model="tiny", prompt=["Hello", "How"], n=2, max_tokens=100, stream=True, echo=True
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["Hello" + TEXT] * 2 + ["How" + TEXT] * 2
+
+
+async def test_openai_models(client: openai.AsyncOpenAI) -> None:
+    """The list, one of it, an adapter, and one that is not there."""
+    assert [each.id async for each in client.models.list()] == ["tiny", "tiny-lora"]
+    assert (await client.models.retrieve("tiny")).id == "tiny"
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.models.retrieve("some/other")
+    assert caught.value.code == "model_not_found"
+
+
+async def test_no_chunk_holds_half_a_character(running: Running) -> None:
+    """Characters split over tokens come in one chunk each."""
+    events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
+    assert content(events) == TEXT
+    assert "\N{REPLACEMENT CHARACTER}" not in json.dumps(events, ensure_ascii=False)
+    assert len(events) > 20
+    assert events[-1] == "[DONE]"
+
+
+async def test_choices_in_one_stream(running: Running) -> None:
+    """Each has its role, its text and its end, and usage counts all."""
+    body = {"model": "tiny", "messages": MESSAGES, "n": 3, "stream_options": {"include_usage": True}}
+    events = await running.events(CHAT, body)
+    assert [content(events, i) for i in range(3)] == [TEXT] * 3
+    choices = [each for event in events[:-1] for each in event["choices"]]
+    assert sum(each["delta"].get("role") == "assistant" for each in choices) == 3
+    assert sum(each["finish_reason"] == "stop" for each in choices) == 3
+    tokens = len(tokens_of(running.pipeline.models.find("tiny").text, TEXT))
+    assert events[-2]["usage"]["completion_tokens"] == 3 * tokens
+
+
+async def test_logprobs_in_both_formats(running: Running) -> None:
+    """With token text and bytes; joined bytes are the answer's."""
+    body = {"model": "tiny", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    _, whole, _ = await running.post(CHAT, body)
+    entries = whole["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == TEXT
+    assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] == -0.25 for entry in entries)
+    events = await running.events(CHAT, body)
+    streamed = [
+        entry
+        for event in events[:-1]
+        for choice in event["choices"]
+        if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert streamed == entries
+    body = {"model": "tiny", "prompt": "Hi", "logprobs": 1, "max_tokens": 100}
+    _, whole, _ = await running.post(COMPLETIONS, body)
+    logprobs = whole["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(logprobs["top_logprobs"]) == len(entries)
+    assert logprobs["text_offset"][:2] == [0, len(logprobs["tokens"][0])]
+    events = await running.events(COMPLETIONS, body)
+    offsets = [o for e in events[:-1] for c in e["choices"] if c["logprobs"] for o in c["logprobs"]["text_offset"]]
+    assert offsets == logprobs["text_offset"]
+
+
+async def test_token_ids_come_on_request(running: Running) -> None:
+    """What an acceptance test compares with an engine run alone."""
+    tokens = tokens_of(running.pipeline.models.find("tiny").text, TEXT, ends=False)
+    body = {"model": "tiny", "messages": MESSAGES, "return_token_ids": True}
+    _, whole, _ = await running.post(CHAT, body)
+    assert whole["choices"][0]["token_ids"] == tokens
+    assert whole["prompt_token_ids"] == list(running.mesh.generations[0].token_ids)
+    events = await running.events(CHAT, body)
+    assert [i for event in events[:-1] for i in event["choices"][0].get("token_ids", [])] == tokens
+
+
+async def test_stop_strings_over_http(running: Running) -> None:
+    """Cut before the stop, streaming and not; the leg is cancelled on its worker."""
+    body = {"model": "tiny", "messages": MESSAGES, "stop": [" one t", "zz"]}
+    _, whole, _ = await running.post(CHAT, body)
+    assert whole["choices"][0]["message"]["content"] == TEXT.partition(" one")[0]
+    assert whole["choices"][0]["stop_reason"] == " one t"
+    assert content(await running.events(CHAT, body)) == TEXT.partition(" one")[0]
+    assert len(running.mesh.cancelled) == 2
+
+
+async def test_sampling_reaches_the_workers(running: Running) -> None:
+    """Every field that engines take, as it was said."""
+    sampling = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1, "seed": 42, "max_completion_tokens": 9, "min_tokens": 2, "stop_token_ids": [7],
+        "ignore_eos": True, "logit_bias": {"5": 1, "6": -2.5}, "priority": 3, "cache_salt": "tenant",
+    }  # fmt: skip
+    status, body, _ = await running.post(CHAT, {"model": "tiny-lora", "messages": MESSAGES, **sampling})
+    assert status == 200, body
+    sent = running.mesh.generations[0]
+    got = sent.sampling
+    assert (got.temperature, got.top_p, got.top_k, got.min_p) == (0.7, 0.9, 5, 0.1)
+    assert (got.presence_penalty, got.frequency_penalty, got.repetition_penalty) == (0.5, -0.5, 1.1)
+    assert (got.seed, got.max_tokens, got.min_tokens, got.stop_token_ids, got.ignore_eos) == (42, 9, 2, (7,), True)
+    assert got.logit_bias == ((5, 1.0), (6, -2.5))
+    assert (sent.model, sent.adapter, sent.priority, sent.cache_salt) == ("tiny", "tiny-lora", 3, "tenant")
+
+
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+CALL = 'Wait.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+async def test_tool_calls(model: ServedModel) -> None:
+    """Tools reach the template; a Hermes call in the answer is a tool call, whole and streamed; history goes back in."""
+    tokens = tokens_of(model.text, CALL)
+    async with frontend([model], FakeMesh(answer=lambda _: tokens)) as running:
+        body: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS}
+        _, whole, _ = await running.post(CHAT, body)
+        choice = whole["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "Wait."
+        call = choice["message"]["tool_calls"][0]
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city":"Paris"}'}
+        assert "get_weather" in model.text.decode(running.mesh.generations[0].token_ids)
+        async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client:
+            async with client.chat.completions.stream(**body) as stream:
+                final = (await stream.get_final_completion()).choices[0]
+        assert final.finish_reason == "tool_calls"
+        assert final.message.content == "Wait."
+        assert final.message.tool_calls and final.message.tool_calls[0].function.arguments == '{"city":"Paris"}'
+        history = [*MESSAGES, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
+        status, _, _ = await running.post(CHAT, {**body, "messages": history})
+        assert status == 200
+        _, plain, _ = await running.post(CHAT, {**body, "tool_choice": "none"})
+        assert plain["choices"][0]["message"]["content"] == CALL
+        assert "get_weather" not in model.text.decode(running.mesh.generations[-1].token_ids)
+
+
+async def test_structured_output_needs_a_worker_that_can(model: ServedModel, running: Running) -> None:
+    """Passed on as a constraint, or refused with the field's name."""
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}}
+    body = {"model": "tiny", "messages": MESSAGES, "response_format": form}
+    status, answer, _ = await running.post(CHAT, body)
+    assert (status, answer["error"]["param"]) == (400, "response_format")
+    able = replace(model, features=frozenset({"structured_output"}))
+    async with frontend([able], FakeMesh(answer=lambda _: [2])) as other:
+        status, _, _ = await other.post(CHAT, body)
+        assert status == 200
+        constraint = other.mesh.generations[0].sampling.constraint
+        assert constraint is not None
+        assert (constraint.kind, constraint.text) == (ConstraintKind.JSON_SCHEMA, '{"type":"object"}')
+        assert other.mesh.asks[0].required_features == ("structured_output",)
+
+
+def chat_with(**values: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": MESSAGES, **values}).encode()
+
+
+def message(**values: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": [values]}).encode()
+
+
+# Body, status, the field that is named, the code. Every line of "Bad input", and what is near it.
+BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
+    (b"", 400, None, "invalid_json"),
+    (b"{", 400, None, "invalid_json"),
+    (b"[]", 400, None, "invalid_json"),
+    (b'"text"', 400, None, "invalid_json"),
+    (b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff\xfe"}]}', 400, None, "invalid_json"),
+    (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, None, "invalid_json"),
+    (b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":NaN}', 400, None, "invalid_json"),
+    (b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":1e400}', 400, None, "invalid_json"),
+    (b"[" * 5000, 400, None, "invalid_json"),
+    (chat_with(model="absent"), 404, "model", "model_not_found"),
+    (chat_with(model=""), 400, "model", "invalid_value"),
+    (chat_with(model=5), 400, "model", "invalid_value"),
+    (chat_with(model="x" * 1000), 400, "model", "invalid_value"),
+    (json.dumps({"messages": MESSAGES}).encode(), 400, "model", "invalid_value"),
+    (json.dumps({"model": "tiny"}).encode(), 400, "messages", "invalid_value"),
+    (chat_with(messages=[]), 400, "messages", "invalid_value"),
+    (chat_with(messages="hello"), 400, "messages", "invalid_value"),
+    (chat_with(messages=["hello"]), 400, "messages", "invalid_value"),
+    (chat_with(messages=MESSAGES * 5000), 400, "messages", "invalid_value"),
+    (message(content="x"), 400, "messages[0].role", "invalid_value"),
+    (message(role="wizard", content="x"), 400, "messages[0].role", "invalid_value"),
+    (message(role="user"), 400, "messages[0].content", "invalid_value"),
+    (message(role="user", content=5), 400, "messages[0].content", "invalid_value"),
+    (message(role="user", content=[]), 400, "messages[0].content", "invalid_value"),
+    (message(role="user", content=["x"]), 400, "messages[0].content[0]", "invalid_value"),
+    (message(role="user", content=[{"type": "text"}]), 400, "messages[0].content[0].text", "invalid_value"),
+    (message(role="user", content=[{"type": "image_url"}]), 400, "messages[0].content[0].type", "unsupported"),
+    (message(role="user", content="x", mood="sad"), 400, "messages[0].mood", "unknown_field"),
+    (message(role="user", content="x", tool_calls=[{}]), 400, "messages[0].tool_calls[0].function", "invalid_value"),
+    (message(role="tool", content="x"), 400, "messages", "chat_template_refused"),
+    (chat_with(messages=[{"role": "user", "content": "word " * 4000}]), 400, "messages", "context_length_exceeded"),
+    (chat_with(messages=[{"role": "user", "content": "x" * 70_000}]), 400, "messages", "context_length_exceeded"),
+    (chat_with(max_tokens=600), 400, "max_tokens", "context_length_exceeded"),
+    (chat_with(max_completion_tokens=600), 400, "max_completion_tokens", "context_length_exceeded"),
+    (chat_with(max_tokens=0), 400, "max_tokens", "invalid_value"),
+    (chat_with(max_tokens=-5), 400, "max_tokens", "invalid_value"),
+    (chat_with(max_tokens=1.5), 400, "max_tokens", "invalid_value"),
+    (chat_with(max_tokens="10"), 400, "max_tokens", "invalid_value"),
+    (chat_with(max_tokens=True), 400, "max_tokens", "invalid_value"),
+    (chat_with(max_tokens=10**30), 400, "max_tokens", "invalid_value"),
+    (chat_with(temperature=-1), 400, "temperature", "invalid_request"),
+    (chat_with(temperature=2.5), 400, "temperature", "invalid_request"),
+    (chat_with(temperature=1e300), 400, "temperature", "invalid_request"),
+    (chat_with(temperature="hot"), 400, "temperature", "invalid_value"),
+    (chat_with(temperature=True), 400, "temperature", "invalid_value"),
+    (chat_with(temperature=[1]), 400, "temperature", "invalid_value"),
+    (chat_with(top_p=0), 400, "top_p", "invalid_request"),
+    (chat_with(top_p=1.1), 400, "top_p", "invalid_request"),
+    (chat_with(top_k=-2), 400, "top_k", "invalid_value"),
+    (chat_with(min_p=2), 400, "min_p", "invalid_request"),
+    (chat_with(presence_penalty=3), 400, "presence_penalty", "invalid_request"),
+    (chat_with(frequency_penalty=-3), 400, "frequency_penalty", "invalid_request"),
+    (chat_with(repetition_penalty=0), 400, "repetition_penalty", "invalid_request"),
+    (chat_with(seed=2**63), 400, "seed", "invalid_value"),
+    (chat_with(seed=1.5), 400, "seed", "invalid_value"),
+    (chat_with(n=0), 400, "n", "invalid_value"),
+    (chat_with(n=17), 400, "n", "invalid_request"),
+    (chat_with(n=True), 400, "n", "invalid_value"),
+    (chat_with(stop=["x"] * 17), 400, "stop", "invalid_value"),
+    (chat_with(stop=[""]), 400, "stop", "invalid_request"),
+    (chat_with(stop="x" * 300), 400, "stop", "invalid_request"),
+    (chat_with(stop=5), 400, "stop", "invalid_value"),
+    (chat_with(stop=[5]), 400, "stop", "invalid_value"),
+    (chat_with(stop_token_ids=[-1]), 400, "stop_token_ids", "invalid_value"),
+    (chat_with(stop_token_ids=[100_000]), 400, "stop_token_ids", "invalid_request"),
+    (chat_with(stop_token_ids=list(range(65))), 400, "stop_token_ids", "invalid_value"),
+    (chat_with(min_tokens=9, max_tokens=5), 400, "min_tokens", "invalid_request"),
+    (chat_with(logit_bias=[1]), 400, "logit_bias", "invalid_value"),
+    (chat_with(logit_bias={"x": 1}), 400, "logit_bias", "invalid_value"),
+    (chat_with(logit_bias={"5": "a"}), 400, "logit_bias", "invalid_value"),
+    (chat_with(logit_bias={"5": 101}), 400, "logit_bias", "invalid_request"),
+    (chat_with(logit_bias={"100000": 1}), 400, "logit_bias", "invalid_request"),
+    (chat_with(top_logprobs=3), 400, "top_logprobs", "invalid_request"),
+    (chat_with(logprobs=True, top_logprobs=21), 400, "top_logprobs", "invalid_value"),
+    (chat_with(logprobs=1), 400, "logprobs", "invalid_value"),
+    (chat_with(stream="yes"), 400, "stream", "invalid_value"),
+    (chat_with(stream_options={"include_usage": True}), 400, "stream_options", "invalid_value"),
+    (chat_with(stream=True, stream_options={"x": 1}), 400, "stream_options.x", "unknown_field"),
+    (chat_with(response_format="json"), 400, "response_format", "invalid_value"),
+    (chat_with(response_format={"type": "xml"}), 400, "response_format.type", "invalid_value"),
+    (chat_with(response_format={"type": "json_schema"}), 400, "response_format.json_schema", "invalid_value"),
+    (chat_with(tools=[{"type": "function"}]), 400, "tools[0].function", "invalid_value"),
+    (chat_with(tools=[{"type": "function", "function": {"name": "a b"}}]), 400, "tools[0].function.name", "invalid_value"),
+    (chat_with(tools=TOOLS * 200), 400, "tools", "invalid_value"),
+    (chat_with(tools=TOOLS, tool_choice="required"), 400, "tool_choice", "unsupported"),
+    (chat_with(tools=TOOLS, tool_choice={"type": "function"}), 400, "tool_choice", "unsupported"),
+    (chat_with(tools=TOOLS, tool_choice="sometimes"), 400, "tool_choice", "invalid_value"),
+    (chat_with(tool_choice="auto"), 400, "tool_choice", "invalid_value"),
+    (chat_with(functions=[{"name": "f"}]), 400, "functions", "unsupported"),
+    (chat_with(guided_json={}), 400, "guided_json", "unsupported"),
+    (chat_with(best_of=3), 400, "best_of", "unsupported"),
+    (chat_with(temprature=0.5), 400, "temprature", "unknown_field"),
+    (chat_with(priority=1000), 400, "priority", "invalid_request"),
+    (chat_with(chat_template="x"), 400, "chat_template", "unsupported"),
+    (chat_with(chat_template_kwargs=5), 400, "chat_template_kwargs", "invalid_value"),
+    (chat_with(cache_salt="x" * 300), 400, "cache_salt", "invalid_value"),
+]  # fmt: skip
+
+
+def prompt_of(prompt: Any, **values: Any) -> bytes:
+    return json.dumps({"model": "tiny", "prompt": prompt, **values}).encode()
+
+
+BAD_COMPLETIONS: list[tuple[bytes, int, str | None, str]] = [
+    (b'{"model":"tiny"}', 400, "prompt", "invalid_value"),
+    (prompt_of(""), 400, "prompt", "invalid_request"),
+    (prompt_of([]), 400, "prompt", "invalid_value"),
+    (prompt_of([[]]), 400, "prompt", "invalid_request"),
+    (prompt_of({}), 400, "prompt", "invalid_value"),
+    (prompt_of([1, "x"]), 400, "prompt", "invalid_value"),
+    (prompt_of([True]), 400, "prompt", "invalid_value"),
+    (prompt_of([-1]), 400, "prompt", "invalid_value"),
+    (prompt_of([402]), 400, "prompt", "invalid_request"),
+    (prompt_of([2**40]), 400, "prompt", "invalid_value"),
+    (prompt_of(["x"] * 65), 400, "prompt", "invalid_value"),
+    (prompt_of([5] * 600), 400, "prompt", "context_length_exceeded"),
+    (prompt_of("x", suffix="y"), 400, "suffix", "unsupported"),
+    (prompt_of("x", echo=True, logprobs=1), 400, "echo", "unsupported"),
+    (prompt_of("x", logprobs=21), 400, "logprobs", "invalid_value"),
+    (prompt_of("x", logprobs=True), 400, "logprobs", "invalid_value"),
+    (prompt_of("x", messages=[]), 400, "messages", "unknown_field"),
+]
+
+
+async def test_bad_input_is_refused_with_the_fields_name(running: Running) -> None:
+    """Status, field and code; the mesh is never asked and nothing is counted as a defect."""
+    for path, cases in ((CHAT, BAD_CHAT), (COMPLETIONS, BAD_COMPLETIONS)):
+        for body, status, field, code in cases:
+            got, answer, _ = await running.post(path, body)
+            error = answer["error"]
+            assert (got, error["param"], error["code"]) == (status, field, code), (body[:200], answer)
+            assert error["message"]
+            assert error["type"] in ("invalid_request_error", "not_found_error")
+            assert len(json.dumps(answer)) < 1000
+    assert not running.mesh.asks
+    assert 'code="400",model="tiny"' in running.metrics()
+    assert 'code="404",model="unknown"' in running.metrics()
+    assert 'code="500"' not in running.metrics()
+
+
+async def test_neutral_values_of_unsupported_fields_pass(running: Running) -> None:
+    """Clients that write out defaults are not turned away."""
+    body = chat_with(
+        best_of=1, use_beam_search=False, functions=None, include_stop_str_in_output=False, stop=None, n=None,
+        parallel_tool_calls=True, tools=None, response_format={"type": "text"}, modalities=["text"], logit_bias={},
+        service_tier="auto", store=False, top_k=-1,
+    )  # fmt: skip
+    assert (await running.post(CHAT, body))[0] == 200
+
+
+async def test_a_body_too_large_is_413(model: ServedModel) -> None:
+    """Also when its length was not announced."""
+    async with frontend([model], FakeMesh(answer=lambda _: [2]), http=HttpSettings(body_bytes_max=2048)) as running:
+        status, answer, _ = await running.post(CHAT, chat_with(user="x" * 4096))
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(8):
+                yield b" " * 1024
+
+        async with running.session.post(running.url + CHAT, data=pieces()) as response:
+            assert response.status == 413
+
+
+async def test_paths_that_do_not_exist(running: Running) -> None:
+    """404 and 405 with OpenAI's body."""
+    status, answer, _ = await running.post("/v1/nothing", {})
+    assert (status, answer["error"]["code"]) == (404, "not_found")
+    async with running.session.get(running.url + CHAT) as response:
+        assert response.status == 405
+
+
+async def test_failures_before_the_first_token_are_statuses(model: ServedModel) -> None:
+    """503, 429 with Retry-After; 502 for lost work; streaming or not."""
+    cases = [
+        (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),
+        (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 429, "overloaded", True),
+        (Faults(prefill=[LostError("gone")] * 3), 502, "worker_lost", False),
+        (Faults(prefill=[InternalError("secret words")]), 500, "internal", False),
+    ]
+    for faults, status, code, comes_back in cases:
+        for is_stream in (False, True):
+            mesh = FakeMesh(answer=lambda _: [2], faults=replace(faults, place=list(faults.place), prefill=list(faults.prefill)))  # fmt: skip
+            async with frontend([model], mesh) as running:
+                got, answer, headers = await running.post(CHAT, chat_with(stream=is_stream))
+                assert (got, answer["error"]["code"]) == (status, code)
+                assert ("Retry-After" in headers) == comes_back
+                assert f'code="{status}",model="tiny"' in running.metrics()
+
+
+async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> None:
+    """Typed, then the connection closes; no [DONE]."""
+    tokens = tokens_of(model.text, TEXT)
+    mesh = FakeMesh(answer=lambda _: tokens, faults=Faults(leg_after=4, leg_error=LostError("the worker is gone")))
+    async with frontend([model], mesh) as running:
+        events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
+        assert events[-1]["error"] == {
+            "message": "the worker is gone", "type": "server_error", "param": None, "code": "worker_lost",
+        }  # fmt: skip
+        assert "[DONE]" not in events
+        assert 'code="502",model="tiny"' in running.metrics()
+
+
+async def test_a_defect_tells_the_client_an_id_and_nothing_else(model: ServedModel) -> None:
+    """No traceback leaves the process."""
+
+    def broken(_: Generation) -> list[int]:
+        raise AssertionError
+
+    mesh = FakeMesh(answer=broken)
+    async with frontend([model], mesh) as running:
+        running.pipeline.prepare = None  # type: ignore[assignment,method-assign]
+        status, answer, headers = await running.post(CHAT, chat_with())
+        assert status == 500
+        assert answer["error"]["message"] == f"internal error {headers['x-request-id']}"
+
+
+async def wait_for(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+async def test_a_client_that_leaves_cancels_its_request(model: ServedModel, is_stream: bool, phase: str) -> None:
+    """On every hop, whole answers and streams alike."""
+    mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.01, faults=Faults(prefill_hangs=phase == "prefill"))
+    async with frontend([model], mesh) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        body = chat_with(stream=is_stream, max_tokens=400)
+        writer.write(http_request(body))
+        await wait_for(lambda: mesh.prefilling if phase == "prefill" else mesh.running)
+        writer.close()
+        await wait_for(lambda: mesh.settled() == [(1, ReportKind.CANCELLED)])
+        await wait_for(lambda: not mesh.running and not mesh.prefilling and not running.pipeline.in_flight)
+        assert 'code="499",model="tiny"' in running.metrics()
+
+
+async def test_a_slow_client_holds_nobody_up_and_gets_everything(model: ServedModel) -> None:
+    """Its tokens are merged while it does not read; another stream goes on; in the end nothing is missing."""
+    word = tokens_of(model.text, "three ", ends=False)
+    count = 20_000
+    large = replace(model, context_tokens_max=200_000)
+    mesh = FakeMesh(answer=lambda g: word * ((g.sampling.max_tokens or 0) // len(word)), tokens_per_step=len(word))
+    async with frontend([large], mesh, http=HttpSettings(stream_buffer_bytes_max=4096)) as running:
+        slow = small_socket(running.port)
+        body = chat_with(stream=True, max_tokens=count * len(word))
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(slow, http_request(body, more="Connection: close\r\n"))
+        await wait_for(lambda: mesh.running)
+        events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES, "max_tokens": 10 * len(word)})
+        assert content(events) == "three " * 10
+        async with asyncio.timeout(30):
+            while mesh.running:
+                await asyncio.sleep(0.01)
+            data = b""
+            while piece := await loop.sock_recv(slow, 1 << 16):
+                data += piece
+        slow.close()
+        lines = [line for line in dechunked(data).split(b"\n\n") if line]
+        assert lines.pop() == b"data: [DONE]"
+        assert content([json.loads(line[6:]) for line in lines]) == "three " * count
+        assert len(lines) < count
+
+
+def dechunked(data: bytes) -> bytes:
+    """The body of a chunked response."""
+    _, _, rest = data.partition(b"\r\n\r\n")
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        if length == 0:
+            return body
+        body += rest[:length]
+        rest = rest[length + 2 :]
+
+
+async def test_a_client_that_never_reads_is_cut_off(model: ServedModel) -> None:
+    """The end of an answer waits for its client only so long."""
+    control = next(i for i in range(300) if model.text.token_bytes(i) == b"\x01")  # Six bytes of JSON each.
+    large = replace(model, context_tokens_max=4_000_000)
+    mesh = FakeMesh(answer=lambda _: [control] * 2_000_000, tokens_per_step=20_000)
+    settings = HttpSettings(stalled_client_timeout_s=0.3, stream_buffer_bytes_max=4096)
+    async with frontend([large], mesh, http=settings) as running:
+        stuck = small_socket(running.port)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(stuck, http_request(chat_with(stream=True)))
+        await wait_for(lambda: mesh.settled())
+        await wait_for(lambda: 'code="499"' in running.metrics())
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                while piece := await loop.sock_recv(stuck, 1 << 20):
+                    data += piece
+        assert data
+        assert not data.endswith(b"0\r\n\r\n")
+        stuck.close()
+
+
+def small_socket(port: int) -> socket.socket:
+    """A connection whose kernel buffer holds little."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.setblocking(False)
+    return connection
+
+
+def http_request(body: bytes, *, version: str = "1.1", more: str = "") -> bytes:
+    """A chat request as bytes."""
+    head = f"POST {CHAT} HTTP/{version}\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def test_connections_are_kept_and_old_clients_are_served(running: Running) -> None:
+    """Two streams on one connection; HTTP/1.0 gets an unchunked one that ends with the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    body = chat_with(stream=True)
+    for _ in range(2):
+        writer.write(http_request(body))
+        data = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        assert b"[DONE]" in data
+    writer.close()
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(http_request(body, version="1.0"))
+    data = await asyncio.wait_for(reader.read(), 5)
+    assert data.endswith(b"data: [DONE]\n\n")
+    assert b"chunked" not in data.lower()
+    writer.close()
+
+
+async def test_sockets_do_not_wait_for_acknowledgements(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP_NODELAY is on: without it a token may wait 40 ms for the one before."""
+    seen: list[int] = []
+    run = running.pipeline.run
+
+    async def look(*args: Any, **kwargs: Any) -> Any:
+        for task_transport in list(transports()):
+            seen.append(task_transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return await run(*args, **kwargs)
+
+    def transports() -> list[Any]:
+        return [
+            each.get_extra_info("socket")
+            for each in gc.get_objects()
+            if type(each).__name__.endswith("SocketTransport")
+            and (each.get_extra_info("sockname") or ("", 0))[1] == running.port
+        ]
+
+    monkeypatch.setattr(running.pipeline, "run", look)
+    await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
+    assert seen and all(seen)
+
+
+async def test_request_ids_are_echoed(running: Running) -> None:
+    """The client's own, or the mesh's; on errors too; nothing that would break a header."""
+    _, _, headers = await running.post(CHAT, chat_with(), headers={"x-request-id": "mine-1"})
+    assert headers["x-request-id"] == "mine-1"
+    _, _, headers = await running.post(CHAT, b"{", headers={"x-request-id": "mine-2"})
+    assert headers["x-request-id"] == "mine-2"
+    _, body, headers = await running.post(CHAT, chat_with(), headers={"x-request-id": "x" * 500})
+    assert body["id"] == f"chatcmpl-{headers['x-request-id']}"
+    async with running.session.post(
+        running.url + CHAT, data=chat_with(stream=True), headers={"x-request-id": "mine-3"}
+    ) as response:
+        assert response.headers["x-request-id"] == "mine-3"
+
+
+async def test_health_and_metrics(model: ServedModel, running: Running) -> None:
+    """Ready while a model can be asked; not ready, with the reason, while draining or without models."""
+    async with running.session.get(running.url + "/health") as response:
+        assert (response.status, (await response.json())["models"]) == (200, ["tiny"])
+    await running.post(CHAT, chat_with())
+    async with running.session.get(running.url + "/metrics") as response:
+        text = await response.text()
+    for line in (
+        'kvmesh_frontend_requests_total{code="200",model="tiny"} 1.0',
+        'kvmesh_frontend_ttft_seconds_count{model="tiny"} 1.0',
+        f'kvmesh_frontend_itl_seconds_count{{model="tiny"}} {len(tokens_of(model.text, TEXT)) - 1}.0',
+        f'kvmesh_frontend_output_tokens_total{{model="tiny"}} {len(tokens_of(model.text, TEXT))}.0',
+        "kvmesh_frontend_inflight_requests 0.0",
+    ):
+        assert line in text
+    assert 'kvmesh_frontend_prompt_tokens_total{model="tiny"}' in text
+    await running.pipeline.drain()
+    async with running.session.get(running.url + "/health") as response:
+        assert (response.status, (await response.json())["status"]) == (503, "draining")
+    status, _, headers = await running.post(CHAT, chat_with())
+    assert (status, headers["Retry-After"]) == (503, "1")
+    async with running.session.get(running.url + "/live") as response:
+        assert response.status == 200
+    async with (
+        frontend([], FakeMesh(answer=lambda _: [2])) as empty,
+        empty.session.get(empty.url + "/health") as response,
+    ):
+        assert response.status == 503
+
+
+async def test_long_prompts_are_tokenised_beside_the_loop(model: ServedModel) -> None:
+    """In a thread, with the same tokens."""
+    large = replace(model, context_tokens_max=100_000)
+    async with frontend([large], FakeMesh(answer=lambda _: [2]), inline_characters_max=10) as running:
+        text = "Hello! How are you? " * 500
+        await running.post(COMPLETIONS, prompt_of(text))
+        assert list(running.mesh.generations[0].token_ids) == model.text.tokenise(text, adds_special_tokens=True)

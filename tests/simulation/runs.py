@@ -1,0 +1,152 @@
+"""Runs from a seed: what `python -m tests.simulation` and the tests play."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tests.simulation.ledger import Ledger
+from tests.simulation.load import LoadShape, plan_load
+from tests.simulation.mesh import MeshShape, SimulatedMesh
+from tests.virtual_loop import run_virtual
+
+FAULT_AT_S = 3.0
+Script = Callable[[SimulatedMesh], Awaitable[None]]
+"""What happens beside the load, faults above all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How a run went. `wall_s` is what it cost here; everything else is equal for equal seeds."""
+
+    seed: int
+    requests: int
+    faults: str
+    hash: str
+    virtual_s: float
+    wall_s: float
+    crossings: int
+    tokens: int
+    outcomes: Counter[str]
+    cancelled_in: Counter[str]
+    ledgers: dict[str, Ledger]
+    killed_at_s: dict[str, float]
+    lines: list[str]
+    problems: list[str]
+
+    @property
+    def command(self) -> str:
+        """What replays it."""
+        faults = f" --faults {self.faults}" if self.faults != "none" else ""
+        return f"python -m tests.simulation --seed {self.seed} --requests {self.requests}{faults}"
+
+    def check(self) -> "Report":
+        """Fails with the command that replays the run."""
+        if self.problems:
+            more = f"\n... {len(self.problems) - 10} more" if len(self.problems) > 10 else ""
+            raise AssertionError("\n".join(self.problems[:10]) + more + f"\nreplay: {self.command}")
+        return self
+
+
+def run(
+    seed: int,
+    requests: int,
+    *,
+    faults: str = "none",
+    script: Script | None = None,
+    shape: MeshShape | None = None,
+    load: LoadShape | None = None,
+) -> Report:
+    """Plays one run on a loop of its own."""
+    began_s = time.perf_counter()
+    return run_virtual(_play(seed, requests, faults, script or SCRIPTS[faults], shape, load or LoadShape(), began_s))
+
+
+async def _play(
+    seed: int, requests: int, faults: str, script: Script, shape: MeshShape | None, load: LoadShape, began_s: float
+) -> Report:
+    mesh = SimulatedMesh(seed, shape)
+    try:
+        await mesh.start()
+        planned = plan_load(mesh.world.random("load"), requests, load)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(mesh.play(planned))
+            tasks.create_task(_awaited(script(mesh)))
+        await mesh.idle()
+        problems = mesh.problems()
+        virtual_s = mesh.now_s
+    finally:
+        await mesh.aclose()
+    left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    if left:
+        problems.append(f"tasks left: {sorted(left)}")
+    ledgers = mesh.ledgers
+    return Report(
+        seed=seed,
+        requests=requests,
+        faults=faults,
+        hash=mesh.world.trace.hash,
+        virtual_s=virtual_s,
+        wall_s=time.perf_counter() - began_s,
+        crossings=mesh.world.trace.crossings,
+        tokens=sum(ledger.tokens for ledger in ledgers.values()),
+        outcomes=Counter(ledger.outcome for ledger in ledgers.values()),
+        cancelled_in=Counter(each.cancelled_in.name for each in ledgers.values() if each.cancelled_in is not None),
+        ledgers=ledgers,
+        killed_at_s={worker.worker_id: worker.killed_at_s for worker in mesh.dead},
+        lines=mesh.world.trace.lines,
+        problems=problems,
+    )
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+async def no_faults(mesh: SimulatedMesh) -> None:
+    """Nothing but the load."""
+
+
+async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
+    """Until some seconds of load have passed and the worker has so many legs."""
+    await mesh.world.clock.sleep(FAULT_AT_S)
+    while mesh.workers[worker_id].worker.statistics().legs < legs:
+        await mesh.world.clock.sleep(0.001)
+
+
+async def kill_decode(mesh: SimulatedMesh) -> None:
+    """A decode worker dies in the middle of several streams."""
+    await _until_busy(mesh, "decode-0", 6)
+    await mesh.kill("decode-0")
+
+
+async def kill_prefill(mesh: SimulatedMesh) -> None:
+    """A prefill worker dies while it computes."""
+    await _until_busy(mesh, "prefill-0", 1)
+    await mesh.kill("prefill-0")
+
+
+async def drain(mesh: SimulatedMesh) -> None:
+    """A decode worker is drained with streams on it, and a prefill worker a second later."""
+    await _until_busy(mesh, "decode-0", 6)
+    await mesh.drain("decode-0")
+    await mesh.world.clock.sleep(1.0)
+    await mesh.drain("prefill-1")
+
+
+async def partition(mesh: SimulatedMesh) -> None:
+    """A decode worker falls silent for longer than a frontend waits for its heartbeats, and comes back."""
+    await _until_busy(mesh, "decode-0", 6)
+    mesh.partition("decode-0")
+    await mesh.world.clock.sleep(20.0)
+    mesh.heal("decode-0")
+
+
+SCRIPTS: dict[str, Script] = {
+    "none": no_faults,
+    "kill-decode": kill_decode,
+    "kill-prefill": kill_prefill,
+    "drain": drain,
+    "partition": partition,
+}

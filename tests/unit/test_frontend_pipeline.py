@@ -1,0 +1,470 @@
+"""The request path on virtual time, against a mesh behind the client interfaces: phases, failures, cancels."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvmesh.core import FinishReason, Generation, Handoff, ReportKind, SamplingParams, TokenLogprob
+from kvmesh.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    KvLostError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.kv.blocks import block_hashes
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.pipeline import Pipeline
+from services.frontend.request import Answer, Conversation, Ending, Request
+from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.virtual_loop import run_virtual
+
+TEXT = "Hello! How are you today? naïve 日本語 🙂 one two three"
+
+
+class Heard:
+    """An outlet that keeps what it hears and checks the outlet's own rules."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+        self.token_ids: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[TokenLogprob]] = {}
+        self.endings: dict[int, Ending] = {}
+
+    def on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        assert choice not in self.endings
+        assert logprobs is None or len(logprobs) == len(token_ids)
+        self.texts[choice] = self.texts.get(choice, "") + text
+        self.token_ids.setdefault(choice, []).extend(token_ids)
+        self.logprobs.setdefault(choice, []).extend(logprobs or ())
+
+    def on_end(self, choice: int, ending: Ending) -> None:
+        assert choice not in self.endings
+        self.endings[choice] = ending
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def mesh(model: ServedModel) -> FakeMesh:
+    tokens = tokens_of(model.text, TEXT)
+    return FakeMesh(answer=lambda _: tokens, step_s=0.01)
+
+
+def a_request(**values: Any) -> Request:
+    sampling = values.pop("sampling", {})
+    defaults: dict[str, Any] = {"request_id": "r", "model": "tiny", "prompt": "Hello! How are you"}
+    return Request(**{**defaults, **values}, sampling=SamplingParams(**sampling))
+
+
+async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> Answer:
+    began_s = pipeline.clock.now()
+    return await pipeline.run(await pipeline.prepare(request, began_s=began_s), heard, began_s=began_s)
+
+
+def run(mesh: FakeMesh, model: ServedModel, request: Request, **settings: Any) -> tuple[Heard, Answer | MeshError]:
+    """One request on virtual time; afterwards nothing may be left and every placement is settled exactly once."""
+    heard = Heard()
+
+    async def main() -> Answer | MeshError:
+        pipeline = make_pipeline(mesh, StaticModels([model]), **settings)
+        try:
+            return await ask(pipeline, request, heard)
+        except MeshError as error:
+            return error
+        finally:
+            await asyncio.sleep(0.1)
+            assert pipeline.in_flight == 0
+            await pipeline.aclose()
+            check_nothing_left(mesh)
+
+    return heard, run_virtual(main())
+
+
+def check_nothing_left(mesh: FakeMesh) -> None:
+    assert not mesh.running
+    assert not mesh.handles
+    assert not mesh.prefilling
+    assert sorted(ask_id for ask_id, _ in mesh.settled()) == list(range(1, len(mesh.asks) + 1))
+
+
+def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
+    """Hashes at the model's block size, prefill, handle, tokens, reports in order, usage."""
+    heard, answer = run(mesh, model, a_request())
+    assert isinstance(answer, Answer)
+    assert heard.texts == {0: TEXT}
+    assert heard.endings[0].reason is FinishReason.STOP
+    assert mesh.prefills == ["r-0"]
+    assert mesh.legs[0].handle is not None
+    assert mesh.legs[0].reservation_id == "r1"
+    prompt = model.text.tokenise("Hello! How are you", adds_special_tokens=True)
+    assert mesh.asks[0].block_hashes == block_hashes(prompt, 4)
+    assert [kind for _, kind in mesh.reports] == [ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.FINISHED]
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.usage.output_tokens == len(tokens_of(model.text, TEXT))
+    assert answer.usage.cached_tokens == 4
+    assert answer.ttft_s == pytest.approx(0.02)
+
+
+def test_defaults_come_from_the_model_and_stops_stay_here(mesh: FakeMesh, model: ServedModel) -> None:
+    """Generation defaults are filled in, max_tokens is bounded by the context, stop strings are not sent on."""
+    run(mesh, model, a_request(sampling={"stop": ("zzz",), "top_p": 0.5}))
+    sent = mesh.generations[0]
+    assert (sent.sampling.temperature, sent.sampling.top_p, sent.sampling.stop) == (0.5, 0.5, ())
+    assert sent.sampling.max_tokens == 512 - len(sent.token_ids)
+
+
+def test_the_decode_worker_computes_the_prompt_without_a_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
+    """No prefill call, no handle."""
+    mesh.has_prefill = False
+    heard, _ = run(mesh, model, a_request())
+    assert heard.texts[0] == TEXT
+    assert not mesh.prefills
+    assert mesh.legs[0].handle is None
+
+
+def test_rendezvous_starts_both_legs_at_once(mesh: FakeMesh, model: ServedModel) -> None:
+    """Same random room, no handle, and both legs begin in the same moment."""
+    mesh.handoff = Handoff.RENDEZVOUS
+    heard, _ = run(mesh, model, a_request())
+    assert heard.texts[0] == TEXT
+    assert mesh.prefills == ["r-0"]
+    assert (mesh.rendezvous[0].host, mesh.rendezvous[0].port) == ("p0", 9)
+    assert 0 < mesh.rendezvous[0].room < 2**63
+
+
+def test_choices_have_their_own_prefill_and_seed(mesh: FakeMesh, model: ServedModel) -> None:
+    """Legs r-0, r-1, r-2 with seeds s, s+1, s+2; the prompt is counted once, output tokens are summed."""
+    heard, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 2**63 - 2}))
+    assert isinstance(answer, Answer)
+    assert heard.texts == {0: TEXT, 1: TEXT, 2: TEXT}
+    assert mesh.prefills == ["r-0", "r-1", "r-2"]
+    assert [each.sampling.seed for each in mesh.generations] == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert answer.usage.output_tokens == 3 * len(tokens_of(model.text, TEXT))
+    assert answer.usage.prompt_tokens == len(mesh.generations[0].token_ids)
+
+
+def test_a_stop_string_ends_the_choice_and_its_leg(mesh: FakeMesh, model: ServedModel) -> None:
+    """Text before it is shown, the worker is told to stop, the router hears of a good end."""
+    heard, answer = run(mesh, model, a_request(sampling={"stop": ("are you", "zzz")}))
+    assert isinstance(answer, Answer)
+    assert heard.texts[0] == "Hello! How "
+    assert heard.endings[0].stop == "are you"
+    assert mesh.cancelled == ["r-0"]
+    assert mesh.settled() == [(1, ReportKind.FINISHED)]
+    assert answer.usage.output_tokens < len(tokens_of(model.text, TEXT))
+
+
+def test_tokens_of_one_step_are_one_text(mesh: FakeMesh, model: ServedModel) -> None:
+    """Several tokens per step, with stop strings and log-probabilities, give what single ones give."""
+    request = a_request(sampling={"stop": (" one",), "logprobs": 2})
+    one, _ = run(mesh, model, request)
+    mesh.tokens_per_step = 7
+    many, _ = run(mesh, model, request)
+    assert many.texts == one.texts == {0: TEXT.partition(" one")[0]}
+    assert many.token_ids == one.token_ids
+    assert len(many.logprobs[0]) == len(many.token_ids[0])
+
+
+def test_min_tokens_delays_stop_strings(mesh: FakeMesh, model: ServedModel) -> None:
+    """Stops in the first min_tokens tokens are text."""
+    heard, _ = run(mesh, model, a_request(sampling={"stop": ("Hello",), "min_tokens": 2}))
+    assert heard.texts[0] == TEXT
+
+
+def test_stop_tokens_are_not_text(mesh: FakeMesh, model: ServedModel) -> None:
+    """The token that ends the answer is counted and not shown."""
+    stop = model.text.tokenise("Hello", adds_special_tokens=False)[-1]
+    mesh.answer = lambda _: [*model.text.tokenise("A", adds_special_tokens=False), stop]
+    heard, answer = run(mesh, model, a_request(sampling={"stop_token_ids": (stop,)}))
+    assert isinstance(answer, Answer)
+    assert heard.texts == {0: "A"}
+    assert answer.usage.output_tokens == 2
+
+
+def test_ignore_eos_shows_what_follows(mesh: FakeMesh, model: ServedModel) -> None:
+    """With ignore_eos the end-of-sequence token is a token like any other."""
+    hello = model.text.tokenise("Hello", adds_special_tokens=False)
+    mesh.answer = lambda _: [*hello, 2, *hello]
+    heard, _ = run(mesh, model, a_request(sampling={"ignore_eos": True, "skip_special_tokens": False}))
+    assert heard.texts[0] == "Hello<|im_end|>Hello"
+
+
+def test_a_broken_tail_is_flushed(mesh: FakeMesh, model: ServedModel) -> None:
+    """An answer cut inside a character ends with U+FFFD, and all its tokens are reported."""
+    tokens = tokens_of(model.text, "a🙂", ends=False)
+    mesh.answer = lambda _: tokens
+    heard, _ = run(mesh, model, a_request(sampling={"max_tokens": len(tokens) - 1}))
+    assert heard.texts[0] == "a\N{REPLACEMENT CHARACTER}"
+    assert heard.token_ids[0] == tokens[:-1]
+    assert heard.endings[0].reason is FinishReason.LENGTH
+
+
+RETRIED: dict[str, Callable[[], Faults]] = {
+    "prefill unavailable": lambda: Faults(prefill=[UnavailableError("x")]),
+    "prefill lost": lambda: Faults(prefill=[LostError("x"), LostError("x")]),
+    "prefill overloaded": lambda: Faults(prefill=[OverloadedError("x")]),
+    "link down": lambda: Faults(link=[UnavailableError("x")]),
+    "submit refused": lambda: Faults(submit=[OverloadedError("x")]),
+    "decode refused": lambda: Faults(leg_after=0, leg_error=UnavailableError("x")),
+    "decode lost": lambda: Faults(leg_after=0, leg_error=LostError("x")),
+    "handle lost": lambda: Faults(leg_after=0, leg_error=KvLostError("x")),
+}
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+@pytest.mark.parametrize("case", RETRIED)
+def test_failures_before_the_first_token_are_placed_again(
+    mesh: FakeMesh, model: ServedModel, case: str, choices: int
+) -> None:
+    """The failed worker is left out, handles are given back, the client sees one whole answer."""
+    mesh.faults = RETRIED[case]()
+    heard, answer = run(mesh, model, a_request(choices=choices))
+    assert isinstance(answer, Answer), answer
+    assert heard.texts == dict.fromkeys(range(choices), TEXT)
+    assert len(mesh.asks) in (2, 3)
+    excluded = mesh.asks[-1].excluded_worker_ids
+    assert bool(excluded) == (case != "handle lost")
+    assert all(name.startswith("p" if "prefill" in case else "d") for name in excluded)
+    assert [ask.attempt for ask in mesh.asks] == list(range(len(mesh.asks)))
+
+
+def test_a_refused_submission_gives_the_handle_back(mesh: FakeMesh, model: ServedModel) -> None:
+    """The prompt's blocks are released when decode did not take them."""
+    mesh.faults = Faults(submit=[OverloadedError("x")])
+    run(mesh, model, a_request())
+    assert mesh.released == ["r-0"]
+
+
+def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
+    """After placement_attempts the failure goes to the client."""
+    mesh.faults = Faults(prefill=[LostError("x", where=f"p{i}") for i in range(9)])
+    _, answer = run(mesh, model, a_request(), placement_attempts=2)
+    assert isinstance(answer, LostError)
+    assert len(mesh.asks) == 2
+
+
+def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model: ServedModel) -> None:
+    """When the router has no other worker, the client learns of the first failure."""
+    mesh.faults = Faults(prefill=[LostError("first")], place=[])
+    placed = mesh.place
+
+    async def place_once(ask: Any, *, timeout_s: float) -> Any:
+        if ask.attempt:
+            raise UnavailableError("none left", reason="no_worker")
+        return await placed(ask, timeout_s=timeout_s)
+
+    mesh.place = place_once  # type: ignore[method-assign]
+    _, answer = run(mesh, model, a_request())
+    assert isinstance(answer, LostError)
+    assert answer.message == "first"
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("error", [LostError("x"), KvLostError("x"), InternalError("x")])
+def test_a_failure_after_tokens_is_told(mesh: FakeMesh, model: ServedModel, error: MeshError, choices: int) -> None:
+    """Typed, at once, without placing again; the other choices are stopped."""
+    mesh.faults = Faults(leg_after=3, leg_error=error)
+    heard, answer = run(mesh, model, a_request(choices=choices))
+    assert answer is error
+    assert len(mesh.asks) == 1
+    assert mesh.settled() == [(1, ReportKind.FAILED)]
+    assert TEXT.startswith(heard.texts[0])
+    assert not heard.endings
+
+
+def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedModel) -> None:
+    """With a time to come back."""
+    mesh.faults = Faults(place=[UnavailableError("no worker", reason="no_worker")])
+    _, answer = run(mesh, model, a_request())
+    assert isinstance(answer, UnavailableError)
+    assert answer.retry_after_s == 1.0
+    assert not mesh.reports
+
+
+def test_silence_between_tokens_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
+    """The idle limit ends a request whose worker says nothing any more."""
+    mesh.faults = Faults(stalls_after=2)
+    _, answer = run(mesh, model, a_request(), idle_timeout_s=5.0)
+    assert isinstance(answer, DeadlineError)
+    assert answer.reason == "idle_timeout"
+    assert mesh.cancelled == ["r-0"]
+
+
+def test_no_first_token_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
+    """Its own limit, since queues are longer than steps."""
+    mesh.faults = Faults(stalls_after=0)
+    _, answer = run(mesh, model, a_request(), first_token_timeout_s=3.0, idle_timeout_s=1.0)
+    assert isinstance(answer, DeadlineError)
+
+
+def test_the_deadline_holds_and_is_passed_on(mesh: FakeMesh, model: ServedModel) -> None:
+    """The legs get what is left; the whole ends in time though tokens flow."""
+    mesh.step_s = 1.0
+    _, answer = run(mesh, model, a_request(timeout_s=6.5))
+    assert isinstance(answer, DeadlineError)
+    assert mesh.legs[0].timeout_s == pytest.approx(5.5)
+    assert mesh.asks[0].timeout_s == pytest.approx(6.5)
+
+
+def cancelled_after(mesh: FakeMesh, model: ServedModel, delay_s: float, request: Request) -> Heard:
+    heard = Heard()
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        task = asyncio.create_task(ask(pipeline, request, heard))
+        await asyncio.sleep(delay_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.01)
+        await pipeline.aclose()
+        check_nothing_left(mesh)
+        assert pipeline.in_flight == 0
+
+    run_virtual(main())
+    return heard
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("handoff", [Handoff.SEQUENTIAL, Handoff.RENDEZVOUS])
+@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.015, 0.025, 0.055])
+def test_cancel_reaches_every_phase(
+    mesh: FakeMesh, model: ServedModel, delay_s: float, handoff: Handoff, choices: int
+) -> None:
+    """Placing, prefill, submitted, decoding, several prefills: nothing is left anywhere and the router is told."""
+    mesh.handoff = handoff
+    heard = cancelled_after(mesh, model, delay_s, a_request(choices=choices))
+    assert not heard.endings
+    if mesh.asks:
+        assert mesh.settled() == [(1, ReportKind.CANCELLED)]
+
+
+def test_cancel_stops_a_hanging_prefill(mesh: FakeMesh, model: ServedModel) -> None:
+    """The call is cancelled, not waited for."""
+    mesh.faults = Faults(prefill_hangs=True)
+    cancelled_after(mesh, model, 50.0, a_request())
+    assert mesh.settled() == [(1, ReportKind.CANCELLED)]
+
+
+def test_a_leg_that_fails_ends_a_request_whose_prefills_go_on(mesh: FakeMesh, model: ServedModel) -> None:
+    """With several choices the failure of the first is not found out after the last one's prefill."""
+    mesh.answer = lambda _: tokens_of(model.text, TEXT)
+    mesh.faults = Faults(leg_after=2, leg_error=LostError("x"))
+
+    async def slow_prefill(*args: Any, **kwargs: Any) -> Any:
+        result = await prefill(*args, **kwargs)
+        mesh.faults.prefill_hangs = True
+        return result
+
+    prefill = mesh.prefill
+    mesh.prefill = slow_prefill  # type: ignore[method-assign]
+    _, answer = run(mesh, model, a_request(choices=2))
+    assert isinstance(answer, LostError)
+
+
+def test_requests_in_flight_are_bounded_and_drain_refuses(mesh: FakeMesh, model: ServedModel) -> None:
+    """The next is refused with a time to come back; a draining frontend finishes what it has."""
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]), requests_max=1)
+        first = asyncio.create_task(ask(pipeline, a_request(request_id="a"), Heard()))
+        await asyncio.sleep(0.05)
+        with pytest.raises(OverloadedError) as full:
+            await ask(pipeline, a_request(request_id="b"), Heard())
+        assert full.value.retry_after_s == 1.0
+        draining = asyncio.create_task(pipeline.drain())
+        await asyncio.sleep(0.01)
+        with pytest.raises(UnavailableError) as refused:
+            await ask(pipeline, a_request(request_id="c"), Heard())
+        assert refused.value.reason == "draining"
+        assert not draining.done()
+        assert (await first).usage.output_tokens
+        await draining
+
+    run_virtual(main())
+
+
+def test_an_id_in_flight_is_refused(mesh: FakeMesh, model: ServedModel) -> None:
+    """Ids name legs, so two requests cannot share one."""
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        first = asyncio.create_task(ask(pipeline, a_request(), Heard()))
+        await asyncio.sleep(0.05)
+        with pytest.raises(InvalidRequestError):
+            await ask(pipeline, a_request(), Heard())
+        await first
+
+    run_virtual(main())
+
+
+REFUSED: list[tuple[dict[str, Any], type[MeshError], str]] = [
+    ({"model": "absent"}, NotFoundError, "model"),
+    ({"prompt": ""}, InvalidRequestError, "prompt"),
+    ({"prompt": []}, InvalidRequestError, "prompt"),
+    ({"prompt": [5, 402]}, InvalidRequestError, "prompt"),
+    ({"prompt": [-1]}, InvalidRequestError, "prompt"),
+    ({"prompt": [5] * 512}, InvalidRequestError, "prompt"),
+    ({"prompt": "word " * 4000}, InvalidRequestError, "prompt"),
+    ({"prompt": "x" * 100_000}, InvalidRequestError, "prompt"),
+    ({"sampling": {"max_tokens": 512}}, InvalidRequestError, "max_tokens"),
+    ({"sampling": {"temperature": float("nan")}}, InvalidRequestError, "temperature"),
+    ({"sampling": {"logit_bias": ((402, 1.0),)}}, InvalidRequestError, "logit_bias"),
+    ({"sampling": {"stop_token_ids": (402,)}}, InvalidRequestError, "stop_token_ids"),
+    ({"sampling": {"prompt_logprobs": 1}}, UnsupportedError, "prompt_logprobs"),
+    ({"choices": 17}, InvalidRequestError, "choices"),
+    ({"priority": 101}, InvalidRequestError, "priority"),
+    ({"cache_salt": "x" * 257}, InvalidRequestError, "cache_salt"),
+    ({"adapter": "absent"}, UnsupportedError, "adapter"),
+    ({"prompt": Conversation(messages=[{"role": "tool", "content": "x"}])}, InvalidRequestError, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("values", "kind", "field"), REFUSED)
+def test_wrong_requests_are_refused_before_the_mesh_is_asked(
+    mesh: FakeMesh, model: ServedModel, values: dict[str, Any], kind: type[MeshError], field: str
+) -> None:
+    """With the field's name."""
+    # No threads on virtual time.
+    _, answer = run(mesh, model, a_request(**values), inline_characters_max=1_000_000)
+    assert isinstance(answer, kind)
+    assert answer.field == field
+    assert not mesh.asks
+
+
+def test_a_thousand_requests_repeat_exactly(model: ServedModel) -> None:
+    """Virtual time, injected randomness: two runs give the same ids, texts and times."""
+
+    def answer(generation: Generation) -> list[int]:
+        count = 1 + sum(generation.token_ids) % 40
+        return [3 + (i * 7 + len(generation.token_ids)) % 390 for i in range(count)]
+
+    async def main() -> list[object]:
+        mesh = FakeMesh(answer=answer, step_s=0.02)
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+
+        async def one(i: int) -> object:
+            await asyncio.sleep(i * 0.001)
+            heard = Heard()
+            request = a_request(request_id=pipeline.new_id(), prompt=[5 + i % 300] * (1 + i % 50))
+            result = await ask(pipeline, request, heard)
+            return request.request_id, heard.texts, result.usage, result.ttft_s
+
+        results = await asyncio.gather(*(one(i) for i in range(1000)))
+        check_nothing_left(mesh)
+        return list(results)
+
+    assert run_virtual(main()) == run_virtual(main())

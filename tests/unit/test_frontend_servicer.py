@@ -1,0 +1,220 @@
+"""InferenceService over real gRPC on loopback, with the same pipeline as HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Struct
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from kvmesh.api.types.v1 import output_pb2, sampling_pb2
+from kvmesh.core import ReportKind
+from kvmesh.errors import InvalidRequestError, LostError, MeshError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.status import from_rpc_error
+from kvmesh.telemetry import Telemetry
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.pipeline import Pipeline
+from services.frontend.servicer import SERVICE_NAME, InferenceServicer
+from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+
+TEXT = "Hello! naïve 日本語 🙂 one two three"
+USER = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="Hi")
+
+
+@dataclass(slots=True)
+class Running:
+    stub: Any
+    mesh: FakeMesh
+    pipeline: Pipeline
+    model: ServedModel
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+async def running(model: ServedModel) -> AsyncIterator[Running]:
+    tokens = tokens_of(model.text, TEXT)
+    mesh = FakeMesh(answer=lambda _: tokens)
+    pipeline = make_pipeline(mesh, StaticModels([model]))
+    server = RpcServer(
+        RpcSettings(grace_s=0.1),
+        service_names=[SERVICE_NAME],
+        add_services=lambda server: add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server),
+        interceptors=server_interceptors(Telemetry.create("frontend")),
+    )
+    await server.start()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield Running(InferenceServiceStub(channel), mesh, pipeline, model)
+    await server.aclose()
+    assert not mesh.running
+    assert not mesh.handles
+
+
+def options(*, stream: bool = True, **values: Any) -> pb.GenerationOptions:
+    names = {field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields}
+    sampling = sampling_pb2.SamplingParams(**{key: value for key, value in values.items() if key in names})
+    return pb.GenerationOptions(
+        stream=stream, sampling=sampling, **{key: value for key, value in values.items() if key not in names}
+    )
+
+
+async def failure(call: Any) -> MeshError:
+    """What the call ends with, as the mesh's own error."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    return from_rpc_error(caught.value)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_generate(running: Running, stream: bool) -> None:
+    """Text or tokens, whole or in increments; usage comes last, the finish once per choice."""
+    ids = running.model.text.tokenise("Hello", adds_special_tokens=True)
+    for prompt in ({"text": "Hello"}, {"token_ids": pb.TokenIds(ids=ids)}):
+        wanted = options(stream=stream, choices=2, return_token_ids=True, logprobs=1)
+        request = pb.GenerateRequest(model="tiny", echo=True, options=wanted, **prompt)
+        responses = [each async for each in running.stub.Generate(request)]
+        for choice in range(2):
+            parts = [each for each in responses[:-1] if each.choice == choice]
+            assert "".join(part.text for part in parts) == "Hello" + TEXT
+            token_ids = [i for part in parts for i in part.token_ids]
+            assert token_ids == tokens_of(running.model.text, TEXT, ends=False)
+            assert sum(len(part.logprobs.token_logprobs) for part in parts) == len(token_ids)
+            assert [part.finish_reason for part in parts if part.finish_reason] == [output_pb2.FINISH_REASON_STOP]
+            assert stream or len(parts) == 1
+        assert responses[-1].usage.output_tokens == 2 * len(tokens_of(running.model.text, TEXT))
+        assert list(running.mesh.generations[-1].token_ids) == ids
+
+
+async def test_chat_with_tools(running: Running) -> None:
+    """Typed messages reach the template; a call in the answer is a typed call."""
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    running.mesh.answer = lambda _: tokens_of(running.model.text, "Wait. " + call)
+    parameters = ParseDict({"type": "object"}, Struct())
+    old_call = pb.ToolCall(id="c1", name="get_weather", arguments='{"city": "Rome"}')
+    request = pb.ChatRequest(
+        model="tiny",
+        messages=[
+            USER,
+            pb.ChatMessage(role=pb.CHAT_ROLE_ASSISTANT, tool_calls=[old_call]),
+            pb.ChatMessage(role=pb.CHAT_ROLE_TOOL, tool_call_id="c1", content="rain"),
+        ],
+        tools=[pb.Tool(name="get_weather", description="d", parameters=parameters)],
+        options=options(),
+    )
+    responses = [each async for each in running.stub.Chat(request)]
+    calls = [each for response in responses for each in response.tool_calls]
+    assert [(each.name, each.arguments) for each in calls] == [("get_weather", '{"city":"Paris"}')]
+    assert "".join(response.text for response in responses) == "Wait."
+    assert responses[-2].finish_reason == output_pb2.FINISH_REASON_TOOL_CALLS
+    prompt = running.model.text.decode(running.mesh.generations[0].token_ids)
+    assert '"name": "get_weather", "description": "d", "parameters": {"type": "object"}' in prompt
+
+
+async def test_tokenize_and_models(running: Running) -> None:
+    """Tokens of a text, and of a conversation as the model would see it."""
+    text = running.model.text
+    response = await running.stub.Tokenize(pb.TokenizeRequest(model="tiny", text="Hello"))
+    assert list(response.token_ids) == text.tokenise("Hello", adds_special_tokens=False)
+    assert response.context_tokens_max == 512
+    chat = pb.ChatRequest(model="tiny", messages=[USER])
+    response = await running.stub.Tokenize(pb.TokenizeRequest(model="tiny", chat=chat))
+    assert (
+        text.decode(response.token_ids, skip_special_tokens=False)
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    models = await running.stub.ListModels(pb.ListModelsRequest())
+    assert [(each.name, each.workers_ready) for each in models.models] == [("tiny", 1)]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running.stub.Embed(pb.EmbedRequest(model="tiny", texts=["x"]))
+    assert isinstance(from_rpc_error(caught.value), UnsupportedError)
+
+
+BAD: list[tuple[pb.GenerateRequest | pb.ChatRequest, type[MeshError], str]] = [
+    (pb.GenerateRequest(model="tiny"), InvalidRequestError, "prompt"),
+    (pb.GenerateRequest(text="x"), InvalidRequestError, "model"),
+    (pb.GenerateRequest(model="absent", text="x"), NotFoundError, "model"),
+    (pb.GenerateRequest(model="tiny", token_ids=pb.TokenIds(ids=[402])), InvalidRequestError, "prompt"),
+    (pb.GenerateRequest(model="tiny", text="x", options=options(temperature=3)), InvalidRequestError, "options.sampling.temperature"),
+    (pb.GenerateRequest(model="tiny", text="x", options=options(temperature=float("nan"))), InvalidRequestError, "options.sampling.temperature"),
+    (pb.GenerateRequest(model="tiny", text="x", options=options(max_tokens=600)), InvalidRequestError, "options.sampling.max_tokens"),
+    (pb.GenerateRequest(model="tiny", text="x", options=options(stop=["x"] * 17)), InvalidRequestError, "options.sampling.stop"),
+    (pb.GenerateRequest(model="tiny", text="x", options=options(choices=99)), InvalidRequestError, "options.choices"),
+    (pb.GenerateRequest(model="tiny", text="x", options=options(request_id="a b")), InvalidRequestError, "options.request_id"),
+    (pb.GenerateRequest(model="tiny", text="x", options=options(timeout=Duration(seconds=-1))), InvalidRequestError, "options.timeout"),
+    (pb.ChatRequest(model="tiny"), InvalidRequestError, "messages"),
+    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(content="x")]), InvalidRequestError, "messages[0].role"),
+    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role=9, content="x")]), InvalidRequestError, "messages[0].role"),  # type: ignore[arg-type]
+    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER)]), InvalidRequestError, "messages[0].content"),
+    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role=pb.CHAT_ROLE_TOOL, content="x")]), InvalidRequestError, "messages"),
+    (pb.ChatRequest(model="tiny", messages=[USER], tool_choice=pb.TOOL_CHOICE_REQUIRED), UnsupportedError, "tool_choice"),
+]  # fmt: skip
+
+
+async def test_bad_input_names_the_field(running: Running) -> None:
+    """As statuses with details; the mesh is never asked."""
+    for request, kind, field in BAD:
+        method = running.stub.Chat if isinstance(request, pb.ChatRequest) else running.stub.Generate
+        error = await failure(method(request))
+        assert (type(error), error.field) == (kind, field), request
+    assert not running.mesh.asks
+
+
+async def test_failures_are_typed(running: Running) -> None:
+    """Before and inside a stream, with RetryInfo where the client should come back."""
+    running.mesh.faults = Faults(place=[UnavailableError("none", reason="no_worker")])
+    error = await failure(running.stub.Generate(pb.GenerateRequest(model="tiny", text="x")))
+    assert isinstance(error, UnavailableError)
+    assert (error.reason, error.retry_after_s) == ("no_worker", 1.0)
+    running.mesh.faults = Faults(leg_after=3, leg_error=LostError("gone"))
+    error = await failure(running.stub.Generate(pb.GenerateRequest(model="tiny", text="x", options=options())))
+    assert isinstance(error, LostError)
+    text = requests_text(running)
+    assert 'code="503",model="tiny"' in text
+    assert 'code="502",model="tiny"' in text
+
+
+def requests_text(running: Running) -> str:
+    """The request counter's samples."""
+    samples = [sample for family in running.pipeline.metrics.requests.collect() for sample in family.samples]
+    return "".join(f'code="{each.labels["code"]}",model="{each.labels["model"]}"\n' for each in samples)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_cancel_and_deadline_stop_the_request(running: Running, stream: bool) -> None:
+    """On the workers, whole or streaming."""
+    running.mesh.answer = lambda _: [50] * 400
+    running.mesh.step_s = 0.01
+    request = pb.GenerateRequest(model="tiny", text="x", options=options(stream=stream, max_tokens=400))
+    call = running.stub.Generate(request)
+    reading = asyncio.ensure_future(anext(aiter(call)))
+    async with asyncio.timeout(5):
+        while not running.mesh.running:
+            await asyncio.sleep(0.005)
+        call.cancel()
+        while not running.mesh.settled():
+            await asyncio.sleep(0.005)
+    await asyncio.wait({reading})
+    reading.exception() if not reading.cancelled() else None
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in running.stub.Generate(request, timeout=0.1):
+            pass
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    async with asyncio.timeout(5):
+        while len(running.mesh.settled()) < 2:
+            await asyncio.sleep(0.005)
+    kinds = [kind for _, kind in running.mesh.settled()]
+    assert kinds[0] is ReportKind.CANCELLED
+    assert kinds[1] in (ReportKind.CANCELLED, ReportKind.FAILED)
