@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "support-matrix.md"
 ENGINES = ("vllm", "sglang", "trtllm", "simulated")
 LATER = "no: later"
+VLLM = "tests/integration/test_vllm_engine.py"
 CONFORMANCE = "tests/conformance/test_engine.py"
 
 
@@ -58,12 +59,17 @@ ROWS = (
     ),
     Row(name="request migration (whole mesh)"),
     Row(name="logprobs", word="logprobs", both=(f"{CONFORMANCE}::test_logprobs",)),
-    Row(name="LoRA", word="lora", both=(f"{CONFORMANCE}::test_adapters",)),
+    Row(
+        name="LoRA",
+        word="lora",
+        vllm=(f"{VLLM}::test_an_adapter_changes_the_answer_and_is_handed_over",),
+        simulated=(f"{CONFORMANCE}::test_adapters",),
+    ),
     Row(name="tenant salt", word="always", both=(f"{CONFORMANCE}::test_salt_separates_tenants",)),
-    Row(name="priority", word="priority"),
-    Row(name="seed", word="seed"),
-    Row(name="logit bias", word="logit_bias"),
-    Row(name="structured output", word="structured_output"),
+    Row(name="priority", word="priority", vllm=(f"{VLLM}::test_the_largest_priority_goes_first",)),
+    Row(name="seed", word="seed", vllm=(f"{VLLM}::test_sampling_reaches_the_engine",)),
+    Row(name="logit bias", word="logit_bias", vllm=(f"{VLLM}::test_sampling_reaches_the_engine",)),
+    Row(name="structured output", word="structured_output", vllm=(f"{VLLM}::test_structured_output_and_its_refusal",)),
     Row(name="cache reset", word="reset_cache", both=(f"{CONFORMANCE}::test_reset_cache",)),
     Row(name="sleep and wake", word="sleep", simulated=(f"{CONFORMANCE}::test_asleep",)),
     Row(name="role change in the engine", word="roles:2", both=(f"{CONFORMANCE}::test_set_role",)),
