@@ -5,7 +5,8 @@ import logging
 import sys
 from pathlib import Path
 
-from tests.simulation.runs import SCRIPTS, run
+from tests.simulation.faults import SCRIPTS
+from tests.simulation.runs import run
 
 
 def main() -> int:

@@ -3,17 +3,14 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
+from tests.simulation.faults import SCRIPTS, Script
 from tests.simulation.ledger import Ledger
 from tests.simulation.load import LoadShape, plan_load
 from tests.simulation.mesh import MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
-
-FAULT_AT_S = 3.0
-Script = Callable[[SimulatedMesh], Awaitable[None]]
-"""What happens beside the load, faults above all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,51 +99,3 @@ async def _play(
 
 async def _awaited(work: Awaitable[None]) -> None:
     await work
-
-
-async def no_faults(mesh: SimulatedMesh) -> None:
-    """Nothing but the load."""
-
-
-async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
-    """Until some seconds of load have passed and the worker has so many legs."""
-    await mesh.world.clock.sleep(FAULT_AT_S)
-    while mesh.workers[worker_id].worker.statistics().legs < legs:
-        await mesh.world.clock.sleep(0.001)
-
-
-async def kill_decode(mesh: SimulatedMesh) -> None:
-    """A decode worker dies in the middle of several streams."""
-    await _until_busy(mesh, "decode-0", 6)
-    await mesh.kill("decode-0")
-
-
-async def kill_prefill(mesh: SimulatedMesh) -> None:
-    """A prefill worker dies while it computes."""
-    await _until_busy(mesh, "prefill-0", 1)
-    await mesh.kill("prefill-0")
-
-
-async def drain(mesh: SimulatedMesh) -> None:
-    """A decode worker is drained with streams on it, and a prefill worker a second later."""
-    await _until_busy(mesh, "decode-0", 6)
-    await mesh.drain("decode-0")
-    await mesh.world.clock.sleep(1.0)
-    await mesh.drain("prefill-1")
-
-
-async def partition(mesh: SimulatedMesh) -> None:
-    """A decode worker falls silent for longer than a frontend waits for its heartbeats, and comes back."""
-    await _until_busy(mesh, "decode-0", 6)
-    mesh.partition("decode-0")
-    await mesh.world.clock.sleep(20.0)
-    mesh.heal("decode-0")
-
-
-SCRIPTS: dict[str, Script] = {
-    "none": no_faults,
-    "kill-decode": kill_decode,
-    "kill-prefill": kill_prefill,
-    "drain": drain,
-    "partition": partition,
-}

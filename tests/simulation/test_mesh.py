@@ -105,6 +105,19 @@ def test_silent_decode_worker() -> None:
     assert all(isinstance(ledger.error, LostError) and ledger.error.where == "decode-0" for ledger in lost)
 
 
+TYPED = {"answered", "cancelled", "worker_lost", "worker_silent", "engine_died", "no_worker"}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_mixed_faults(seed: int) -> None:
+    """Whatever breaks: every request ends, by itself or as lost, with the tokens it should have; then nothing is left."""
+    report = run(seed, 200, faults="mixed").check()
+    assert set(report.outcomes) <= TYPED
+    assert report.outcomes["answered"] > 140
+    longest_s = max(ledger.ended_s - ledger.arrived_s for ledger in report.ledgers.values())
+    assert longest_s < 20.0
+
+
 def test_the_account_finds_wrong_tokens() -> None:
     """The check itself can fail: an engine that does not verify lost KV gives wrong tokens, and that is found."""
     shape = MeshShape(engine=default_engine(verify_kv=False))

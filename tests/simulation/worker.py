@@ -59,9 +59,9 @@ class SimulatedWorker:
         self._transport = MemoryTransport(world.kv_network)
         self.engine = _TracedEngine(world, f"{worker_id}/{epoch}", engine, self._transport)
         self.worker = Worker(self.engine, WorkerIdentity(worker_id=worker_id, epoch=epoch), worker, world.clock)
-        self._registry = world.agent.registry()
+        self.registry = world.agent.registry()
         self.membership = Membership(
-            self.worker, self._registry, world.clock, host=worker_id, uses_tls=False, make_presence=world.make_presence
+            self.worker, self.registry, world.clock, host=worker_id, uses_tls=False, make_presence=world.make_presence
         )
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
@@ -96,13 +96,19 @@ class SimulatedWorker:
         self.accepted_at_drain = self.engine.accepted
         await self.membership.set_draining(True)
 
+    async def undo_draining(self) -> None:
+        """Takes the drain mark off."""
+        self._world.trace.note("undo-drain", self.worker_id)
+        self.accepted_at_drain = None
+        await self.membership.set_draining(False)
+
     async def kill(self) -> None:
         """SIGKILL: from this turn of the loop on nothing leaves the process, and its memory cannot be read."""
         self._world.trace.note("kill", self.worker_id)
         self.is_alive = False
         self.killed_at_s = self._world.clock.now()
         self._world.network.kill(self.address)
-        self._registry.set_reachable(False)
+        self.registry.set_reachable(False)
         await self._transport.aclose()
         self.engine.inject(Die(message="killed"))
         await self._close()
@@ -121,4 +127,4 @@ class SimulatedWorker:
         if self._server is not None:
             await self._server.stop(None)
         await self.worker.aclose()
-        await self._registry.aclose()
+        await self.registry.aclose()
