@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bench.points import Point
-
 OURS, THEIRS = "kvmesh", "dynamo"
 FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "tokens/s": lambda summary: float(summary["tokens_per_s"]),
@@ -18,17 +16,38 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
 COLUMNS = ("engines", "load", *FIGURES, "errors")
 
 
-def compare(points: Sequence[Point]) -> list[list[str]]:
-    """One row per point that both systems have: `ours / theirs = ratio` of the medians over the rounds."""
+def compare(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """One row per point that both systems have: `ours / theirs = ratio` of the medians over the rounds.
+
+    `points` are as in the file, in the order in which they were measured.
+    """
+    return [_line(place, systems) for place, systems in _by_place(points).items()]
+
+
+def compare_calmest(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The same of each point's one round in which unrelated processes used least during the worse of its two halves.
+
+    Medians mislead where one system's rounds were disturbed and the other's were not.
+    """
+    lines = []
+    for place, systems in _by_place(points).items():
+        rounds = list(zip(systems[OURS], systems[THEIRS], strict=False))
+        ours, theirs = min(rounds, key=lambda both: max(summary["others_cores"] for summary in both))
+        lines.append(_line(place, {OURS: [ours], THEIRS: [theirs]}))
+    return lines
+
+
+def _by_place(
+    points: Sequence[Mapping[str, Any]],
+) -> Mapping[tuple[str, str], Mapping[str, Sequence[Mapping[str, Any]]]]:
     found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for point in points:
-        systems = found.setdefault((point.kind, point.scenario.name), {})
-        systems.setdefault(point.system, []).append(point.summary)
-    return [
-        [kind, name, *(_cell(figure, systems) for figure in FIGURES.values()), _errors(systems)]
-        for (kind, name), systems in found.items()
-        if systems.keys() >= {OURS, THEIRS}
-    ]
+        found.setdefault((point["kind"], point["scenario"]), {}).setdefault(point["system"], []).append(point)
+    return {place: systems for place, systems in found.items() if systems.keys() >= {OURS, THEIRS}}
+
+
+def _line(place: tuple[str, str], systems: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    return [*place, *(_cell(figure, systems) for figure in FIGURES.values()), _errors(systems)]
 
 
 def _cell(figure: Callable[[Mapping[str, Any]], float], systems: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -9,13 +9,13 @@ Both are one prefill and one decode worker with KV routing; engines take no time
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from bench.dynamo import DynamoKind, missing, running_dynamo
-from bench.medians import COLUMNS, compare
+from bench.medians import COLUMNS, compare, compare_calmest
 from bench.mesh import MeshKind, Served, running_mesh
 from bench.points import Bench, Point
 from bench.scenarios import FLAT_OUT, PACED, SIDE_BY_SIDE_FLAT_OUT, SIDE_BY_SIDE_PACED, Scenario
@@ -90,11 +90,16 @@ async def _main(options: argparse.Namespace) -> int:
     points = await measure_rounds(options, has_dynamo=not problem)
     print(render(("system", *ROUND_COLUMNS), rows(points, with_system=True)), f"\n{NOTE}\n")
     print(render(MEMORY_COLUMNS, memory_rows(points)), "\n")
-    if not problem:
-        print("Medians over the rounds, kvmesh / Dynamo = ratio; above 1 is better in rates, below 1 in the others.\n")
-        print(render(COLUMNS, compare(points)))
+    _print_comparison([point.as_json() for point in points])
     _tell(f"all figures are in {options.json}")
     return 0
+
+
+def _print_comparison(points: Sequence[Mapping[str, Any]]) -> None:
+    print("kvmesh / Dynamo = ratio; above 1 is better in rates, below 1 in the others. Medians over the rounds:\n")
+    print(render(COLUMNS, compare(points)))
+    print("\nThe calmest round of each point alone:\n")
+    print(render(COLUMNS, compare_calmest(points)))
 
 
 def _tell(text: str) -> None:
@@ -113,13 +118,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per point")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the comparison of a run's file")
     parser.add_argument("--json", type=Path, default=Path("run/side_by_side.json"), metavar="FILE")
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> Any:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    return run(_main(_parser().parse_args(argv)))
+    options = _parser().parse_args(argv)
+    if options.show is not None:
+        _print_comparison(json.loads(options.show.read_text(encoding="utf-8")))
+        return 0
+    return run(_main(options))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bench.figures import LoadReport, percentiles
 from bench.loops import arrive, closed_loop, open_loop, poisson
-from bench.medians import compare
+from bench.medians import compare, compare_calmest
 from bench.noise import Noise
 from bench.points import Point
 from bench.prompts import PromptShape, make_prompts, one_token_words, trace_prompt
@@ -231,9 +231,22 @@ def test_a_comparison_takes_medians_and_says_whose_is_whose() -> None:
         Point(system="dynamo", kind="flat", scenario=scenario, summary=_report(3, 1.0).summary()),
         Point(system="kvmesh", kind="flat", scenario=alone, summary=_report(3, 1.0).summary()),
     ]
-    (line,) = compare(points)
+    (line,) = compare([point.as_json() for point in points])
     assert line[:3] == ["flat", "http 128+128 x8", "6 / 3 = 2.00"]
     assert line[-1] == "3 / 1"
+
+
+def test_the_calmest_round_is_one_in_which_both_were_left_alone() -> None:
+    """A round that disturbed either system is passed over; rounds are counted in the order of measuring."""
+    record = {"kind": "flat", "scenario": "x8", **_report(1, 1.0).summary()}
+    found = [
+        {**record, "system": "kvmesh", "tokens_per_s": 10.0, "others_cores": 0.0},
+        {**record, "system": "dynamo", "tokens_per_s": 2.0, "others_cores": 1.0},
+        {**record, "system": "kvmesh", "tokens_per_s": 5.0, "others_cores": 0.2},
+        {**record, "system": "dynamo", "tokens_per_s": 4.0, "others_cores": 0.1},
+    ]
+    (line,) = compare_calmest(found)
+    assert line[2] == "5 / 4 = 1.25"
 
 
 def test_tables_are_markdown_with_equal_columns() -> None:
