@@ -64,9 +64,7 @@ class Models(Protocol):
 
 def with_adapters(models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
     """The models, and each of their adapters under its own name; a model's name wins."""
-    adapters = {
-        name: replace(model, adapter=name, adapters=()) for model in models.values() for name in model.adapters
-    }
+    adapters = {name: replace(model, adapter=name, adapters=()) for model in models.values() for name in model.adapters}
     return adapters | dict(models)
 
 

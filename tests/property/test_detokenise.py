@@ -21,7 +21,10 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=500, show_progress=False, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=500,
+        show_progress=False,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("<tool 日>"), AddedToken("naïve")])
@@ -40,7 +43,13 @@ def byte_fallback() -> Tokenizer:
         json.dumps(
             {
                 "version": "1.0",
-                "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
+                "model": {
+                    "type": "BPE",
+                    "vocab": vocabulary,
+                    "merges": [],
+                    "unk_token": "<unk>",
+                    "byte_fallback": True,
+                },
             }
         )
     )

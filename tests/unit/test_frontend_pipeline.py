@@ -468,4 +468,3 @@ def test_a_thousand_requests_repeat_exactly(model: ServedModel) -> None:
         return list(results)
 
     assert run_virtual(main()) == run_virtual(main())
-

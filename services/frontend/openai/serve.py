@@ -185,11 +185,10 @@ def _head(exchange: Exchange, *, is_chunked: bool) -> bytes:
         "Cache-Control: no-cache",
         # Proxies that collect responses would undo streaming.
         "X-Accel-Buffering: no",
-        "Transfer-Encoding: chunked" if is_chunked else "Connection: close",
         *(f"{name}: {value}" for name, value in exchange.headers.items()),
+        *(("Connection: close",) if not (is_chunked and exchange.request.keep_alive) else ()),
+        *(("Transfer-Encoding: chunked",) if is_chunked else ()),
     ]
-    if is_chunked and not exchange.request.keep_alive:
-        lines.append("Connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 
