@@ -487,11 +487,12 @@ async def test_failures_before_the_first_token_are_statuses(model: ServedModel) 
         (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),
         (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 429, "overloaded", True),
         (Faults(prefill=[LostError("gone")] * 3), 502, "worker_lost", False),
-        (Faults(prefill=[InternalError("secret words")]), 500, "internal", False),
+        (Faults(prefill=[InternalError("a defect")]), 500, "internal", False),
     ]
     for faults, status, code, comes_back in cases:
         for is_stream in (False, True):
-            mesh = FakeMesh(answer=lambda _: [2], faults=replace(faults, place=list(faults.place), prefill=list(faults.prefill)))  # fmt: skip
+            fresh = Faults(place=list(faults.place), prefill=list(faults.prefill))
+            mesh = FakeMesh(answer=lambda _: [2], faults=fresh)
             async with frontend([model], mesh) as running:
                 got, answer, headers = await running.post(CHAT, chat_with(stream=is_stream))
                 assert (got, answer["error"]["code"]) == (status, code)
