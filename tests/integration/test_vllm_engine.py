@@ -361,6 +361,8 @@ async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Driv
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     long, short = greedy(100, seed=33, tokens=1500), greedy(100, seed=34)
     expected = (await pair[1].decode(long)).tokens
+    # After the handshake a pull begins and ends within one step, so that nobody sees it under way.
+    await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     key = decode.submit(Leg.DECODE, long, handle=await prefill.prefill(long))
     await decode.got[key].first.wait()
     handle = await prefill.prefill(short)
