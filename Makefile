@@ -42,6 +42,7 @@ check: setup ## Format, lint, types, import contracts, proto lint, generated cod
 	run python scripts/check_imports.py; \
 	run buf lint; \
 	run python scripts/generate_protos.py --check; \
+	run python scripts/support_matrix.py --check; \
 	exit $$status
 
 format: setup ## Format the code and mend what the linter can mend

@@ -1,6 +1,7 @@
 """Native gRPC: InferenceService.Generate or Chat, streaming."""
 
 import time
+from collections.abc import AsyncIterable
 
 import grpc.aio
 
@@ -27,6 +28,7 @@ class GrpcTarget:
             stream=True,
             sampling=SamplingParams(temperature=0.0, max_tokens=request.output_tokens, ignore_eos=True),
         )
+        call: AsyncIterable[pb.ChatResponse | pb.GenerateResponse]
         if self._is_chat:
             message = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content=request.prompt)
             call = self._stub.Chat(

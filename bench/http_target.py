@@ -6,7 +6,9 @@ The answer is not parsed while it streams; only arrival times are taken, and usa
 import asyncio
 import json
 import re
+import socket
 import time
+from typing import cast
 from urllib.parse import urlsplit
 
 from bench.target import LoadRequest, LoadResult
@@ -21,14 +23,15 @@ KEPT_BYTES = 4096
 class _Connection(asyncio.Protocol):
     """One keep-alive connection with one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quick_acks: bool) -> None:
         self.transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] | None = None
         self.is_open = False
+        self._quick_acks = quick_acks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports have the methods of asyncio.Transport without being instances of it.
+        self.transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
     def start(self, data: bytes) -> asyncio.Future[None]:
@@ -40,11 +43,18 @@ class _Connection(asyncio.Protocol):
         self.gaps_s: list[float] = []
         self.done = asyncio.get_running_loop().create_future()
         assert self.transport is not None
+        self._acknowledge_quickly()
         self.transport.write(data)
         return self.done
 
+    def _acknowledge_quickly(self) -> None:
+        """The kernel takes this back by itself after some packets, so it is asked again each time."""
+        if self._quick_acks and self.transport is not None:
+            self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
     def data_received(self, data: bytes) -> None:
         now_s = time.perf_counter()
+        self._acknowledge_quickly()
         events = data.count(b"data: {")
         if not self.head:
             self.head = data[:KEPT_BYTES]
@@ -80,12 +90,15 @@ class _Connection(asyncio.Protocol):
 class HttpTarget:
     """`POST /v1/chat/completions` or `/v1/completions`, streaming with usage."""
 
-    def __init__(self, url: str, model: str, *, is_chat: bool = True, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, url: str, model: str, *, is_chat: bool = True, timeout_s: float = 120.0, quick_acks: bool = False
+    ) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._model = model
         self._is_chat = is_chat
         self._timeout_s = timeout_s
+        self._quick_acks = quick_acks
         self._idle: list[_Connection] = []
 
     def encode(self, request: LoadRequest) -> bytes:
@@ -117,7 +130,9 @@ class HttpTarget:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        _, connection = await asyncio.get_running_loop().create_connection(_Connection, self._host, self._port)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: _Connection(quick_acks=self._quick_acks), self._host, self._port
+        )
         return connection
 
     async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:

@@ -19,7 +19,7 @@ class ProcessUse:
 def process_use(pid: int) -> ProcessUse:
     """The tree under `pid`; zero for one that is gone."""
     cpu_s, rss = 0.0, 0
-    for member in [pid, *_descendants(pid)]:
+    for member in [pid, *descendants(pid)]:
         try:
             fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
         except FileNotFoundError:
@@ -29,7 +29,8 @@ def process_use(pid: int) -> ProcessUse:
     return ProcessUse(cpu_s=cpu_s, rss_mib=rss / 2**20)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Process ids of all children and their children."""
     try:
         children = [
             int(word)
@@ -38,4 +39,4 @@ def _descendants(pid: int) -> list[int]:
         ]
     except FileNotFoundError:
         return []
-    return [member for child in children for member in [child, *_descendants(child)]]
+    return [member for child in children for member in [child, *descendants(child)]]

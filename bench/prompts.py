@@ -1,11 +1,11 @@
-"""Prompts of a given length: words that are one token each in the target's tokenizer, seeded, with shared prefixes.
+"""Prompts of a given length: words that are one token each in the target's tokenizer, seeded, with shared prefixes."""
 
-Nothing here needs a tokenizer at run time: `calibrate` asks the server for the prompt length of two probes instead.
-"""
-
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 from bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
@@ -14,6 +14,12 @@ WORDS = (
     "what all were we when your can said there use an each which she do how their if will up other about out many then "
     "them these so some her would make like him into time has look two more write go see number no way could people my"
 ).split()
+WORDS_MIN = 64
+WORD_BOUNDARY = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
+"""How byte-level tokenizers write a leading space."""
+
+DISTINCT_WORDS = 8
+BODIES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,25 +31,47 @@ class PromptShape:
     prefix_share: float = 0.5
 
 
-def make_prompts(shape: PromptShape, count: int, *, seed: int, words: Sequence[str] = WORDS) -> list[str]:
-    """Distinct prompts; two differ from the first word after their common beginning."""
+def one_token_words(model_dir: Path) -> Sequence[str]:
+    """Plain words that are one token after a space in this model's tokenizer; WORDS when there are too few to tell."""
+    vocabulary = json.loads((model_dir / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    plain = sorted(
+        token[1:]
+        for token in vocabulary
+        if token.startswith(WORD_BOUNDARY) and token[1:].isascii() and token[1:].isalpha() and token[1:].islower()
+    )
+    return plain if len(plain) >= WORDS_MIN else WORDS
+
+
+def make_prompts(shape: PromptShape, *, seed: int, words: Sequence[str] = WORDS) -> Iterator[str]:
+    """Endless distinct prompts: after their common beginning come words that no other prompt has there.
+
+    What follows those is one of a few texts made before: choosing thousands of words for each prompt would make the
+    generator a large part of what is measured.
+    """
     rng = random.Random(seed)
     shared = int(shape.tokens * shape.prefix_share) if shape.prefix_groups else 0
-    prefixes = [" ".join(rng.choices(words, k=shared)) for _ in range(max(1, shape.prefix_groups))]
-    rest = max(1, shape.tokens - shared)
-    return [" ".join(filter(None, (rng.choice(prefixes), *rng.choices(words, k=rest)))) for _ in range(count)]
+    prefixes = [rng.choices(words, k=shared) for _ in range(max(1, shape.prefix_groups))]
+    distinct = min(DISTINCT_WORDS, max(1, shape.tokens - shared))
+    bodies = [rng.choices(words, k=max(0, shape.tokens - shared - distinct)) for _ in range(BODIES)]
+    starts, ends = [" ".join(prefix) for prefix in prefixes], [" ".join(body) for body in bodies]
+    while True:
+        middle = " ".join(rng.choices(words, k=distinct))
+        yield " ".join(filter(None, (rng.choice(starts), middle, rng.choice(ends))))
 
 
 def trace_prompt(request: TraceRequest, *, tokens_scale: float = 1.0, words: Sequence[str] = WORDS) -> str:
-    """Text whose 512-word blocks repeat exactly where the trace's block ids do; `tokens_scale` shrinks every block."""
+    """Text whose 512-word blocks repeat exactly where the trace's block ids do; `tokens_scale` shrinks every block.
+
+    A trace without block ids gives every request a text of its own, the same in each run.
+    """
     per_block = max(1, round(MOONCAKE_BLOCK_TOKENS * tokens_scale))
     total = max(1, round(request.prompt_tokens * tokens_scale))
-    blocks = request.block_ids or (id(request),)
+    own = f"{request.at_s}/{request.prompt_tokens}/{request.output_tokens}"
+    # Past its listed blocks a prompt has text of its own, so that it shares nothing the trace does not say it shares.
+    seeds = chain(map(str, request.block_ids), (f"{own}/{i}" for i in range(total)))
     parts: list[str] = []
-    for block_id in blocks:
-        parts += random.Random(block_id).choices(words, k=min(per_block, total - len(parts)))
+    for seed in seeds:
+        parts += random.Random(seed).choices(words, k=per_block)
         if len(parts) >= total:
             break
-    while len(parts) < total:
-        parts += random.Random(len(parts)).choices(words, k=min(per_block, total - len(parts)))
-    return " ".join(parts)
+    return " ".join(parts[:total])

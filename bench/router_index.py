@@ -1,4 +1,4 @@
-"""Prints the cost of the router's index and decisions: `python bench/router_index.py`. Single process, one thread."""
+"""Prints the cost of the router's index and decisions: `python -m bench.router_index`. Single process, one thread."""
 
 import random
 import sys

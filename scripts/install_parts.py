@@ -23,6 +23,10 @@ CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache").absolute()
 PARTS: dict[str, str | None] = {"consul": "bullseye", "prometheus": "bullseye"}
 
 
+# What a binary must contain to be of use: a Prometheus built without Consul discovery is not.
+NEEDED = {"prometheus": b"prometheus/discovery/consul"}
+
+
 class CannotHave(Exception):
     """Why a part is not on this machine, in words that a skipped test prints."""
 
@@ -38,16 +42,20 @@ def main() -> int:
 def found_or_fetched(name: str, suite: str | None) -> dict[str, str]:
     """`{"path": ...}`, or `{"reason": ...}` when the part cannot be had."""
     binary = CACHE / "bin" / name
-    if on_path := shutil.which(name):
-        return {"path": on_path}
-    if binary.exists():
-        return {"path": str(binary)}
+    for known in (shutil.which(name), binary):
+        if known and Path(known).exists() and is_fit(name, Path(known)):
+            return {"path": str(known)}
     try:
         fetch(name, suite or release().get("VERSION_CODENAME", ""), binary)
     except CannotHave as reason:
         say(f"no {name}: {reason}; tests that need it are skipped")
         return {"reason": str(reason)}
     return {"path": str(binary)}
+
+
+def is_fit(name: str, binary: Path) -> bool:
+    """Whether a binary that is there already can do what the tests need."""
+    return name not in NEEDED or NEEDED[name] in binary.read_bytes()
 
 
 def fetch(package: str, suite: str, binary: Path) -> None:
@@ -72,7 +80,7 @@ def install(package: str, unpacked: Path, binary: Path) -> None:
     if not works:
         raise CannotHave(f"the package {package} does not run on this machine")
     binary.parent.mkdir(parents=True, exist_ok=True)
-    new.rename(binary)
+    new.replace(binary)
 
 
 def download(package: str, suite: str, archive: Archive, folder: Path) -> Path:

@@ -38,12 +38,13 @@ def require_part(name: Part) -> Path:
 
 def _binary(name: str) -> Path | str:
     """A server's path, or why there is none, as scripts/install_parts.py left it."""
-    if on_path := shutil.which(name):
-        return Path(on_path)
+    # Set-up's choice first: it knows what a binary on PATH must be able to do.
     outcomes = CACHE / "parts.json"
     outcome = json.loads(outcomes.read_text()).get(name, {}) if outcomes.exists() else {}
     if "path" in outcome and Path(outcome["path"]).exists():
         return Path(outcome["path"])
+    if on_path := shutil.which(name):
+        return Path(on_path)
     return str(outcome.get("reason", "not set up; run `make setup`"))
 
 

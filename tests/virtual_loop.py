@@ -5,6 +5,7 @@ nothing ready and no timer has nothing to wait for and raises DeadlockError.
 """
 
 import asyncio
+import itertools
 import selectors
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
@@ -46,12 +47,28 @@ class _JumpingSelector(selectors.BaseSelector):
         return []
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """Hashed by its number within the loop and not by its address: asyncio keeps tasks in sets (a task group cancels its
+    tasks in the order of one), and a run must repeat exactly."""
+
+    def __init__(self, number: int, *args: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Starts at 0 s."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
+        numbers = itertools.count()
+        self.set_task_factory(
+            lambda loop, work, **options: _NumberedTask(next(numbers), work, loop=loop, **options)  # type: ignore[arg-type]
+        )
 
     def time(self) -> float:
         return self._jumping.now_s

@@ -40,14 +40,14 @@ async def answer_pieces(
 
 
 async def stream_answer(
-    url: str, model: str, messages: Sequence[Mapping[str, Any]], since_s: float | None = None
+    url: str, model: str, messages: Sequence[Mapping[str, Any]], since_s: float | None = None, **options: Any
 ) -> str:
     """Prints an answer as it comes and gives it back. With `since_s` it tells on stderr when the first token came."""
     parts: list[str] = []
-    async for chunk in answer_pieces(url, model, messages):
+    async for chunk in answer_pieces(url, model, messages, **options):
         for choice in chunk["choices"]:
             text = choice["delta"].get("content") or ""
-            if text and not parts and since_s is not None:
+            if text and since_s is not None and not any(parts):
                 print(f"kvmesh: first token after {time.monotonic() - since_s:.2f} s", file=sys.stderr, flush=True)
             parts.append(text)
             print(text, end="", flush=True)

@@ -23,14 +23,17 @@ class Progress:
         """One line."""
         print(f"kvmesh: {text}", file=self._stream, flush=True)
 
-    async def wait_ready(self, registry: Registry, names: Sequence[str], started_at_s: float) -> str:
-        """Until the frontend can answer for a model and every process is registered; the frontend's URL.
+    async def wait_ready(
+        self, registry: Registry, names: Sequence[str], awaited: Sequence[str], started_at_s: float
+    ) -> str:
+        """Until the frontend can answer for a model and every awaited process is registered; the frontend's URL.
 
         Tells of each service as it becomes ready.
         """
         self.say("starting " + ", ".join(names))
         wanted = {
-            service: sum(name.rpartition("-")[0] == short for name in names) for service, short in SERVICE_NAMES.items()
+            service: sum(name.rpartition("-")[0] == short for name in awaited)
+            for service, short in SERVICE_NAMES.items()
         }
         async with asyncio.TaskGroup() as group:
             waits = {

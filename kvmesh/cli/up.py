@@ -24,6 +24,7 @@ from kvmesh.errors import MeshError
 from kvmesh.settings import SettingsError, load, setting
 from kvmesh.worker.forkserver import ForkServer
 
+GREETING_TOKENS_MAX = 64
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 
@@ -41,7 +42,9 @@ class UpSettings:
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     policy: str = setting("kv", "how requests are placed", choices=("kv", "round_robin", "least_loaded", "random"))
-    engine_args: str = setting("", "more flags for every worker, as one string, e.g. '--simulated-time-factor 0'")
+    engine_args: str = setting(
+        "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"
+    )
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
     run_dir: str = setting("run", "directory of the services' logs")
     ready_timeout_s: float = setting(300.0, "longest wait until the mesh can answer", min=1.0)
@@ -96,8 +99,9 @@ class Mesh:
 
     async def _serve(self, registry_address: str) -> int:
         """Until a child dies, or the greeting is answered with `once`."""
-        await self._start_children(plan_mesh(self._shape(registry_address)))
-        ready = asyncio.create_task(self._become_ready(registry_address))
+        plan = plan_mesh(self._shape(registry_address))
+        ready = asyncio.create_task(self._become_ready(registry_address, plan))
+        await self._start_children(plan)
         death = asyncio.create_task(self._watch_deaths(ready))
         try:
             await asyncio.wait({ready, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,15 +175,17 @@ class Mesh:
         self.children.append(child)
         return child
 
-    async def _become_ready(self, registry_address: str) -> bool:
+    async def _become_ready(self, registry_address: str, plan: MeshPlan) -> bool:
         """Waits for the frontend to have a model, tells people, and asks the greeting."""
         async with AsyncExitStack() as stack:
             registry = ConsulRegistry(DiscoverySettings(address=registry_address))
             stack.push_async_callback(registry.aclose)
-            names = [child.spec.name for child in self.children]
+            specs = [*plan.workers, *plan.routers, *plan.frontends, *plan.planners]
+            names = [spec.name for spec in specs]
+            awaited = [spec.name for spec in specs if not self._joins_later(spec)]
             try:
                 async with asyncio.timeout(self._settings.ready_timeout_s):
-                    url = await self._progress.wait_ready(registry, names, self.started_at_s)
+                    url = await self._progress.wait_ready(registry, names, awaited, self.started_at_s)
             except TimeoutError:
                 self._progress.say(
                     f"not ready after {self._settings.ready_timeout_s:g} s; logs are in {self._settings.run_dir}"
@@ -191,12 +197,17 @@ class Mesh:
             await self._greet(url)
             return True
 
+    def _joins_later(self, spec: ChildSpec) -> bool:
+        """Simulated prefill workers register when NIXL is loaded; decode workers answer alone until then."""
+        return self._settings.engine == "simulated" and spec.module == "services.prefill"
+
     async def _greet(self, url: str) -> None:
         model = await _first_model(url)
         print(curl_line(url, model), flush=True)
         if self._settings.greeting:
             print(f"\n> {self._settings.greeting}", flush=True)
-            await stream_answer(url, model, [{"role": "user", "content": self._settings.greeting}], self.started_at_s)
+            messages = [{"role": "user", "content": self._settings.greeting}]
+            await stream_answer(url, model, messages, self.started_at_s, max_tokens=GREETING_TOKENS_MAX)
             print(flush=True)
 
     async def _stop(self) -> None:

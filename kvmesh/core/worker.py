@@ -44,11 +44,20 @@ class ModelCard:
     adapters: Sequence[str] = ()
 
 
+FEATURES = frozenset(
+    (
+        "logprobs prompt_logprobs logit_bias seed priority lora structured_output kv_events reset_cache sleep embeddings "
+        "image audio video speculative"
+    ).split()
+)
+"""The closed list of words in `Capabilities.features`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What an engine can do; the support matrix is made from these records.
 
-    `features` holds words of the closed list in `docs/support-matrix.md`.
+    `features` holds words of FEATURES.
     """
 
     engine: str

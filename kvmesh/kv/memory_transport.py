@@ -74,7 +74,9 @@ class MemoryTransport:
             self._memory[local : local + size] = source._memory[remote : remote + size]
 
     async def notify(self, peer: bytes, message: bytes) -> None:
-        """Arrives after the network's latency."""
+        """Arrives after the network's latency. A transport that is closed, as of a process that died, says nothing."""
+        if self._network.peers.get(self._metadata) is not self:
+            return
         if self._network.latency_s:
             await self._network.clock.sleep(self._network.latency_s)
         target = self._network.peers.get(peer)

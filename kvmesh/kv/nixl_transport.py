@@ -37,8 +37,10 @@ class NixlSettings:
     """How often messages are looked for while any may come."""
     poll_s_max: float = 0.005
     """Longest pause between looks at a running transfer; the first ones are shorter."""
+    abort_grace_s: float = 0.2
+    """How long an abandoned transfer may run on before its peer is disconnected. Most end by themselves sooner."""
     abort_s: float = 5.0
-    """How long an abandoned transfer is waited for before its memory is given up as unsafe."""
+    """How long it is waited for after that."""
     peers_max: int = 1024
     """Peers remembered; the one unused longest is forgotten."""
 
@@ -215,21 +217,35 @@ class NixlTransport:
         return False
 
     async def _abort(self, handle: Any, peer: bytes) -> None:
-        """Waits until NIXL lets go of the transfer; dropping the peer breaks the connection it waits for."""
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._settings.abort_s
-        while not await self._call(self._try_release, handle):
-            await self._call(self._forget, peer)
-            if loop.time() >= give_up_s:
-                log.error("nixl_transfer_not_released", extra={"data": {"waited_s": self._settings.abort_s}})
-                return
-            await asyncio.sleep(0.01)
+        """Waits until an abandoned transfer no longer writes to the memory.
 
-    def _try_release(self, handle: Any) -> bool:
+        Releasing a running transfer is not enough: over TCP its bytes still arrive afterwards. So it may run to its end for a
+        moment; then the peer is disconnected, which ends it.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        is_met = True
+        while not await self._call(self._try_end, handle):
+            passed_s = loop.time() - began_s
+            if is_met and passed_s >= self._settings.abort_grace_s:
+                is_met = False
+                await self._call(self._forget, peer)
+            if passed_s >= self._settings.abort_grace_s + self._settings.abort_s:
+                log.error("nixl_transfer_not_ended", extra={"data": {"waited_s": passed_s}})
+                return
+            await asyncio.sleep(0.002)
+
+    def _try_end(self, handle: Any) -> bool:
+        """True when the transfer is over, well or not; it is released then."""
+        try:
+            if self._agent.check_xfer_state(handle) == "PROC":
+                return False
+        except self._nixl_errors as error:
+            log.info("nixl_transfer_abandoned", extra={"data": {"error": type(error).__name__}})
         try:
             self._agent.release_xfer_handle(handle)
-        except self._nixl_errors:
-            return False
+        except self._nixl_errors as error:
+            log.warning("nixl_transfer_not_released", extra={"data": {"error": type(error).__name__}})
         return True
 
     async def notify(self, peer: bytes, message: bytes) -> None:

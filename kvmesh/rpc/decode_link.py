@@ -129,7 +129,7 @@ class GrpcDecodeLink:
                 self._heard_at_s = self._clock.now()
                 self._on_frame(response.frame)
         except AioRpcError as rpc_error:
-            error = from_rpc_error(rpc_error, where=self.worker.worker_id)
+            error = from_rpc_error(rpc_error, where=self.worker.worker_id, has_begun=True)
         except (InvalidRequestError, ValueError, IndexError) as problem:
             log.error("frame_refused", extra={"data": {"worker": self.worker.worker_id, "problem": str(problem)}})
             error = InternalError("the worker sent a frame that cannot be read", where=self.worker.worker_id)

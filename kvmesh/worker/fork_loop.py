@@ -36,6 +36,15 @@ def die_with(parent_pid: int) -> None:
         os._exit(1)
 
 
+def kill_group(pid: int, number: int) -> None:
+    """To a child and what it started; a child that has just been forked leads no group yet."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 @dataclass(slots=True, eq=False)
 class Connection:
     """One client."""
@@ -119,8 +128,7 @@ class ForkLoop:
         connection.link.close()
         self._connections.discard(connection)
         for pid in connection.children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            kill_group(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):

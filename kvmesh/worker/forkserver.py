@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.worker.fork_loop import kill_group, main
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
@@ -31,8 +32,7 @@ class Child:
     def send_signal(self, number: int = signal.SIGTERM) -> None:
         """To the whole group. Nothing happens when it has ended."""
         if not self.exit.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+            kill_group(self.pid, number)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +158,4 @@ async def _read_ready(process: asyncio.subprocess.Process) -> None:
 
 
 if __name__ == "__main__":
-    from kvmesh.worker.fork_loop import main
-
     main()

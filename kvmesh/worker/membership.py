@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 
 from kvmesh.clock import Clock
@@ -20,14 +21,27 @@ SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 
 
 class Membership:
-    """Keeps the registry's picture of one worker true. Meta holds what is looked at often, the key-value store the rest."""
+    """Keeps the registry's picture of one worker true. Meta holds what is looked at often, the key-value store the rest.
 
-    def __init__(self, worker: Worker, registry: Registry, clock: Clock, *, host: str, uses_tls: bool) -> None:
+    `make_presence` is for simulations, which give the presence their own clock and generator.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        registry: Registry,
+        clock: Clock,
+        *,
+        host: str,
+        uses_tls: bool,
+        make_presence: Callable[[Registry, Registration], Presence] = Presence,
+    ) -> None:
         self._worker = worker
         self._clock = clock
         self._registry = registry
         self._host = host
         self._uses_tls = uses_tls
+        self._make_presence = make_presence
         self._port = 0
         self._metrics_port = 0
         self._presence: Presence | None = None
@@ -104,7 +118,7 @@ class Membership:
             except UnavailableError as error:
                 log.warning("registry_unreachable", extra={"data": {"detail": error.message}})
                 await self._clock.sleep(RETRY_S)
-        self._presence = Presence(self._registry, self.registration())
+        self._presence = self._make_presence(self._registry, self.registration())
         await self._presence.start()
 
     async def publish(self) -> None:

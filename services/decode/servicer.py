@@ -1,108 +1,25 @@
-"""DecodeService: protobuf to worker and back, no decisions.
-
-Step frames are built here directly from the engine's lists, without values between: see `kvmesh.rpc.decode_link`.
-"""
+"""DecodeService: protobuf to worker and back, no decisions."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from grpc.aio import ServicerContext
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1 import decode_pb2_grpc
-from kvmesh.core import FinishReason, TokenLogprob
-from kvmesh.engines.base import EngineFinish, Leg
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError
+from kvmesh.core import FinishReason
+from kvmesh.engines.base import Leg
+from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.clients import LegFinish
 from kvmesh.rpc.codec.legs import from_submission, generation_of, handle_of, rendezvous_of, to_finish
 from kvmesh.rpc.codec.scalars import required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
 from kvmesh.worker.direct import DirectCalls
-from kvmesh.worker.slots import LinkStep, key_of
 from kvmesh.worker.worker import Link, Submission, Worker
 from services.decode.admit import DecodeAdmission
-
-
-class FrameOutlet:
-    """Frames of one Attach stream on their way out, in order, at most `frames_max` of them.
-
-    A frontend that lags further behind is cut off: its requests fail as lost there, and cannot hold the worker up.
-    """
-
-    def __init__(self, frames_max: int) -> None:
-        self.link: Link | None = None
-        self._frames: deque[pb.AttachResponse] = deque()
-        self._frames_max = frames_max
-        self._wakeup = asyncio.Event()
-        self.error: MeshError | None = None
-        self.is_closed = False
-
-    def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
-        """One frame for one step."""
-        assert self.link is not None
-        frame = pb.StepFrame(step=step, slots=share.slots, token_ids=share.token_ids, counts=share.counts)
-        if logprobs:
-            for slot in share.slots:
-                entries = logprobs.get(key_of(self.link.number, slot))
-                if entries is not None:
-                    frame.logprobs.add(slot=slot, logprobs=to_logprobs(entries))
-        for finish in share.finishes:
-            frame.finishes.append(engine_finish_to_pb(finish))
-        self.put_nowait(frame)
-
-    def on_lost(self, error: MeshError) -> None:
-        """Ends the stream with the engine's failure."""
-        self.fail_nowait(error)
-
-    def put_nowait(self, frame: pb.StepFrame) -> None:
-        """Queues a frame, or ends the stream when the frontend does not read."""
-        if len(self._frames) >= self._frames_max:
-            self.fail_nowait(OverloadedError("the frontend does not read its frames", reason="link_stalled"))
-            return
-        self._frames.append(pb.AttachResponse(frame=frame))
-        self._wakeup.set()
-
-    def fail_nowait(self, error: MeshError) -> None:
-        """Ends the stream after what is queued."""
-        self.error = self.error or error
-        self._wakeup.set()
-
-    def close_nowait(self) -> None:
-        """Ends the stream well after what is queued."""
-        self.is_closed = True
-        self._wakeup.set()
-
-    async def frames(self, heartbeat_s: float) -> AsyncIterator[pb.AttachResponse]:
-        """Frames as they come, and an empty one after each `heartbeat_s` of silence."""
-        heartbeat = pb.AttachResponse(frame=pb.StepFrame())
-        while True:
-            while self._frames:
-                yield self._frames.popleft()
-            if self.error is not None:
-                raise self.error
-            if self.is_closed:
-                return
-            self._wakeup.clear()
-            try:
-                async with asyncio.timeout(heartbeat_s):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                yield heartbeat
-
-
-def engine_finish_to_pb(finish: EngineFinish, slot: int | None = None) -> pb.Finish:
-    """A finish on its own slot."""
-    leg_finish = LegFinish(
-        reason=finish.reason,
-        usage=finish.usage,
-        stop_token_id=finish.stop_token_id,
-        error=finish.error,
-        was_recomputed=finish.was_recomputed,
-    )
-    return to_finish(finish.key & 0xFFFFFFFF if slot is None else slot, leg_finish)
+from services.decode.frames import FrameOutlet, engine_finish_to_pb
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):

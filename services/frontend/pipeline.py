@@ -12,9 +12,9 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Usage, WorkerRef
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
+from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.clients import DecodeLinks, Placed, PrefillClient, RouterLink
-from services.frontend.attempt import RETRIABLE, Attempt
+from services.frontend.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
 from services.frontend.choice import Choice
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
@@ -157,6 +157,9 @@ class Pipeline:
         try:
             return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
         except UnavailableError as error:
+            if deadline_s - self.clock.now() <= CLOCK_GRAIN_S:
+                # Nobody was missing: the client gave less time than the answer takes.
+                raise DeadlineError("the request's time is over") from error
             if first_failure is not None:
                 # That nothing else is there says less than what happened on the worker that was.
                 raise first_failure from error

@@ -47,7 +47,9 @@ class TextModel:
 
     def tokenise(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Token ids of a text. Templates bring their own special tokens."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens).ids
+        # The batch call is the one that leaves out offsets, which nobody reads here: a quarter less time.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def detokeniser(self, *, skip_special_tokens: bool) -> Detokeniser:

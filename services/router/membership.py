@@ -146,6 +146,7 @@ class Membership:
 
     async def _follow(self, worker: Worker) -> None:
         pause_s = self._settings.reconnect_min_s
+        told = ""
         while True:
             has_stood, problem = await self._stand(worker)
             if has_stood:
@@ -154,6 +155,11 @@ class Membership:
                 pause_s = self._settings.reconnect_min_s
                 data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
                 log.warning("worker_streams_broken", extra={"data": data})
+            elif told != problem.message:
+                # Once per cause: a listed worker that never joins must not look as if it were not there.
+                data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
+                log.warning("worker_not_joined", extra={"data": data})
+            told = problem.message
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
 

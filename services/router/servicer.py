@@ -1,6 +1,5 @@
 """RouterService: protobuf to the core and back, no decisions."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from time import perf_counter
@@ -12,7 +11,7 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
 from kvmesh.core import Placement
-from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.router import (
     Candidate,
     Explanation,
@@ -30,11 +29,14 @@ from kvmesh.rpc.status import to_detail
 from services.router.core import RouterCore
 from services.router.explain import Record, ReportNote, weighed_candidates
 from services.router.fleet import Worker
+from services.router.inbox import Inbox
 from services.router.metrics import RouterMetrics
 
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
+MESSAGES_AHEAD_MAX = 256
+"""Messages of one frontend that are read before the one in hand is answered; beyond, gRPC holds them back."""
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -45,24 +47,27 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._metrics = metrics
         self._clock = clock
         self._streams: dict[str, int] = {}
-        self._routes: set[asyncio.Task[Any]] = set()
+        # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
+        self._inboxes: dict[Inbox[pb.RouteRequest], None] = {}
 
     async def Route(
         self, request_iterator: AsyncIterator[pb.RouteRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.RouteResponse]:
         """Asks and reports of one frontend."""
-        task = asyncio.current_task()
-        assert task is not None
         frontend_id = ""
-        self._routes.add(task)
+        inbox = Inbox(request_iterator, messages_max=MESSAGES_AHEAD_MAX)
+        self._inboxes[inbox] = None
         try:
-            async for message in request_iterator:
+            async for message in inbox.messages():
                 if not frontend_id:
                     frontend_id = self._hello(message)
                 elif (response := self._on_message(frontend_id, message)) is not None:
                     yield response
+            if inbox.is_ended:
+                raise UnavailableError("the router is stopping; ask another one", reason="router_stopping")
         finally:
-            self._routes.discard(task)
+            inbox.close()
+            del self._inboxes[inbox]
             if frontend_id:
                 self._bye(frontend_id)
 
@@ -71,10 +76,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
 
     def end_streams(self) -> None:
-        """Ends all Route streams, so that frontends turn to another router. For the drain; asks are answered at once, so
-        none is lost here."""
-        for task in tuple(self._routes):
-            task.cancel()
+        """Ends all Route streams, so that frontends turn to another router, where they ask again what was not answered."""
+        for inbox in self._inboxes:
+            inbox.end()
 
     async def Explain(self, request: pb.ExplainRequest, context: ServicerContext[Any, Any]) -> pb.ExplainResponse:
         """Why a request was placed where it was."""

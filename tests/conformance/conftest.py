@@ -5,7 +5,7 @@ import json
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.memory import MemoryAgent, MemoryRegistry
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from tests.conformance.health_server import HealthServer
 from tests.conformance.tcp_proxy import TcpProxy
@@ -97,9 +98,25 @@ async def guarded_agent(request: pytest.FixtureRequest) -> AsyncIterator[Agent]:
         yield one
 
 
-@pytest.fixture
-def registry(agent: Agent) -> ConsulRegistry:
-    return agent.client()
+@pytest.fixture(params=["embedded", "consul", "memory"])
+async def registry(request: pytest.FixtureRequest) -> AsyncIterator[ConsulRegistry | MemoryRegistry]:
+    """A client. The registry in memory has no wire that could break, and so no `agent`."""
+    if request.param == "memory":
+        async with _memory_client() as client:
+            yield client
+        return
+    async for one in _agents(request, request.param, with_acl=False):
+        yield one.client()
+
+
+@asynccontextmanager
+async def _memory_client() -> AsyncIterator[MemoryRegistry]:
+    one = MemoryAgent()
+    await one.start()
+    try:
+        yield one.registry()
+    finally:
+        await one.aclose()
 
 
 @pytest.fixture

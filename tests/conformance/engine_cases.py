@@ -1,10 +1,14 @@
 """The engines that the conformance suite runs against. Another engine joins by a case of its own in `CASES`."""
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+from shutil import rmtree
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -29,16 +33,21 @@ class EngineOptions:
     waiting_requests_max: int = 32
 
 
+Make = Callable[[EngineOptions], Engine]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineCase:
-    """One kind of engine. `make` gives an engine that is not started; it skips the test where parts are missing.
+    """One kind of engine. `open` prepares what all engines of a module share and gives what makes one, not started yet.
+
+    It skips the tests where parts are missing; what it opens goes on the stack.
 
     `free_s` is how long the engine may take to free blocks, the machine's other work included; `adapter` is a source that
     `load_adapter` accepts, empty where the engine has no adapters.
     """
 
     name: str
-    make: Callable[[EngineOptions], Engine]
+    open: Callable[[AsyncExitStack], Awaitable[Make]]
     timeout_s: float = 30.0
     free_s: float = 2.0
     adapter: str = ""
@@ -52,20 +61,21 @@ class Fleet:
     alone: EngineDriver
     prefill: EngineDriver
     decode: EngineDriver
+    _make: Make
     _stack: AsyncExitStack
     _random: Random = field(default_factory=lambda: Random(5))
 
     @classmethod
     async def start(cls, case: EngineCase, stack: AsyncExitStack) -> "Fleet":
-        made = [
-            start_engine(case, stack, EngineOptions(role=role)) for role in (Role.DECODE, Role.PREFILL, Role.DECODE)
-        ]
-        alone, prefill, decode = await asyncio.gather(*made)
-        return cls(case, alone, prefill, decode, stack)
+        make = await case.open(stack)
+        roles = (Role.DECODE, Role.PREFILL, Role.DECODE)
+        started = [start_engine(case, make, stack, EngineOptions(role=role)) for role in roles]
+        alone, prefill, decode = await asyncio.gather(*started)
+        return cls(case, alone, prefill, decode, make, stack)
 
     async def another(self, role: Role, **options: Any) -> EngineDriver:
         """An engine of this test's own."""
-        return await start_engine(self.case, self._stack, EngineOptions(role=role, **options))
+        return await start_engine(self.case, self._make, self._stack, EngineOptions(role=role, **options))
 
     @property
     def model(self) -> str:
@@ -90,9 +100,9 @@ class Fleet:
             assert driver.violations == []
 
 
-async def start_engine(case: EngineCase, stack: AsyncExitStack, options: EngineOptions) -> EngineDriver:
+async def start_engine(case: EngineCase, make: Make, stack: AsyncExitStack, options: EngineOptions) -> EngineDriver:
     """A running engine, closed with the stack."""
-    driver = EngineDriver(case.make(options), case.timeout_s)
+    driver = EngineDriver(make(options), case.timeout_s)
     stack.push_async_callback(driver.aclose)
     async with asyncio.timeout(case.timeout_s):
         return await driver.start()
@@ -103,7 +113,7 @@ _NETWORK = MemoryNetwork(clock=SystemClock(), latency_s=0.001)
 _PROFILE = StepProfile(base_s=0.001, per_prefill_token_s=0.00001, per_decode_request_s=0.0)
 
 
-def _simulated(transport: Callable[[], KvTransport]) -> Callable[[EngineOptions], Engine]:
+def _simulated(transport: Callable[[], KvTransport]) -> Callable[[AsyncExitStack], Awaitable[Make]]:
     def make(options: EngineOptions) -> Engine:
         settings = SimulatedSettings(
             role=options.role.value,
@@ -117,7 +127,10 @@ def _simulated(transport: Callable[[], KvTransport]) -> Callable[[EngineOptions]
         )
         return SimulatedEngine(settings, SystemClock(), transport())
 
-    return make
+    async def open_case(_: AsyncExitStack) -> Make:
+        return make
+
+    return open_case
 
 
 def _nixl() -> KvTransport:
@@ -127,9 +140,26 @@ def _nixl() -> KvTransport:
     return NixlTransport()
 
 
+VLLM_ADAPTER = str(Path(gettempdir()) / f"kvmesh-adapter-{os.getpid()}")
+
+
+async def _vllm(stack: AsyncExitStack) -> Make:
+    require_part("vllm")
+    from tests.conformance.vllm_case import open_vllm
+    from tests.integration.vllm_model import make_adapter
+
+    stack.callback(rmtree, make_adapter(Path(VLLM_ADAPTER)))
+    return await open_vllm(stack)
+
+
 CASES = [
     pytest.param(
-        EngineCase(name="simulated", make=_simulated(lambda: MemoryTransport(_NETWORK)), adapter="any"), id="simulated"
+        EngineCase(name="simulated", open=_simulated(lambda: MemoryTransport(_NETWORK)), adapter="any"), id="simulated"
     ),
-    pytest.param(EngineCase(name="simulated", make=_simulated(_nixl), adapter="any"), id="simulated-nixl"),
+    pytest.param(EngineCase(name="simulated", open=_simulated(_nixl), adapter="any"), id="simulated-nixl"),
+    pytest.param(
+        EngineCase(name="vllm", open=_vllm, timeout_s=90.0, free_s=5.0, adapter=VLLM_ADAPTER),
+        id="vllm",
+        marks=[pytest.mark.vllm, pytest.mark.timeout(300)],
+    ),
 ]

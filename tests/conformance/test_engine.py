@@ -247,7 +247,8 @@ class TestCancel:
         """Invariant 3 before the first token, at several moments; a prefill leg leaves no lease."""
         for driver, leg in ((fleet.alone, Leg.DECODE), (fleet.prefill, Leg.PREFILL)):
             leased = driver.engine.load().kv_blocks_leased
-            record = driver.submit(fleet.greedy(12), leg=leg)
+            # Long enough that the answer does not end before the cancel, whatever stands between the two.
+            record = driver.submit(fleet.greedy(12, max_tokens=300), leg=leg)
             for _ in range(turns):
                 await asyncio.sleep(0)
             driver.engine.cancel_nowait(record.key)
@@ -395,11 +396,11 @@ class TestRefusals:
         records: list[Record] = []
         with pytest.raises(OverloadedError) as caught:  # noqa: PT012 (the loop ends by the error)
             for _ in range(50):
-                records.append(driver.submit(fleet.greedy(1, max_tokens=5)))
+                records.append(driver.submit(fleet.greedy(1, max_tokens=100)))
         assert caught.value.retry_after_s is not None
         assert 3 <= len(records) <= 5
         for record in records:
-            assert len((await driver.wait(record)).tokens) == 5
+            assert len((await driver.wait(record)).tokens) == 100
         assert driver.violations == []
         await driver.aclose()
 

@@ -80,6 +80,18 @@ async def test_prompts_come_over(other: PrefillProcess, decode: EngineDriver) ->
             await asyncio.sleep(0.02)
 
 
+async def test_transports_over_tcp() -> None:
+    """The transports' suite where processes cannot read each other's memory: without CMA, everything goes over TCP."""
+    require_part("nixl")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pytest", "-q", "-k", "nixl", "tests/conformance/test_transport.py",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT, env={**os.environ, "UCX_TLS": "tcp,self"},
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+
+
 async def test_killed_source(other: PrefillProcess, decode: EngineDriver) -> None:
     """Killed after the handle was made, met before or not: the prompt is computed, soon."""
     generation = greedy("demo", list(range(100, 300)))

@@ -1,4 +1,4 @@
-"""What every registry promises. One suite, run against the embedded agent and against real Consul."""
+"""What every registry promises. One suite, run against the embedded agent, real Consul, and the registry in memory."""
 
 import asyncio
 import time
@@ -576,7 +576,7 @@ async def test_session_ttl_beyond_the_limits(registry: ConsulRegistry, ttl_s: fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["consul"], indirect=True)
+@pytest.mark.parametrize("registry", ["consul"], indirect=True)
 async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
     """A session without renewal ends after its TTL and at most two, and its lock is free.
 

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import aiohttp
 
+from kvmesh.discovery.base import PREFILL
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -76,6 +80,7 @@ async def running_mesh(
                 await asyncio.sleep(0.02)
         found = json.loads(state.read_text())
         mesh.url, mesh.registry = found["url"], found["registry"]
+        await _wait_prefill(mesh, ready_timeout_s)
         yield mesh
     except TimeoutError as error:
         raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
@@ -89,6 +94,19 @@ async def running_mesh(
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
         assert not alive, f"left behind: {alive}"
+
+
+async def _wait_prefill(mesh: RunningMesh, timeout_s: float) -> None:
+    """Simulated prefill workers join after the mesh answers already."""
+    wanted = sum("prefill-" in word for line in mesh.output if "starting" in line for word in line.split(","))
+    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for view in registry.watch(PREFILL):
+                if sum(instance.takes_requests for instance in view.instances) >= wanted:
+                    return
+    finally:
+        await registry.aclose()
 
 
 def _state(pid: int) -> str:

@@ -13,6 +13,7 @@ import aiohttp
 import grpc.aio
 import openai
 import pytest
+import pytest_asyncio
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, ROUTER, Health, Instance
@@ -33,10 +34,10 @@ from tests.integration.mesh import (
 )
 from tests.servers import Server
 
-SLOW_STEPS = ("--engine-args", "--simulated-time-factor 1")
+SLOW_STEPS = ("--engine-args=--simulated-time-factor 1",)
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
     """One mesh of 2 + 2 simulated workers in real time for all tests that leave it as it was."""
     argv = argv_simulated("--prefill", "2", "--decode", "2", *SLOW_STEPS)

@@ -4,11 +4,13 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -28,10 +30,10 @@ from kvmesh.errors import (
 from kvmesh.kv.blocks import block_hashes, seed_hash
 from kvmesh.worker.forkserver import ForkServer
 from tests.integration.vllm_drive import Drive, greedy
-from tests.integration.vllm_model import add_tokenizer, make_model
+from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
+from tests.parts import require_part
 
-pytest.importorskip("vllm", reason="needs the vllm extra")
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
 Make = Callable[..., Awaitable[Drive]]
@@ -45,6 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @module_fixture
 async def server() -> AsyncIterator[ForkServer]:
+    require_part("vllm")
+    require_part("nixl")
     server = await ForkServer.start("vllm")
     yield server
     await server.aclose()
@@ -351,6 +355,27 @@ async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
     await decode.idle(1.0)
 
 
+async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Drive, Drive]) -> None:
+    """Once pulled, a leg has no more to do with its source: that it dies, is forgotten, and the lease passes, is nothing."""
+    times = {"lease_s": 1.5, "lease_margin_s": 0.2, "kv_pull_timeout_s": 0.7}
+    prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
+    long, short = greedy(100, seed=33, tokens=1500), greedy(100, seed=34)
+    expected = (await pair[1].decode(long)).tokens
+    # After the handshake a pull begins and ends within one step, so that nobody sees it under way.
+    await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+    key = decode.submit(Leg.DECODE, long, handle=await prefill.prefill(long))
+    await decode.got[key].first.wait()
+    handle = await prefill.prefill(short)
+    os.kill(prefill.remote.pid, signal.SIGKILL)
+    failed = await decode.decode(short, handle)
+    assert failed.finish is not None
+    assert failed.finish.was_recomputed
+    got = await decode.result(key)
+    assert got.tokens == expected
+    assert got.finish is not None
+    assert not got.finish.was_recomputed
+
+
 async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
     """Wherever a request is: decoding, just submitted with a handle, prefilling."""
     prefill, decode = pair
@@ -557,6 +582,7 @@ from pathlib import Path
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.worker.forkserver import ForkServer
 from tests.integration.vllm_process import RemoteEngine
+from tests.parts import require_part
 
 async def main():
     server = await ForkServer.start("vllm")
@@ -567,6 +593,43 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+async def test_the_preload_leaves_a_process_that_may_fork(tmp_path: Path) -> None:
+    """One thread, no gRPC, which the children import for themselves."""
+    code = (
+        "import os, sys; from kvmesh.engines.vllm.preload import preload; preload();"
+        "assert 'grpc' not in sys.modules; assert 'vllm.v1.worker.cpu_worker' in sys.modules or not sys.argv;"
+        "print(len(os.listdir('/proc/self/task'))); import grpc.aio; import opentelemetry.exporter.otlp.proto.grpc;"
+        "sys.stdout.flush(); os._exit(0)"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert output.split()[-1] == b"1"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
+    """The ranks of a tensor-parallel engine are processes of their own: they answer as one, and none outlives it."""
+    engine = await make("decode", tensor_parallel_size=2)
+    assert len((await engine.decode(greedy(100))).tokens) == 12
+    handle = await engine.prefill(greedy(100))
+    assert engine.engine.release_nowait(handle.handle_id)
+    await engine.idle(2.0)
+    ranks = children_of(engine.remote.pid)
+    assert len(ranks) >= 2
+    os.kill(engine.remote.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while any(is_running(pid) for pid in ranks):
+            await asyncio.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
 
 
 async def test_structured_output_and_its_refusal(
@@ -592,3 +655,81 @@ async def test_structured_output_and_its_refusal(
     with pytest.raises(UnsupportedError):
         pair[1].submit(Leg.DECODE, bad)
     assert (await engine.decode(base)).tokens
+
+
+async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -> None:
+    """Cancels at random moments of handoffs, before, during and after the pull: every leg finishes once, no block stays."""
+    prefill, decode = pair
+    random = Random(4)
+    await reset(prefill, decode)
+    for round_ in range(40):
+        generation = greedy(random.choice((20, 100, 400)), seed=300 + round_, tokens=3)
+        handle = await prefill.prefill(generation)
+        key = decode.submit(Leg.DECODE, generation, handle=handle)
+        await asyncio.sleep(random.choice((0, 0, 0.001, 0.003, 0.006, 0.01)))
+        decode.engine.cancel_nowait(key)
+        await decode.result(key, 1.0)
+    await decode.idle(CANCEL_S)
+    await prefill.idle(CANCEL_S)
+
+
+async def test_closing_finishes_what_runs(make: Make) -> None:
+    """Running legs finish as cancelled, the streams end, the process exits by itself."""
+    engine = await make("decode")
+    keys = [engine.submit(Leg.DECODE, greedy(10, seed=seed, tokens=2000)) for seed in range(3)]
+    await engine.got[keys[0]].first.wait()
+    await engine.aclose()
+    finishes = [engine.got[key].finish for key in keys]
+    assert [finish.reason for finish in finishes if finish] == [FinishReason.CANCELLED] * 3
+    assert engine.failure is None
+    assert engine.remote.child.exit.result() == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "word"),
+    [
+        ({"block_size_tokens": 48}, InvalidRequestError, "multiple of 32"),
+        ({"engine_arguments": {"no_such_thing": 1}}, InvalidRequestError, "no_such_thing"),
+        ({"engine_arguments": {"dtype": "float99"}}, InvalidRequestError, "float99"),
+        ({"model": "/no/such/model"}, InvalidRequestError, "/no/such/model"),
+        ({"kv_cache_bytes": 1024}, InvalidRequestError, "not enough"),
+        ({"side_channel_host": "192.0.2.1"}, UnavailableError, "192.0.2.1"),
+        ({"side_channel_port": -1}, UnavailableError, "in use"),
+    ],
+)
+async def test_a_start_that_fails_says_why(make: Make, more: dict[str, Any], error: type[Exception], word: str) -> None:
+    """No hang and no trace for people to read: one sentence that names the setting."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        if "side_channel_port" in more:
+            more = {"side_channel_port": taken.getsockname()[1]}
+        with pytest.raises(error, match=word):
+            await make("decode", **more)
+
+
+async def test_an_adapter_changes_the_answer_and_is_handed_over(make: Make, tmp_path: Path) -> None:
+    """A LoRA adapter on both sides: the handoff gives its own local answer, which is not the base model's; KV events keep
+    the adapter's blocks apart; unloaded, it is unknown."""
+    source = str(make_adapter(tmp_path / "adapter"))
+    prefill, decode = await asyncio.gather(make("prefill", enable_lora=True), make("decode", enable_lora=True))
+    for drive in (prefill, decode):
+        await drive.engine.load_adapter("tuned", source)
+        await drive.engine.load_adapter("tuned", source)
+    assert decode.engine.describe().model.adapters == ("tuned",)
+    base, tuned = greedy(100, seed=31), greedy(100, seed=31, adapter="tuned")
+    plain, alone = await decode.decode(base), await decode.decode(tuned)
+    assert plain.tokens != alone.tokens
+    assert set(block_hashes(tuned.token_ids, 32, seed=seed_hash("tuned"))) <= decode.cached()
+    await reset(decode)
+    got = await decode.decode(tuned, await prefill.prefill(tuned))
+    assert got.tokens == alone.tokens
+    assert got.finish is not None
+    assert got.finish.usage.transferred_tokens == 100
+    running = decode.submit(Leg.DECODE, greedy(10, tokens=300, adapter="tuned"))
+    await decode.got[running].first.wait()
+    await decode.engine.unload_adapter("tuned")
+    with pytest.raises(NotFoundError):
+        decode.submit(Leg.DECODE, tuned)
+    assert len((await decode.result(running)).tokens) == 300
+    assert (await decode.decode(base)).tokens == plain.tokens

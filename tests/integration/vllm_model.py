@@ -75,3 +75,26 @@ def add_tokenizer(folder: Path) -> Path:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
+
+
+def make_adapter(folder: Path, *, rank: int = 8, seed: int = 5) -> Path:
+    """A random PEFT LoRA adapter on the query and value projections, strong enough to change answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    outputs = {"q_proj": HEADS * HEAD_SIZE, "v_proj": KV_HEADS * HEAD_SIZE}
+    tensors = {}
+    for layer in range(LAYERS):
+        for name, size in outputs.items():
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = random.normal(0, 0.3, (rank, HIDDEN)).astype(np.float32)
+            tensors[f"{prefix}.lora_B.weight"] = random.normal(0, 0.3, (size, rank)).astype(np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": [*outputs],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder

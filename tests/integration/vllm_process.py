@@ -20,6 +20,7 @@ from typing import Any
 from kvmesh.core import KvEvent, LoadRecord, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.vllm import VllmEngine, VllmSettings
+from kvmesh.errors import UnavailableError
 from kvmesh.worker.forkserver import Child, ForkServer
 
 HEAD = struct.Struct("<I")
@@ -51,7 +52,9 @@ def read(link: socket.socket, size: int) -> bytes:
 class RemoteEngine:
     """Satisfies `kvmesh.engines.base.Engine`. Its synchronous calls block for a round trip."""
 
-    def __init__(self, server: ForkServer, settings: VllmSettings, folder: Path, *, start_now: bool = True) -> None:
+    def __init__(
+        self, server: ForkServer | None, settings: VllmSettings, folder: Path, *, start_now: bool = True
+    ) -> None:
         self._server, self._settings, self._folder, self._start_now = server, settings, folder, start_now
         self._lock, self._number = threading.Lock(), 0
         self._answers: dict[int, Future[Any]] = {}
@@ -67,6 +70,7 @@ class RemoteEngine:
         return self.child.pid
 
     async def start(self) -> None:
+        assert self._server is not None
         self._loop = asyncio.get_running_loop()
         path = str(self._folder / f"{id(self):x}")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -127,11 +131,11 @@ class RemoteEngine:
         await self._ask("break_engine")
 
     async def aclose(self) -> None:
-        if self.child is None:
+        if self.child is None or self._server is None:
             return
         if not self.child.exit.done() and self._link is not None:
             self.child.send_signal(signal.SIGCONT)
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError, UnavailableError):
                 await self._ask("aclose")
                 await self._ask("exit")
         try:
@@ -153,7 +157,7 @@ class RemoteEngine:
     def _post(self, name: str, *arguments: Any) -> "Future[Any]":
         answer: Future[Any] = Future()
         if self._link is None or (self.child is not None and self.child.exit.done()):
-            answer.set_exception(ConnectionError("the process is gone"))
+            answer.set_exception(UnavailableError("the process is gone"))
             return answer
         self._number += 1
         self._answers[self._number] = answer

@@ -117,7 +117,12 @@ def test_a_variable_of_another_component_only_warns(caplog: pytest.LogCaptureFix
         router(KVMESH_ENGINE_PROFILE="x", KVMESH_PLANNER="y", PATH="/bin")
     assert "KVMESH_ENGINE_PROFILE KVMESH_PLANNER" in caplog.text
     caplog.clear()
-    load(RouterSettings, argv=["--model", "m"], environ={"KVMESH_X": "1"}, foreign_variables=["KVMESH_X"])
+    load(
+        RouterSettings,
+        argv=["--model", "m"],
+        environ={"KVMESH_X": "1", "KVMESH_PARENT_PID": "7"},
+        foreign_variables=["KVMESH_X"],
+    )
     assert not caplog.text
 
 

@@ -20,7 +20,8 @@ class LiveState:
     def __init__(self, state: AgentState, clock: Clock) -> None:
         self.state = state
         self._clock = clock
-        self._waiters: set[asyncio.Future[None]] = set()
+        # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._has_changed = asyncio.Event()
         self._is_closing = False
 
@@ -44,7 +45,7 @@ class LiveState:
         finally:
             # A heartbeat that changes no status brings no deadline nearer, so only a new index wakes the ticker.
             if self.state.index != before:
-                self._wake()
+                self.wake()
                 self._has_changed.set()
 
     async def wait_change(self) -> None:
@@ -52,11 +53,11 @@ class LiveState:
         if self._is_closing:
             return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await waiter
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
 
     async def run(self) -> None:
         """Does what falls due. Runs until cancelled."""
@@ -70,9 +71,10 @@ class LiveState:
     def close(self) -> None:
         """Ends all waits."""
         self._is_closing = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Lets all who wait look again."""
         # One list for all: a waiter looks up its own index again, and changes are rare beside heartbeats.
         for waiter in self._waiters:
             if not waiter.done():

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import grpc
 from google.protobuf.message import Message
@@ -20,12 +20,24 @@ _Check = grpc.aio.UnaryUnaryMultiCallable[Message, health_pb2.HealthCheckRespons
 
 
 class Probes:
-    """The running checks, at most `probes_max` asking at once. `roots` is the PEM of the CA for checks over TLS."""
+    """The running checks, at most `probes_max` asking at once.
 
-    def __init__(self, live: LiveState, clock: Clock, *, probes_max: int, roots: bytes | None) -> None:
+    `roots` is the PEM of the CA for checks over TLS; `connect` gives the channels of an in-memory network in place of TCP.
+    """
+
+    def __init__(
+        self,
+        live: LiveState,
+        clock: Clock,
+        *,
+        probes_max: int,
+        roots: bytes | None,
+        connect: Callable[[CheckDefinition], grpc.aio.Channel] | None = None,
+    ) -> None:
         self._live = live
         self._clock = clock
         self._roots = roots
+        self._connect = connect or self._channel
         self._tasks: dict[CheckDefinition, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(probes_max)
 
@@ -56,7 +68,7 @@ class Probes:
                 self._tasks[definition] = task
 
     async def _repeat(self, definition: CheckDefinition) -> None:
-        async with self._channel(definition) as channel:
+        async with self._connect(definition) as channel:
             check = channel.unary_unary(
                 _CHECK_METHOD,
                 request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

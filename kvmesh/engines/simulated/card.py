@@ -38,7 +38,7 @@ def read_card(settings: SimulatedSettings) -> tuple[ModelCard, TokenRange]:
     eos = (settings.eos_token_id,) if settings.eos_token_id >= 0 else _ids(config.get("eos_token_id"))
     card = ModelCard(
         name=settings.model,
-        source=settings.model_dir,
+        source=settings.model_dir or settings.model,
         revision=settings.revision,
         context_tokens_max=_context(settings, config),
         vocabulary_size=settings.vocabulary_size or int(config.get("vocab_size", VOCABULARY_DEFAULT)),

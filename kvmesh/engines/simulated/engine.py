@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Sequence
+from random import Random, SystemRandom
 
 from xxhash import xxh3_64_hexdigest
 
@@ -15,8 +15,9 @@ from kvmesh.engines.simulated.faults import Die, Fault, FaultState
 from kvmesh.engines.simulated.handles import FORMAT
 from kvmesh.engines.simulated.outlet import EventOutlet, StepOutlet
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
-from kvmesh.engines.simulated.scheduler import Scheduler, Step
+from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.tokens import LOGPROBS_MAX
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.transport import KvTransport
@@ -32,15 +33,24 @@ class SimulatedEngine:
     """An Engine without a model. `transport` None: it serves alone, prefill legs are refused.
 
     The engine owns the transport: it starts it in the background, so that serving begins at once, and closes it.
+    `generator` makes what tells this incarnation's handles and blocks from others'; simulations give a seeded one.
     """
 
-    def __init__(self, settings: SimulatedSettings, clock: Clock, transport: KvTransport | None = None) -> None:
+    def __init__(
+        self,
+        settings: SimulatedSettings,
+        clock: Clock,
+        transport: KvTransport | None = None,
+        *,
+        generator: Random | None = None,
+    ) -> None:
         self.settings = settings
         self._clock = clock
         self._transport = transport
         self._role = Role(settings.role)
         self._faults = FaultState(settings.seed)
-        self._incarnation = secrets.token_hex(8)
+        self._random = generator or SystemRandom()
+        self._incarnation = f"{self._random.getrandbits(64):016x}"
         self._card, self._range = read_card(settings)
         self._compatibility = compatibility_hash(settings, self._card, self._range)
         self._scheduler = self._make_scheduler()
@@ -65,7 +75,7 @@ class SimulatedEngine:
             incarnation=self._incarnation,
             compatibility_hash=self._compatibility,
             has_transport=self._transport is not None,
-            first_stamp=secrets.randbits(63),
+            first_stamp=self._random.getrandbits(63),
         )
 
     @property
@@ -89,13 +99,24 @@ class SimulatedEngine:
         self._wake()
 
     async def start(self) -> None:
-        """Starts stepping; the transport comes up beside it."""
-        self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
-        if self._transport is not None:
-            self._tasks.append(asyncio.create_task(self._start_transport(self._transport), name="kv-transport-start"))
+        """Starts stepping. A prefill engine can do nothing without its transport and waits for it.
 
-    async def _start_transport(self, transport: KvTransport) -> None:
+        A decode engine serves at once; its transport comes up beside it after `kv_transport_delay_s`, since loading NIXL
+        takes a core for more than a second, just when the first requests come.
+        """
+        self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
+        if self._transport is None:
+            return
+        if self._role is Role.PREFILL:
+            await self._start_transport(self._transport, 0.0)
+            return
+        starting = self._start_transport(self._transport, self.settings.kv_transport_delay_s)
+        self._tasks.append(asyncio.create_task(starting, name="kv-transport-start"))
+
+    async def _start_transport(self, transport: KvTransport, delay_s: float) -> None:
         try:
+            if delay_s:
+                await self._clock.sleep(delay_s)
             await transport.start(self._scheduler.memory.buffer, self._on_message)
         except MeshError as error:
             log.error("kv_transport_failed", extra={"data": {"reason": error.reason, "detail": error.message}})
@@ -280,7 +301,13 @@ class SimulatedEngine:
         self._wake()
 
     async def _run_once(self) -> None:
-        if self._is_asleep or not self._scheduler.has_work:
+        if self._is_asleep:
+            # No step, but who cancels a request of a sleeping engine is answered.
+            if (ended := self._scheduler.take_finishes()).has_output:
+                self._deliver(ended)
+            await self._wait_woken()
+            return
+        if not self._scheduler.has_work:
             await self._wait_woken()
             return
         if not self._outlet.has_room:

@@ -63,11 +63,11 @@ class LegState:
         """Sorts legs by who goes first: larger priority, then earlier arrival."""
         return -self.request.generation.priority, self.order
 
-    def usage(self, unflushed: int = 0) -> Usage:
-        """What it cost so far; `unflushed` generated tokens are still in the decode batch."""
+    def usage(self) -> Usage:
+        """What it cost up to the newest token in `tokens`."""
         return Usage(
             prompt_tokens=len(self.request.generation.token_ids),
-            output_tokens=len(self.tokens) - self.start_tokens + unflushed,
+            output_tokens=len(self.tokens) - self.start_tokens,
             cached_tokens=self.cached_tokens,
             transferred_tokens=self.transferred_tokens,
         )

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.scheduler import PullOrder, Scheduler
+from kvmesh.engines.simulated.scheduler import Scheduler
+from kvmesh.engines.simulated.step import PullOrder
 from kvmesh.errors import KvLostError, MeshError
 from kvmesh.kv.transport import KvTransport
 

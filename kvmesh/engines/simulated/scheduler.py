@@ -1,88 +1,38 @@
-"""The simulated engine's decisions: which legs run in a step, on which blocks, and what comes out. No asyncio, no clock.
+"""The simulated engine's decisions: which legs run in a step, on which blocks, what comes out. No asyncio, no clock.
 
-Order within a step, as in vLLM: decoding legs first (one token of the budget each), then prompts already begun, then waiting
-legs by priority and arrival. A prompt takes all its blocks when it is admitted and may be computed in several steps. When a
-decoding leg needs a block and none is left, the lowest-ranking leg is preempted: it gives up its blocks and waits again.
+Order within a step, as in vLLM: decoding legs first (one token of the budget each), then prompts already begun, then
+waiting legs by priority and arrival. A prompt takes all its blocks when it is admitted and may be computed in several
+steps. When a decoding leg needs a block and none is left, the lowest-ranking leg is preempted: it gives up its blocks and
+waits again.
 """
-
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvmesh.core import FinishReason, KvHandle, ModelCard, TokenLogprob, Usage
-from kvmesh.engines.base import EngineFinish, EngineRequest, Leg, StepOutput
-from kvmesh.engines.simulated.batch import DecodeBatch
+from kvmesh.core import FinishReason, KvHandle, ModelCard
+from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.card import TokenRange
-from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, array_of, pack
+from kvmesh.engines.simulated.decoding import Decoding
+from kvmesh.engines.simulated.ending import add_logprob, is_stop
+from kvmesh.engines.simulated.handing import is_intact, make_handle
 from kvmesh.engines.simulated.intake import check_request, make_leg, read_handle
 from kvmesh.engines.simulated.leases import Leases
 from kvmesh.engines.simulated.leg import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.settings import SimulatedSettings
-from kvmesh.engines.simulated.tokens import made_up_logprob
+from kvmesh.engines.simulated.step import PullOrder, Step
 from kvmesh.engines.simulated.waiting import WaitingQueue
-from kvmesh.engines.simulated.writing import compute_prompt, names_of, seal_blocks
-from kvmesh.errors import InvalidRequestError, KvLostError, MeshError, OverloadedError
+from kvmesh.engines.simulated.writing import compute_prompt, names_of
+from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError
 
 SUM_MASK = (1 << 61) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullOrder:
-    """Blocks to be read from a peer into `leg.blocks[first:]`; answered with `pull_ended`."""
-
-    leg: LegState
-    payload: HandlePayload
-    handle_id: str
-    first: int
-
-
-@dataclass(slots=True)
-class Step:
-    """What one step did. `releases` are handles of peers that nobody will pull any more."""
-
-    keys: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    counts: list[int] | None = None
-    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    finishes: list[EngineFinish] = field(default_factory=list)
-    pulls: list[PullOrder] = field(default_factory=list)
-    prefill_tokens: int = 0
-    decode_requests: int = 0
-
-    @property
-    def has_output(self) -> bool:
-        """True when somebody must hear of it."""
-        return bool(self.keys or self.finishes)
-
-    @property
-    def has_progress(self) -> bool:
-        """False: another step would do the same, until something changes from outside."""
-        return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls)
-
-    def output(self, number: int) -> StepOutput:
-        """As the engine yields it."""
-        return StepOutput(
-            step=number,
-            keys=self.keys,
-            token_ids=self.token_ids,
-            counts=self.counts,
-            logprobs=self.logprobs,
-            finishes=self.finishes,
-        )
-
-
-def _rank(leg: LegState) -> tuple[int, int]:
-    return leg.rank
 
 
 class Scheduler:
     """All legs of one engine.
 
-    Invariants: 1. a key is known exactly from `submit` until its finish is in a Step; 2. blocks are held by legs in phases
-    PULLING, PREFILL and DECODE only, and by leases; 3. a cancelled pull keeps its blocks until `pull_ended`.
+    Invariants: 1. a key is known exactly from `submit` until its finish is in a Step; 2. blocks are held by legs in
+    phases PULLING, PREFILL and DECODE only, and by leases; 3. a cancelled pull keeps its blocks until `pull_ended`.
     """
 
     def __init__(
@@ -108,7 +58,9 @@ class Scheduler:
         self.pool = BlockPool(settings.kv_blocks)
         self.leases = Leases(self.pool)
         self.releases: list[tuple[bytes, str]] = []
+        """Handles, by the source's metadata, that nobody will pull any more; the engine takes them."""
         self.aborted_pulls: list[LegState] = []
+        """Legs whose pull must be stopped; the engine takes them."""
         self.prompt_tokens_total = self.output_tokens_total = 0
         self.cached_tokens_total = self.transferred_tokens_total = self.preempted_total = 0
         self._range = token_range
@@ -116,15 +68,12 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._pulling: set[LegState] = set()
         self._prefilling: list[LegState] = []
-        self._batch = DecodeBatch(settings.running_requests_max, settings.block_size_tokens + 1, token_range)
-        self._grow_at: dict[int, list[LegState]] = {}
-        self._end_at: dict[int, dict[LegState, None]] = {}
-        self._watched: dict[LegState, None] = {}
+        self._decoding = Decoding(settings, card, token_range, self.memory, self.pool, self._preempt_one)
         self._finishes: list[EngineFinish] = []
         self._orders = 0
         self._has_preempted = False
 
-    # Intake
+    # Beginning and end of legs
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Accepts a leg or raises and leaves no trace."""
@@ -148,7 +97,7 @@ class Scheduler:
         self._waiting.push(leg)
 
     def cancel(self, key: int) -> None:
-        """Ends a leg now: its blocks are free (those of a running pull once it has stopped); the finish is in the next step."""
+        """Ends a leg; its finish is in the next step. Its blocks are free, those of a pull as soon as it has stopped."""
         leg = self._legs.get(key)
         if leg is not None:
             self._end(leg, FinishReason.CANCELLED)
@@ -165,18 +114,15 @@ class Scheduler:
         *,
         stop_token_id: int | None = None,
         handle: KvHandle | None = None,
-        error: MeshError | None = None,
     ) -> None:
-        usage = leg.usage(self._batch.unflushed(leg))
         self._leave(leg)
         del self._legs[leg.key]
         self._finishes.append(
             EngineFinish(
                 key=leg.key,
                 reason=reason,
-                usage=usage,
+                usage=leg.usage(),
                 stop_token_id=stop_token_id,
-                error=error,
                 handle=handle,
                 was_recomputed=leg.was_recomputed,
             )
@@ -185,21 +131,16 @@ class Scheduler:
     def _leave(self, leg: LegState) -> None:
         """Takes a leg out of whatever phase it is in and drops its blocks."""
         phase, leg.phase = leg.phase, Phase.DONE
-        leg.grow_step = -1
         self._give_up_handle(leg)
-        if phase is Phase.WAITING:
-            self._waiting.discount(leg)
-        elif phase is Phase.PULLING:
+        if phase is Phase.PULLING:
             self.aborted_pulls.append(leg)
             return
+        if phase is Phase.WAITING:
+            self._waiting.discount(leg)
         elif phase is Phase.PREFILL:
             self._prefilling.remove(leg)
         elif phase is Phase.DECODE:
-            if (len(leg.tokens) + self._batch.unflushed(leg) - 1) % self.settings.block_size_tokens == 0:
-                self._seal([leg])
-            self._batch.remove(leg)
-            self._watched.pop(leg, None)
-            self._end_at.get(leg.end_step, {}).pop(leg, None)
+            self._decoding.remove(leg)
         self.pool.drop(leg.blocks)
         leg.blocks = []
 
@@ -214,22 +155,18 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True when a step could do something."""
-        return bool(len(self._batch) or self._prefilling or self._finishes or len(self._waiting))
-
-    @property
-    def leg_count(self) -> int:
-        """Legs whose finish is still to come."""
-        return len(self._legs)
+        return bool(len(self._decoding) or self._prefilling or self._finishes or len(self._waiting))
 
     def step(self, now_s: float) -> Step:
         """Runs one step."""
         self.leases.expire(now_s)
-        step = Step(decode_requests=len(self._batch))
+        step = Step(decode_requests=len(self._decoding))
         if step.decode_requests:
             self._decode(step)
         budget = self.settings.step_tokens_max - step.decode_requests
         for leg in list(self._prefilling):
             budget -= self._prefill(leg, budget, step, now_s)
+        # What was preempted in this step would take back the blocks that it just gave.
         while budget > 0 and not self._has_preempted and (admitted := self._admit(step, now_s)) is not None:
             budget -= self._prefill(admitted, budget, step, now_s)
         self._has_preempted = False
@@ -237,13 +174,18 @@ class Scheduler:
         step.finishes, self._finishes = self._finishes, []
         return step
 
+    def take_finishes(self) -> Step:
+        """A step that does nothing but tell of ended legs."""
+        step = Step(finishes=self._finishes)
+        self._finishes = []
+        return step
+
     def _decode(self, step: Step) -> None:
-        per_step = self.settings.decode_tokens_per_step
-        if per_step == 1:
+        if self.settings.decode_tokens_per_step == 1:
             step.keys, step.token_ids = self._decode_once(step)
             return
         gained: dict[int, list[int]] = {}
-        for _ in range(per_step):
+        for _ in range(self.settings.decode_tokens_per_step):
             for key, token_id in zip(*self._decode_once(step), strict=True):
                 gained.setdefault(key, []).append(token_id)
         step.keys = list(gained)
@@ -251,76 +193,13 @@ class Scheduler:
         step.token_ids = [token_id for tokens in gained.values() for token_id in tokens]
 
     def _decode_once(self, step: Step) -> tuple[list[int], list[int]]:
-        batch = self._batch
-        growing = self._grow_at.pop(batch.steps, None)
-        if growing:
-            self._grow([leg for leg in growing if leg.grow_step == batch.steps])
-        keys = batch.keys.copy()
-        token_ids = batch.step()
-        ending = self._end_at.pop(batch.steps, None)
-        if ending or self._watched:
-            self._check_ends(ending or (), token_ids, step)
+        keys, token_ids, ends = self._decoding.step(step)
+        for leg, stop_id in ends.items():
+            self._end(leg, FinishReason.LENGTH if stop_id is None else FinishReason.STOP, stop_token_id=stop_id)
         return keys, token_ids
 
-    def _check_ends(self, ending: Iterable[LegState], token_ids: list[int], step: Step) -> None:
-        ends: dict[LegState, int | None] = {}
-        for leg in ending:
-            ends[leg] = None
-            if leg.eos_at == self._generated(leg):
-                ends[leg] = token_ids[leg.slot] = self.card.eos_token_ids[0]
-        for leg in self._watched:
-            token_id = token_ids[leg.slot]
-            self._add_logprob(leg, token_id, step)
-            if self._stops(leg, token_id, self._generated(leg)):
-                ends[leg] = token_id
-        for leg, stop_id in ends.items():
-            self._finish(leg, stop_id)
-
-    def _finish(self, leg: LegState, stop_id: int | None) -> None:
-        reason = FinishReason.LENGTH if stop_id is None else FinishReason.STOP
-        self._end(leg, reason, stop_token_id=stop_id)
-
-    def _generated(self, leg: LegState) -> int:
-        return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
-
-    def _last_token(self, leg: LegState) -> int:
-        return min(leg.eos_at, leg.tokens_max) if leg.eos_at else leg.tokens_max
-
-    def _stops(self, leg: LegState, token_id: int, generated: int) -> bool:
-        emitted = len(leg.request.generation.emitted_token_ids)
-        return token_id in leg.stop_ids and generated + emitted > (leg.request.generation.sampling.min_tokens or 0)
-
-    def _add_logprob(self, leg: LegState, token_id: int, step: Step) -> None:
-        asked = leg.request.generation.sampling.logprobs
-        if asked is not None:
-            logprob = made_up_logprob(token_id, asked, self.card.vocabulary_size)
-            step.logprobs.setdefault(leg.key, []).append(logprob)
-
-    # Blocks of decoding legs
-
-    def _grow(self, legs: list[LegState]) -> None:
-        """The legs' next tokens need a new block each; the ones before are complete and get their names."""
-        self._seal(legs)
-        for leg in legs:
-            while leg.phase is Phase.DECODE and not self.pool.available:
-                self._preempt(max([*self._batch.legs, *self._prefilling], key=_rank))
-            if leg.phase is Phase.DECODE:
-                leg.blocks.append(self.pool.allocate_one())
-                self._plan_growth(leg)
-
-    def _seal(self, legs: list[LegState]) -> None:
-        self._batch.flush(legs)
-        seal_blocks(legs, self._batch.totals(legs), self.memory, self.pool, self.settings.block_size_tokens)
-
-    def _plan_growth(self, leg: LegState) -> None:
-        """When the leg's blocks are full: after as many steps as its newest token is short of the end of its blocks."""
-        room = len(leg.blocks) * self.settings.block_size_tokens - (len(leg.tokens) - 1)
-        leg.grow_step = self._batch.steps + room
-        self._grow_at.setdefault(leg.grow_step, []).append(leg)
-
-    def _preempt(self, leg: LegState) -> None:
-        if leg.phase is Phase.DECODE:
-            self._batch.flush([leg])
+    def _preempt_one(self) -> None:
+        leg = max([*self._decoding.legs, *self._prefilling], key=_rank)
         self._leave(leg)
         leg.phase = Phase.WAITING
         leg.names = names_of(leg, self.settings.block_size_tokens)
@@ -334,12 +213,12 @@ class Scheduler:
     def _admit(self, step: Step, now_s: float) -> LegState | None:
         """Gives the next waiting leg its blocks. None: no leg waits, or there is no room for it."""
         leg = self._waiting.peek()
-        running = len(self._batch) + len(self._prefilling) + len(self._pulling)
-        if leg is None or running >= self.settings.running_requests_max:
+        if leg is None or self._running() >= self.settings.running_requests_max:
             return None
         if leg.request.leg is Leg.PREFILL and self.peer is None:
             return None
         size = self.settings.block_size_tokens
+        # The last token is always computed, since the first answer token is sampled from it.
         cached = self.pool.match(leg.names[: (len(leg.tokens) - 1) // size])
         missing = -(-len(leg.tokens) // size) - len(cached)
         if missing > self.pool.available - self.pool.idle_among(cached):
@@ -348,32 +227,34 @@ class Scheduler:
         self.pool.hold(cached)
         leg.blocks = cached + self.pool.allocate(missing)
         leg.computed, leg.named_blocks = len(cached) * size, len(cached)
+        if not leg.was_admitted:
+            leg.was_admitted = True
+            leg.cached_tokens = leg.computed
+            self.cached_tokens_total += leg.computed
         self._start(leg, step, now_s)
         return leg
 
     def _start(self, leg: LegState, step: Step, now_s: float) -> None:
         if leg.payload is not None and now_s >= leg.payload_expires_at_s:
             leg.payload, leg.was_recomputed = None, True
-        if not leg.was_admitted:
-            leg.was_admitted = True
-            leg.cached_tokens = leg.computed
-            self.cached_tokens_total += leg.computed
         if leg.payload is None or leg.request.handle is None or leg.computed >= leg.request.handle.tokens:
             self._give_up_handle(leg)
-            leg.phase = Phase.PREFILL
-            self._prefilling.append(leg)
+            self._begin_prompt(leg)
             return
         leg.phase = Phase.PULLING
         self._pulling.add(leg)
-        step.pulls.append(
-            PullOrder(leg=leg, payload=leg.payload, handle_id=leg.request.handle.handle_id, first=leg.named_blocks)
-        )
+        handle_id, first = leg.request.handle.handle_id, leg.named_blocks
+        step.pulls.append(PullOrder(leg=leg, payload=leg.payload, handle_id=handle_id, first=first))
+
+    def _begin_prompt(self, leg: LegState) -> None:
+        leg.phase = Phase.PREFILL
+        self._prefilling.append(leg)
 
     def _prefill(self, leg: LegState, budget: int, step: Step, now_s: float) -> int:
-        """Computes as much of a prompt as the budget allows; tokens spent."""
-        take = min(budget, len(leg.tokens) - leg.computed)
-        if take < 0 or leg.phase is not Phase.PREFILL or budget <= 0:
+        """Computes as much of a prompt as the budget allows; what it took of the budget, at least 1 for a first token."""
+        if leg.phase is not Phase.PREFILL or budget <= 0:
             return 0
+        take = min(budget, len(leg.tokens) - leg.computed)
         if take:
             compute_prompt(leg, take, self.memory, self.pool, self.settings.block_size_tokens)
         self.prompt_tokens_total += take
@@ -387,111 +268,64 @@ class Scheduler:
         return take or 1
 
     def _first_token(self, leg: LegState, step: Step) -> None:
-        """Reads the prompt's checksum out of its blocks, samples from it, and joins the decode batch."""
-        parts = self.memory.read_parts(leg.blocks[: -(-leg.computed // self.settings.block_size_tokens)])
+        """Reads the prompt's checksum out of its blocks, samples from it, and joins the decoding legs."""
+        parts = self.memory.read_parts(leg.blocks)
         leg.named_sum = (sum(parts[: leg.named_blocks]) + leg.constant) & SUM_MASK
         total = (sum(parts) + leg.constant) & SUM_MASK
         token_id = self._range.first_id + total % self._range.span
         leg.tokens.append(token_id)
-        generated = len(leg.tokens) - leg.start_tokens
-        leg.phase = Phase.DECODE
-        self._batch.add(leg, total + len(leg.tokens) * token_id)
-        self._plan_growth(leg)
+        total += len(leg.tokens) * token_id
+        generated = self._decoding.generated(leg)
         is_eos = leg.eos_at == generated
         if is_eos:
             token_id = self.card.eos_token_ids[0]
-        step.keys.append(leg.key)
-        step.token_ids.append(token_id)
-        if step.counts is not None:
-            step.counts.append(1)
-        self._add_logprob(leg, token_id, step)
-        is_stop = is_eos or self._stops(leg, token_id, generated)
-        if is_stop or generated >= leg.tokens_max:
-            self._finish(leg, token_id if is_stop else None)
-            return
-        leg.end_step = self._batch.steps + self._last_token(leg) - generated
-        self._end_at.setdefault(leg.end_step, {})[leg] = None
-        if leg.stop_ids or leg.request.generation.sampling.logprobs is not None:
-            self._watched[leg] = None
+        step.add_token(leg.key, token_id)
+        add_logprob(leg, token_id, step, self.card)
+        self._decoding.add(leg, total)
+        if is_eos or is_stop(leg, token_id, generated):
+            self._end(leg, FinishReason.STOP, stop_token_id=token_id)
+        elif generated >= leg.tokens_max:
+            self._end(leg, FinishReason.LENGTH)
 
     def _hand_off(self, leg: LegState, now_s: float) -> None:
         assert self.peer is not None
-        _, stamps = self.memory.guards(leg.blocks)
-        payload = HandlePayload(
-            peer=self.peer,
-            blocks=array_of("I", leg.blocks),
-            stamps=array_of("Q", stamps),
-            checksum=sum(self.memory.read_parts(leg.blocks)),
-            cached_tokens=leg.cached_tokens,
-        )
-        handle = KvHandle(
-            handle_id=f"{self.incarnation}-{leg.order}",
-            format=FORMAT,
-            compatibility_hash=self.compatibility_hash,
-            payload=pack(payload),
-            worker_id="",
-            worker_epoch=0,
-            tokens=leg.computed,
-            lease_s=self.settings.lease_s,
-            kv_bytes=len(leg.blocks) * self.settings.kv_bytes_per_block,
-        )
-        self.leases.add(handle.handle_id, leg.blocks, now_s + self.settings.lease_s)
-        leg.blocks = []
-        leg.phase = Phase.DONE
+        handle_id = f"{self.incarnation}-{leg.order}"
+        handle = make_handle(leg, handle_id, self.peer, self.compatibility_hash, self.memory, self.settings)
+        self.leases.add(handle_id, leg.blocks, now_s + self.settings.lease_s)
+        leg.blocks, leg.phase = [], Phase.DONE
         self._end(leg, FinishReason.HANDED_OFF, handle=handle)
 
-    # Pulls
+    # Pulls and leases
 
     def pull_ended(self, order: PullOrder, error: KvLostError | None) -> bool:
-        """A pull is over and no longer touches the blocks. True: the KV is good, and the source may free its own."""
+        """A pull is over, well or not, and touches no blocks any more. True: the source is still to be told to free its own."""
         leg = order.leg
         self._pulling.discard(leg)
         if leg.phase is not Phase.PULLING:
             self.pool.drop(leg.blocks)
             leg.blocks = []
             return False
+        assert leg.request.handle is not None
+        tokens, size = leg.request.handle.tokens, self.settings.block_size_tokens
         leg.payload = None
-        is_good = error is None and self._is_intact(order)
+        is_good = error is None and (not self.settings.verify_kv or is_intact(order, tokens, self.memory, size))
         if is_good:
-            self._accept_pull(order)
+            self._accept_pull(order, tokens)
         else:
             leg.was_recomputed = True
-        leg.phase = Phase.PREFILL
-        self._prefilling.append(leg)
-        return is_good
+        self._begin_prompt(leg)
+        # Nobody reads a failed handle again: kept to its lease, its blocks would be missing where prompts wait for them.
+        return True
 
-    def _is_intact(self, order: PullOrder) -> bool:
-        """Every block is the expected one in the expected filling, and together they have the writer's checksum."""
-        if not self.settings.verify_kv:
-            return True
-        leg, payload = order.leg, order.payload
-        blocks = leg.blocks[: len(payload.blocks)]
-        guards, stamps = self.memory.guards(blocks[order.first :])
-        full = self._handle_tokens(leg) // self.settings.block_size_tokens
-        return (
-            stamps == payload.stamps[order.first :].tolist()
-            and guards[: full - order.first] == leg.names[order.first : full]
-            and sum(self.memory.read_parts(blocks)) == payload.checksum
-        )
-
-    def _handle_tokens(self, leg: LegState) -> int:
-        assert leg.request.handle is not None
-        return leg.request.handle.tokens
-
-    def _accept_pull(self, order: PullOrder) -> None:
-        leg = order.leg
-        tokens = self._handle_tokens(leg)
+    def _accept_pull(self, order: PullOrder, tokens: int) -> None:
+        leg, first = order.leg, order.first
         full = tokens // self.settings.block_size_tokens
-        first = order.first
-        parent = leg.names[first - 1] if first else None
-        self.pool.name(leg.blocks[first:full], leg.names[first:full], parent)
+        self.pool.name(leg.blocks[first:full], leg.names[first:full], leg.names[first - 1] if first else None)
         leg.named_blocks = full
         leg.transferred_tokens = tokens - leg.computed
         leg.cached_tokens = order.payload.cached_tokens
         leg.computed = tokens
         self.transferred_tokens_total += leg.transferred_tokens
-
-    # Leases and figures
 
     def lose(self, handle_id: str) -> None:
         """A fault: the handle's blocks are freed and refilled with something else, those that others hold excepted."""
@@ -500,19 +334,16 @@ class Scheduler:
             gone = self.pool.discard_idle(blocks)
             self.memory.write(gone, [0] * len(gone), np.zeros(len(gone), np.uint64))
 
-    def take_finishes(self) -> Step:
-        """A step that does nothing but tell of ended legs."""
-        step = Step(finishes=self._finishes)
-        self._finishes = []
-        return step
+    # Figures
+
+    def _running(self) -> int:
+        return len(self._decoding) + len(self._prefilling) + len(self._pulling)
 
     def counts(self) -> tuple[int, int, int]:
         """Running and waiting legs, and prompt tokens accepted but not computed."""
         begun = sum(len(leg.tokens) - leg.computed for leg in self._prefilling)
-        running = len(self._batch) + len(self._prefilling) + len(self._pulling)
-        return running, len(self._waiting), self._waiting.prompt_tokens + begun
+        return self._running(), len(self._waiting), self._waiting.prompt_tokens + begun
 
-    def usage_of(self, key: int) -> Usage | None:
-        """What a leg cost so far."""
-        leg = self._legs.get(key)
-        return leg.usage(self._batch.unflushed(leg)) if leg is not None else None
+
+def _rank(leg: LegState) -> tuple[int, int]:
+    return leg.rank

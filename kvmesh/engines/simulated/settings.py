@@ -75,6 +75,8 @@ class SimulatedSettings:
     """Checks guards and checksum after a pull. False shows what an engine without them would answer."""
     kv_transport: str = "nixl"
     """How KV moves: `nixl`, `memory` (one process) or `none`."""
+    kv_transport_delay_s: float = 0.0
+    """A decode engine waits this long after its start before it loads the transport."""
     nixl_progress_delay_us: int = 200
     """Sleep of NIXL's progress thread between polls; at 0 it burns a whole core."""
     profile: StepProfile = field(default_factory=StepProfile)

@@ -3,6 +3,7 @@
 vLLM's detokeniser and output processor are left out: the core's own step outputs hold token ids, which is all we send.
 """
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,6 +105,12 @@ class VllmCore:
             and request_id not in self._scheduler.finished_recving_kv_req_ids
         )
 
+    def is_queued(self, request_id: str) -> bool:
+        """True until the pull of a request with a handle begins: the connector takes the mark off then, for good."""
+        request = self._scheduler.requests.get(request_id)
+        parameters = request.kv_transfer_params if request is not None else None
+        return bool(parameters and parameters.get("do_remote_prefill"))
+
     def has_failed_pull(self, request_id: str) -> bool:
         """True between the step that noticed a failed transfer and the one that computes instead."""
         return request_id in self._scheduler.failed_recving_kv_req_ids
@@ -160,5 +167,14 @@ class VllmCore:
         )
 
     def close(self) -> None:
-        """Ends worker processes, the connector and its agent."""
-        self._client.shutdown()
+        """Ends worker processes, the connector and its agent.
+
+        vLLM would thaw the whole heap to collect it: seconds of work, and every page that a forked child shares with its
+        siblings becomes its own. The process ends soon, so the heap stays frozen.
+        """
+        thaw = gc.unfreeze
+        gc.unfreeze = lambda: None
+        try:
+            self._client.shutdown()
+        finally:
+            gc.unfreeze = thaw

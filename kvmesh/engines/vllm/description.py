@@ -72,7 +72,7 @@ def capabilities(settings: VllmSettings, *, has_tokenizer: bool) -> Capabilities
 
     own_role = Role(settings.role)
     both = settings.has_kv_transfer and settings.can_switch_role
-    features = ["logprobs", "priority", "prefix_cache", "kv_events", "logit_bias"]
+    features = ["logprobs", "priority", "kv_events", "logit_bias", "seed", "reset_cache"]
     features += ["lora"] if settings.enable_lora else []
     features += ["structured_output"] if has_tokenizer else []
     return Capabilities(

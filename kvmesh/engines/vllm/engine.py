@@ -38,6 +38,7 @@ from kvmesh.errors import (
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 FIRST_POLL_S = 0.0003
+MESSAGE_CHARACTERS_MAX = 400
 
 
 class VllmEngine:
@@ -81,7 +82,11 @@ class VllmEngine:
         self._thread = EngineThread(build=self._build, turn=self._turn, died=self._died, ended=self._ended)
         self._thread.start()
         try:
-            await self._ready
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._ready
+        except TimeoutError as error:
+            self._thread.stop()
+            raise UnavailableError("vLLM did not start in time", reason="engine_start_failed") from error
         except asyncio.CancelledError:
             self._thread.stop()
             raise
@@ -192,9 +197,12 @@ class VllmEngine:
     async def aclose(self) -> None:
         """Ends everything."""
         thread = self._thread
-        if thread is None or self._is_closing:
+        if self._is_closing:
             return
         self._is_closing = True
+        if thread is None:
+            self._finish_streams()
+            return
         if not self._is_over and self._failure is None and self._core is not None:
             thread.call(self._cancel_all)
         thread.stop()
@@ -363,7 +371,7 @@ def set_exception(future: "asyncio.Future[Any]", error: BaseException) -> None:
 
 def start_failure(error: BaseException) -> MeshError:
     """Why the engine did not start."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = " ".join(str(error).split())[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
     if isinstance(error, MeshError):
         return error
     if isinstance(error, ImportError):

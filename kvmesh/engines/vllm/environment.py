@@ -19,6 +19,8 @@ DEFAULTS = {
     # Two engines on two cores with two spinning threads each are 5 to 23 times slower.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # Ranks on CPU: vLLM's own binding wants a NUMA node for each and refuses to start without.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "UCX_RCACHE_MAX_UNRELEASED": "1024",
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
@@ -41,21 +43,25 @@ def prepare(settings: VllmSettings) -> int:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    port = settings.side_channel_port or free_port(settings.side_channel_host)
+    port = free_port(settings.side_channel_host, settings.side_channel_port)
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
     os.environ["KVMESH_NIXL_PROGRESS_DELAY_US"] = str(settings.nixl_progress_delay_us)
     return port
 
 
-def free_port(host: str) -> int:
-    """A TCP port that is free now. vLLM takes a number only, so another process may win it: the start then fails."""
+def free_port(host: str, port: int) -> int:
+    """`port` if it is free, or any free one for 0. UnavailableError otherwise: vLLM would wait for its listener for ever.
+
+    vLLM takes a number only, so another process may still win the port; the engine's start limit covers that.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, 0))
+            probe.bind((host, port))
         except OSError as error:
-            raise UnavailableError(f"side_channel_host {host} is not an address of this machine: {error}") from error
+            raise UnavailableError(f"the NIXL side channel cannot listen on {host}:{port}: {error.strerror}") from error
         return int(probe.getsockname()[1])
 
 

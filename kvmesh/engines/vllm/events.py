@@ -109,26 +109,36 @@ class EventBuffer:
         self._blocks_max = blocks_max
         self._batches: deque[Sequence[KvEvent]] = deque()
         self._blocks = 0
+        self._awaits_snapshot = False
 
     def add(self, events: Sequence[KvEvent]) -> bool:
-        """Appends a batch. False: there is no room, and the caller must `replace`."""
-        blocks = sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)
+        """Appends a batch. False: there was no room, all is forgotten, and the caller must `replace`, once."""
+        if self._awaits_snapshot:
+            return True
+        blocks = count_blocks(events)
         if self._batches and self._blocks + blocks > self._blocks_max:
+            self._batches.clear()
+            self._awaits_snapshot = True
             return False
         self._batches.append(events)
         self._blocks += blocks
         return True
 
     def replace(self, snapshot: Sequence[KvEvent]) -> None:
-        """Forgets what waits in favour of a snapshot, which is never more than the engine has blocks."""
-        self._batches.clear()
-        self._blocks = 0
-        self.add(snapshot)
+        """Begins anew with a snapshot, which is never more than the engine has blocks."""
+        self._batches = deque([snapshot])
+        self._blocks = count_blocks(snapshot)
+        self._awaits_snapshot = False
 
     def take(self) -> Sequence[KvEvent] | None:
         """The oldest batch, or None."""
         if not self._batches:
             return None
         events = self._batches.popleft()
-        self._blocks -= sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)
+        self._blocks -= count_blocks(events)
         return events
+
+
+def count_blocks(events: Sequence[KvEvent]) -> int:
+    """Size of a batch."""
+    return sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)

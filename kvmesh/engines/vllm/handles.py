@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xxhash import xxh3_64_intdigest
+
 from kvmesh.core import KvHandle
 from kvmesh.errors import KvLostError
 from kvmesh.kv.blocks import chain_hash, pack_tokens
@@ -17,7 +19,6 @@ PREFILL_PARAMETERS: Mapping[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }
-REQUIRED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids", "tp_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,11 @@ def make_handle(
 ) -> KvHandle:
     """A handle from what vLLM's connector returned at the end of a prefill. The worker adds its id and epoch."""
     blocks = sum(len(group) for group in parameters["remote_block_ids"])
-    payload = {"prompt": prompt, "parameters": dict(parameters)}
     return KvHandle(
         handle_id=parameters["remote_request_id"],
         format=form.format,
         compatibility_hash=form.compatibility_hash,
-        payload=json.dumps(payload).encode(),
+        payload=pack(prompt, parameters),
         worker_id="",
         worker_epoch=0,
         tokens=tokens,
@@ -62,15 +62,45 @@ def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str)
         # Unequal block sizes are among what the hash covers: vLLM itself would answer with wrong tokens.
         raise KvLostError("the handle's KV does not fit this engine", reason="kv_incompatible", field="handle")
     try:
-        payload = json.loads(handle.payload)
-        parameters: dict[str, Any] = payload["parameters"]
-        is_whole = all(parameters[name] is not None for name in REQUIRED)
-        blocks = [len(group) for group in parameters["remote_block_ids"]]
-        its_prompt = payload["prompt"]
+        its_prompt, parameters = unpack(handle.payload)
+        is_sound = are_sound(parameters, blocks=-(-tokens // form.block_size_tokens))
     except (ValueError, KeyError, TypeError) as error:
         raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle") from error
-    if not is_whole or not blocks or max(blocks) != -(-tokens // form.block_size_tokens):
-        raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle")
+    if not is_sound:
+        raise KvLostError("the handle's payload does not fit the prompt", reason="kv_payload", field="handle")
     if handle.tokens != tokens or its_prompt != prompt:
         raise KvLostError("the handle holds another prompt's KV", reason="kv_prompt", field="handle")
     return parameters
+
+
+def pack(prompt: str, parameters: Mapping[str, Any]) -> bytes:
+    """A checksum and the JSON it is of."""
+    body = json.dumps({"prompt": prompt, "parameters": dict(parameters)}).encode()
+    return b"%016x" % xxh3_64_intdigest(body) + body
+
+
+def unpack(payload: bytes) -> tuple[str, dict[str, Any]]:
+    """Prompt hash and parameters. ValueError, KeyError or TypeError when it is not what `pack` made."""
+    body = payload[16:]
+    if int(payload[:16], 16) != xxh3_64_intdigest(body):
+        raise ValueError("wrong checksum")
+    data = json.loads(body)
+    return str(data["prompt"]), dict(data["parameters"])
+
+
+def are_sound(parameters: Mapping[str, Any], *, blocks: int) -> bool:
+    """What vLLM takes unseen: a wrong type or number of blocks would raise in its step and end the engine."""
+    groups = parameters["remote_block_ids"]
+    return (
+        all(isinstance(parameters[name], str) for name in ("remote_engine_id", "remote_request_id", "remote_host"))
+        and all(is_count(parameters[name], 1) for name in ("remote_port", "tp_size"))
+        and all(is_count(parameters.get(name, 1), 1) for name in ("dcp_size", "pp_size"))
+        and all(is_count(block, 0) for group in groups for block in group)
+        # One group of full attention has all the blocks; a window's group has fewer.
+        and max((len(group) for group in groups), default=0) == blocks
+    )
+
+
+def is_count(value: object, least: int) -> bool:
+    """An integer from `least` up."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -49,7 +49,8 @@ class KvmeshWorkerExtension:
         """Ends pulls of aborted requests so that their blocks are freed, which vLLM does only when the peer answers.
 
         A posted transfer is released; as vLLM does after a failure, a handle that NIXL does not let go of keeps its
-        blocks. The notice that a transfer carries is lost with it, so the peer gets one of its own. A pull that waits for the handshake becomes a mere notice to the peer, which may free its blocks then.
+        blocks. The notice that a transfer carries is lost with it, so the peer gets one of its own. A pull that waits
+        for the handshake becomes a mere notice to the peer, which may free its blocks then.
         """
         worker = connector_worker()
         if worker is None:

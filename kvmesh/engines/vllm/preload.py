@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator
 
 from kvmesh.engines.vllm.environment import mend_nixl, set_defaults
@@ -44,10 +45,23 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def grpc_absent() -> Iterator[None]:
+    """vLLM imports gRPC for a tracing of its own, which is not used here; a process that forks should not have it."""
+    if "grpc" in sys.modules:
+        yield
+        return
+    sys.modules["grpc"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["grpc"]
+
+
 def preload() -> None:
     """For the fork server: imports everything a child would. Starts no thread and makes no NIXL agent."""
     set_defaults()
-    with collector_off():
+    with grpc_absent(), collector_off():
         for name in MODULES:
             importlib.import_module(name)
         platform = importlib.import_module("vllm.platforms").current_platform

@@ -77,7 +77,9 @@ class VllmSettings:
     """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
     idle_poll_s: float = 0.005
     """Longest pause between looks at transfers when there is nothing to compute."""
-    close_timeout_s: float = 5.0
+    start_timeout_s: float = 600.0
+    """How long a start may take; large models load for minutes."""
+    close_timeout_s: float = 10.0
     """How long closing waits for the engine thread."""
     log_level: str = "WARNING"
     """vLLM's log level."""
@@ -114,6 +116,7 @@ class VllmSettings:
             (not 0 < self.gpu_memory_fraction <= 1, "gpu_memory_fraction must be above 0 and at most 1"),
             (self.nixl_progress_delay_us < 0, "nixl_progress_delay_us must be at least 0"),
             (self.idle_poll_s <= 0, "idle_poll_s must be above 0"),
+            (self.start_timeout_s <= 0, "start_timeout_s must be above 0"),
             (self.close_timeout_s <= 0, "close_timeout_s must be above 0"),
         ]
 

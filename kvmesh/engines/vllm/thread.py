@@ -37,15 +37,17 @@ class EngineThread:
         self._commands.put(command)
 
     def stop(self) -> None:
-        """Ends after the present step. From any thread."""
-        self._is_stopping = True
-        self._commands.put(lambda: None)
+        """Ends after the present step and the commands before this one. From any thread."""
+        self._commands.put(self._set_stopping)
 
     def join(self, timeout_s: float) -> bool:
         """True when the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _set_stopping(self) -> None:
+        self._is_stopping = True
 
     def _run(self) -> None:
         try:

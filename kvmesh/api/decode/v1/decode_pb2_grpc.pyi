@@ -33,8 +33,9 @@ class DecodeServiceStub:
     1. The frontend speaks first, with Hello; the worker answers Welcome.
     2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
        answers each submission with exactly one Finish in some frame, whatever happens.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Tokens of a
-       slot arrive in order. A Finish frees the slot; tokens of the same frame come before it.
+    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
+       come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
+       tokens of the same frame come before it.
     4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks.
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
@@ -58,8 +59,9 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     1. The frontend speaks first, with Hello; the worker answers Welcome.
     2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
        answers each submission with exactly one Finish in some frame, whatever happens.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Tokens of a
-       slot arrive in order. A Finish frees the slot; tokens of the same frame come before it.
+    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
+       come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
+       tokens of the same frame come before it.
     4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks.
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
@@ -79,8 +81,9 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
     1. The frontend speaks first, with Hello; the worker answers Welcome.
     2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
        answers each submission with exactly one Finish in some frame, whatever happens.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Tokens of a
-       slot arrive in order. A Finish frees the slot; tokens of the same frame come before it.
+    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
+       come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
+       tokens of the same frame come before it.
     4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks.
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 

@@ -33,7 +33,8 @@ class WorkerServiceStub:
        registered. A broken stream means the worker is not to be used until a new one stands.
     2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
        `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
-    3. WatchLoad gives the newest record at once and then one per interval in which something changed.
+    3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
+       a longer silence means that the worker hangs.
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
@@ -73,7 +74,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
        registered. A broken stream means the worker is not to be used until a new one stands.
     2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
        `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
-    3. WatchLoad gives the newest record at once and then one per interval in which something changed.
+    3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
+       a longer silence means that the worker hangs.
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
@@ -109,7 +111,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
        registered. A broken stream means the worker is not to be used until a new one stands.
     2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
        `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
-    3. WatchLoad gives the newest record at once and then one per interval in which something changed.
+    3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
+       a longer silence means that the worker hangs.
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED

@@ -1,0 +1,129 @@
+"""A whole mesh to measure: `kvmesh up` in a process of its own, its services' process ids, ended on the way out."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.processes import descendants
+from bench.services import DEMO_MODEL, ROOT
+from kvmesh.discovery.base import FRONTEND
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.01
+SERVICES = ("frontend", "router", "prefill", "decode", "planner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server under load: where it answers, as which model, and the processes that are counted."""
+
+    system: str
+    url: str
+    model: str
+    model_dir: Path
+    watch: Mapping[str, int]
+    grpc_address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshKind:
+    """How the engines of a mesh behave; `engine_argv` goes to every worker."""
+
+    name: str
+    engine_argv: Sequence[str]
+    model_dir: Path = DEMO_MODEL
+
+
+@asynccontextmanager
+async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
+    """Starts one prefill and one decode worker on simulated engines; stopped at the end, killed when it does not stop."""
+    with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
+        state = Path(folder) / "mesh.json"
+        with (Path(folder) / "up.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *up_argv("simulated", kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
+                *("--greeting", "", "--log-level", "warning"),
+                cwd=ROOT,
+                env={**os.environ, "KVMESH_STATE": str(state)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            await _wait_state(process, state, Path(folder))
+            yield await _served(process.pid, json.loads(state.read_text()), kind)
+        finally:
+            await _stop(process)
+
+
+def up_argv(engine: str, model_dir: Path, engine_argv: Sequence[str], *, run_dir: Path) -> Sequence[str]:
+    """The command line of a mesh on free ports."""
+    return (
+        *(sys.executable, "-m", "kvmesh.cli", "up", "--engine", engine, "--model", str(model_dir)),
+        *("--served-name", "bench", "--port", "0", "--run-dir", str(run_dir)),
+        f"--engine-args={' '.join(engine_argv)}",
+    )
+
+
+async def _wait_state(process: asyncio.subprocess.Process, state: Path, folder: Path) -> None:
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while not os.path.exists(state):  # noqa: ASYNC240 (a file of another process, on a local disk)
+            if process.returncode is not None:
+                raise RuntimeError(f"the mesh ended with status {process.returncode}:\n{_log_ends(folder)}")
+            await asyncio.sleep(POLL_S)
+
+
+def _log_ends(folder: Path) -> str:
+    return "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("*.log")))
+
+
+async def _served(pid: int, state: Mapping[str, str], kind: MeshKind) -> Served:
+    return Served(
+        system="kvmesh",
+        url=state["url"],
+        model="bench",
+        model_dir=kind.model_dir,
+        watch=_service_pids(pid),
+        grpc_address=await _grpc_address(state["registry"]),
+    )
+
+
+def _service_pids(pid: int) -> Mapping[str, int]:
+    """The services by name. `up` itself, with the embedded registry in it, is not counted: it is no part of a request."""
+    found = {}
+    for child in descendants(pid):
+        words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        found.update({service: child for service in SERVICES if f"services.{service}" in words})
+    return {service: found[service] for service in SERVICES if service in found}
+
+
+async def _grpc_address(registry_address: str) -> str:
+    registry = ConsulRegistry(DiscoverySettings(address=registry_address))
+    try:
+        async for view in registry.watch(FRONTEND):
+            for instance in view.instances:
+                return instance.address
+    finally:
+        await registry.aclose()
+    raise AssertionError("a watch never ends by itself")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

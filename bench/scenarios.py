@@ -1,0 +1,77 @@
+"""The scenarios, as a table. All are closed loops with distinct prompts, so that no prompt hits a prefix cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.mesh import MeshKind
+
+FLAT_OUT = MeshKind(name="factor 0", engine_argv=("--simulated-time-factor", "0"))
+"""Engines take no time: what is measured is all kvmesh's own."""
+
+PACED_STEP_S = 0.006
+PACED = MeshKind(
+    name="paced 6 ms",
+    engine_argv=(
+        *("--simulated-time-factor", "1", "--simulated-profile-base-s", str(PACED_STEP_S)),
+        *("--simulated-profile-per-prefill-token-s", "0", "--simulated-profile-per-decode-request-s", "0"),
+    ),
+)
+"""Every step takes 6 ms whatever it computes: one token per 6 ms and stream, which nothing can bundle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """`concurrency` requests in flight, each of so many prompt tokens and exactly so many output tokens."""
+
+    protocol: str
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+    quick_acks: bool = False
+    """The client acknowledges each packet at once: hides a server's missing TCP_NODELAY."""
+
+    @property
+    def name(self) -> str:
+        """Its row's label."""
+        client = f"{self.protocol} (quick ACKs)" if self.quick_acks else self.protocol
+        return f"{client} {self.prompt_tokens}+{self.output_tokens} x{self.concurrency}"
+
+
+def _rows(protocol: str, *shapes: tuple[int, int, Sequence[int]], quick_acks: bool = False) -> list[Scenario]:
+    return [
+        Scenario(
+            protocol=protocol,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            concurrency=concurrency,
+            quick_acks=quick_acks,
+        )
+        for prompt_tokens, output_tokens, concurrencies in shapes
+        for concurrency in concurrencies
+    ]
+
+
+#                                 prompt output  in flight
+SCENARIOS: Sequence[tuple[MeshKind, Sequence[Scenario]]] = (
+    (
+        FLAT_OUT,
+        [
+            *_rows("http", (512, 64, [1]), (128, 128, [1, 8, 32, 128]), (2000, 16, [1, 8, 32, 128])),
+            *_rows("grpc", (512, 64, [1]), (128, 128, [32, 128]), (2000, 16, [32])),
+        ],
+    ),
+    (PACED, _rows("http", (128, 128, [32, 128]))),
+)
+"""The first row's time to the first token is what the mesh adds: the engines take none of it."""
+
+SIDE_BY_SIDE_FLAT_OUT: Sequence[Scenario] = [
+    *_rows("http", (512, 64, [1])),
+    *_rows("http", (512, 64, [1]), (128, 128, [1, 8, 32, 128]), (2000, 16, [8, 32]), quick_acks=True),
+]
+SIDE_BY_SIDE_PACED: Sequence[Scenario] = _rows("http", (128, 128, [32, 128]), quick_acks=True)
+
+QUICK: Sequence[tuple[MeshKind, Sequence[Scenario]]] = (
+    (FLAT_OUT, [*_rows("http", (64, 8, [1]), (128, 16, [8])), *_rows("grpc", (64, 8, [2]))]),
+    (PACED, _rows("http", (64, 8, [8]))),
+)
+"""A smoke run: every kind of row once, in seconds, with figures that mean nothing."""

@@ -1,0 +1,122 @@
+"""The decoding legs: a token each per step, a block each when theirs is full, and the end of each at the step known before.
+
+A leg's next block and its last token fall into steps that are known when it joins, so a step looks only at the legs that are
+due in it, and at those whose every token must be looked at (stop tokens, log-probabilities).
+"""
+
+from collections.abc import Callable, Iterable
+
+from kvmesh.core import ModelCard
+from kvmesh.engines.simulated.batch import DecodeBatch
+from kvmesh.engines.simulated.blocks import BlockPool
+from kvmesh.engines.simulated.card import TokenRange
+from kvmesh.engines.simulated.ending import add_logprob, is_stop, is_watched, last_token
+from kvmesh.engines.simulated.leg import LegState, Phase
+from kvmesh.engines.simulated.memory import KvMemory
+from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.simulated.step import Step
+from kvmesh.engines.simulated.writing import seal_blocks
+
+Ends = dict[LegState, int | None]
+"""Legs that got their last token, and the stop token where it is one."""
+
+
+class Decoding:
+    """Legs in phase DECODE. `preempt_one` takes blocks from some leg, perhaps one of these, when none is left."""
+
+    def __init__(
+        self,
+        settings: SimulatedSettings,
+        card: ModelCard,
+        token_range: TokenRange,
+        memory: KvMemory,
+        pool: BlockPool,
+        preempt_one: Callable[[], None],
+    ) -> None:
+        self._size = settings.block_size_tokens
+        self._card = card
+        self._memory = memory
+        self._pool = pool
+        self._preempt_one = preempt_one
+        self._batch = DecodeBatch(settings.running_requests_max, self._size + 1, token_range)
+        self._grow_at: dict[int, dict[LegState, None]] = {}
+        self._end_at: dict[int, dict[LegState, None]] = {}
+        self._watched: dict[LegState, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    @property
+    def legs(self) -> list[LegState]:
+        """All legs."""
+        return self._batch.legs
+
+    def generated(self, leg: LegState) -> int:
+        """Tokens the leg has produced."""
+        return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
+
+    def add(self, leg: LegState, total: int) -> None:
+        """Takes a leg that has its first token; `total` is the checksum of all its tokens plus its constant."""
+        leg.phase = Phase.DECODE
+        self._batch.add(leg, total)
+        self._plan_growth(leg)
+        leg.end_step = self._batch.steps + last_token(leg) - self.generated(leg)
+        self._end_at.setdefault(leg.end_step, {})[leg] = None
+        if is_watched(leg):
+            self._watched[leg] = None
+
+    def remove(self, leg: LegState) -> None:
+        """Lets a leg go. All its tokens are in `leg.tokens` afterwards, and a block that is just full has its name."""
+        self._seal([leg])
+        self._batch.remove(leg)
+        self._watched.pop(leg, None)
+        self._end_at.get(leg.end_step, {}).pop(leg, None)
+        self._grow_at.get(leg.grow_step, {}).pop(leg, None)
+
+    def step(self, step: Step) -> tuple[list[int], list[int], Ends]:
+        """Keys, their next tokens, and the legs that must be ended now."""
+        batch = self._batch
+        growing = self._grow_at.pop(batch.steps, None)
+        if growing:
+            self._grow(list(growing))
+        keys = batch.keys.copy()
+        token_ids = batch.step()
+        ending = self._end_at.pop(batch.steps, None)
+        if ending or self._watched:
+            return keys, token_ids, self._ends(ending or (), token_ids, step)
+        return keys, token_ids, {}
+
+    def _ends(self, ending: Iterable[LegState], token_ids: list[int], step: Step) -> Ends:
+        ends: Ends = {}
+        for leg in ending:
+            ends[leg] = None
+            if leg.eos_at == self.generated(leg):
+                ends[leg] = token_ids[leg.slot] = self._card.eos_token_ids[0]
+        for leg in self._watched:
+            token_id = token_ids[leg.slot]
+            add_logprob(leg, token_id, step, self._card)
+            if is_stop(leg, token_id, self.generated(leg)):
+                ends[leg] = token_id
+        return ends
+
+    def _grow(self, legs: list[LegState]) -> None:
+        """The legs' next tokens need a new block each; the ones before are complete and get their names."""
+        self._seal(legs)
+        for leg in legs:
+            while leg.phase is Phase.DECODE and not self._pool.available:
+                self._preempt_one()
+            if leg.phase is Phase.DECODE:
+                leg.blocks.append(self._pool.allocate_one())
+                self._plan_growth(leg)
+
+    def _seal(self, legs: list[LegState]) -> None:
+        self._batch.flush(legs)
+        full = [leg for leg in legs if (len(leg.tokens) - 1) % self._size == 0]
+        if full:
+            seal_blocks(full, self._batch.totals(full), self._memory, self._pool, self._size)
+
+    def _plan_growth(self, leg: LegState) -> None:
+        """When the leg's blocks are full: after as many steps as its newest token is short of the end of its blocks."""
+        room = len(leg.blocks) * self._size - (len(leg.tokens) - 1)
+        leg.grow_step = self._batch.steps + room
+        self._grow_at.setdefault(leg.grow_step, {})[leg] = None

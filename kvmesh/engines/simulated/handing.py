@@ -1,0 +1,46 @@
+"""Making a handle of a computed prompt, and judging the blocks that came by one."""
+
+from kvmesh.core import KvHandle
+from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, array_of, pack
+from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.memory import KvMemory
+from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.simulated.step import PullOrder
+
+
+def make_handle(
+    leg: LegState, handle_id: str, peer: bytes, compatibility_hash: str, memory: KvMemory, settings: SimulatedSettings
+) -> KvHandle:
+    """The handle of a leg whose prompt is computed. The worker adds its id and epoch."""
+    _, stamps = memory.guards(leg.blocks)
+    payload = HandlePayload(
+        peer=peer,
+        blocks=array_of("I", leg.blocks),
+        stamps=array_of("Q", stamps),
+        checksum=sum(memory.read_parts(leg.blocks)),
+        cached_tokens=leg.cached_tokens,
+    )
+    return KvHandle(
+        handle_id=handle_id,
+        format=FORMAT,
+        compatibility_hash=compatibility_hash,
+        payload=pack(payload),
+        worker_id="",
+        worker_epoch=0,
+        tokens=leg.computed,
+        lease_s=settings.lease_s,
+        kv_bytes=len(leg.blocks) * settings.kv_bytes_per_block,
+    )
+
+
+def is_intact(order: PullOrder, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
+    """Every pulled block is the expected one in the expected filling, and all together have the writer's checksum."""
+    leg, payload, first = order.leg, order.payload, order.first
+    blocks = leg.blocks[: len(payload.blocks)]
+    guards, stamps = memory.guards(blocks[first:])
+    full = tokens // block_size_tokens
+    return (
+        stamps == payload.stamps[first:].tolist()
+        and guards[: full - first] == leg.names[first:full]
+        and sum(memory.read_parts(blocks)) == payload.checksum
+    )

@@ -1,0 +1,60 @@
+"""What a scheduler step decides and gives."""
+
+from dataclasses import dataclass, field
+
+from kvmesh.core import TokenLogprob
+from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.simulated.handles import HandlePayload
+from kvmesh.engines.simulated.leg import LegState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullOrder:
+    """Blocks to be read from a peer into `leg.blocks[first:]`; answered with `Scheduler.pull_ended`."""
+
+    leg: LegState
+    payload: HandlePayload
+    handle_id: str
+    first: int
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step did."""
+
+    keys: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    counts: list[int] | None = None
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    finishes: list[EngineFinish] = field(default_factory=list)
+    pulls: list[PullOrder] = field(default_factory=list)
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+
+    @property
+    def has_output(self) -> bool:
+        """True when somebody must hear of it."""
+        return bool(self.keys or self.finishes)
+
+    @property
+    def has_progress(self) -> bool:
+        """False: another step would do the same, until something changes from outside."""
+        return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls)
+
+    def add_token(self, key: int, token_id: int) -> None:
+        """One more entry of one token."""
+        self.keys.append(key)
+        self.token_ids.append(token_id)
+        if self.counts is not None:
+            self.counts.append(1)
+
+    def output(self, number: int) -> StepOutput:
+        """As the engine yields it."""
+        return StepOutput(
+            step=number,
+            keys=self.keys,
+            token_ids=self.token_ids,
+            counts=self.counts,
+            logprobs=self.logprobs,
+            finishes=self.finishes,
+        )

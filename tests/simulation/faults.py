@@ -1,0 +1,161 @@
+"""What goes wrong beside the load, by name: scripts of `python -m tests.simulation --faults NAME`."""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from kvmesh.engines.simulated import Die, LoseKv, Refuse, Stall
+from tests.simulation.ledger import Phase
+from tests.simulation.mesh import SimulatedMesh
+
+Script = Callable[[SimulatedMesh], Awaitable[None]]
+FAULT_AT_S = 3.0
+MIXED_FAULTS = 12
+MIXED_PAUSE_S = (0.1, 0.6)
+
+
+async def no_faults(mesh: SimulatedMesh) -> None:
+    """Nothing but the load."""
+
+
+async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
+    """Until some seconds of load have passed and the worker has so many legs."""
+    await mesh.world.clock.sleep(FAULT_AT_S)
+    while mesh.workers[worker_id].worker.statistics().legs < legs:
+        await mesh.world.clock.sleep(0.001)
+
+
+async def kill_decode(mesh: SimulatedMesh) -> None:
+    """A decode worker dies in the middle of several streams, while another request waits for its first token from it."""
+    await mesh.world.clock.sleep(FAULT_AT_S)
+    while True:
+        phases = [
+            each.phase for each in mesh.ledgers.values() if each.placements and each.placements[-1][1] == "decode-0"
+        ]
+        if phases.count(Phase.DECODING) >= 3 and Phase.SUBMITTED in phases:
+            break
+        await mesh.world.clock.sleep(0.001)
+    await mesh.kill("decode-0")
+
+
+async def kill_prefill(mesh: SimulatedMesh) -> None:
+    """A prefill worker dies while it computes."""
+    await _until_busy(mesh, "prefill-0", 1)
+    await mesh.kill("prefill-0")
+
+
+async def drain(mesh: SimulatedMesh) -> None:
+    """A decode worker is drained with streams on it, and a prefill worker a second later."""
+    await _until_busy(mesh, "decode-0", 6)
+    await mesh.drain("decode-0")
+    await mesh.world.clock.sleep(1.0)
+    await mesh.drain("prefill-1")
+
+
+async def partition(mesh: SimulatedMesh) -> None:
+    """A decode worker falls silent for longer than a frontend waits for its heartbeats, and comes back."""
+    await _until_busy(mesh, "decode-0", 6)
+    await _silence(mesh, "decode-0", 20.0)
+
+
+async def mixed(mesh: SimulatedMesh) -> None:
+    """One fault after the other on workers drawn from the seed. Who dies comes back; what breaks is mended."""
+    generator = mesh.world.random("faults")
+    kinds = list(_KINDS)
+    for _ in range(MIXED_FAULTS):
+        await mesh.world.clock.sleep(generator.uniform(*MIXED_PAUSE_S))
+        kind, worker_id = generator.choice(kinds), generator.choice(sorted(mesh.workers))
+        mesh.world.trace.note("fault", kind, worker_id)
+        await _KINDS[kind](mesh, worker_id, generator)
+
+
+async def _die(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    role = mesh.workers[worker_id].role
+    await mesh.kill(worker_id)
+    await mesh.world.clock.sleep(generator.uniform(0.05, 1.0))
+    await mesh.start_worker(worker_id, role)
+
+
+async def _lose_engine(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    """The engine dies within a process that lives on for a moment, as the host ends it."""
+    mesh.workers[worker_id].engine.inject(Die())
+    await mesh.world.clock.sleep(0.2)
+    await _die(mesh, worker_id, generator)
+
+
+async def _stall(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    mesh.workers[worker_id].engine.inject(Stall(duration_s=generator.uniform(0.1, 3.0)))
+
+
+async def _refuse(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    engine = mesh.workers[worker_id].engine
+    engine.inject(Refuse(fraction=0.5))
+    await mesh.world.clock.sleep(0.5)
+    engine.inject(Refuse(fraction=0.0))
+
+
+async def _lose_kv(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    mesh.workers[worker_id].engine.inject(LoseKv(handles=3))
+
+
+async def _fail_pulls(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    mesh.world.kv_network.fails_pulls = True
+    await mesh.world.clock.sleep(0.3)
+    mesh.world.kv_network.fails_pulls = False
+
+
+async def _hang_pulls(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    mesh.world.kv_network.hangs_pulls = True
+    await mesh.world.clock.sleep(0.1)
+    mesh.world.kv_network.hangs_pulls = False
+
+
+async def _part(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    await _silence(mesh, worker_id, generator.uniform(0.1, 12.0))
+
+
+async def _part_router(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    await _silence(mesh, generator.choice(sorted(mesh.routers)), generator.uniform(0.1, 3.0))
+
+
+async def _silence(mesh: SimulatedMesh, name: str, duration_s: float) -> None:
+    mesh.partition(name)
+    await mesh.world.clock.sleep(duration_s)
+    mesh.heal(name)
+
+
+async def _lose_registry(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    """A worker cannot reach the registry, for longer than its TTL at times."""
+    registry = mesh.workers[worker_id].registry
+    registry.set_reachable(False)
+    await mesh.world.clock.sleep(generator.uniform(0.1, 12.0))
+    registry.set_reachable(True)
+
+
+async def _drain_and_undo(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+    await mesh.drain(worker_id)
+    await mesh.world.clock.sleep(0.5)
+    await mesh.workers[worker_id].undo_draining()
+
+
+_KINDS: dict[str, Callable[[SimulatedMesh, str, Random], Awaitable[None]]] = {
+    "die": _die,
+    "lose-engine": _lose_engine,
+    "stall": _stall,
+    "refuse": _refuse,
+    "lose-kv": _lose_kv,
+    "fail-pulls": _fail_pulls,
+    "hang-pulls": _hang_pulls,
+    "part": _part,
+    "part-router": _part_router,
+    "lose-registry": _lose_registry,
+    "drain-and-undo": _drain_and_undo,
+}
+
+SCRIPTS: dict[str, Script] = {
+    "none": no_faults,
+    "kill-decode": kill_decode,
+    "kill-prefill": kill_prefill,
+    "drain": drain,
+    "partition": partition,
+    "mixed": mixed,
+}

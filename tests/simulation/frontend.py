@@ -1,0 +1,197 @@
+"""A frontend process of the simulation: the real pipeline on the real clients, without HTTP."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from kvmesh.core import Ask, Generation, Rendezvous, ReportKind, WorkerRef
+from kvmesh.rpc.clients import (
+    DecodeLeg,
+    DecodeLink,
+    DecodeLinks,
+    LegSink,
+    Placed,
+    PrefillClient,
+    PrefillResult,
+    RouterLink,
+)
+from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.interceptors import channel_interceptors
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.telemetry import Telemetry
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.pipeline import Pipeline
+from services.frontend.settings import PipelineSettings
+from services.frontend.text_model import TextModel
+from tests.simulation.ledger import Phase
+from tests.simulation.world import World
+
+MODEL = "bytes"
+EOS_TOKEN_ID = 256
+VOCABULARY_SIZE = 257
+OnPhase = Callable[[str, Phase], None]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Token i below 256 is the byte i, so most answers are full of broken characters; 256 ends an answer."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet | {"<eos>": EOS_TOKEN_ID}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>"])
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedPrefill:
+    """Tells when a prompt goes out to be computed."""
+
+    inner: PrefillClient
+    world: World
+    on_phase: OnPhase
+
+    async def prefill(
+        self,
+        worker: WorkerRef,
+        *,
+        request_id: str,
+        generation: Generation,
+        timeout_s: float,
+        rendezvous: Rendezvous | None = None,
+        reservation_id: str = "",
+    ) -> PrefillResult:
+        self.world.trace.note("prefill", request_id, worker.worker_id)
+        self.on_phase(_request_of(request_id), Phase.PREFILLING)
+        result = await self.inner.prefill(
+            worker,
+            request_id=request_id,
+            generation=generation,
+            timeout_s=timeout_s,
+            rendezvous=rendezvous,
+            reservation_id=reservation_id,
+        )
+        self.world.trace.note("prefilled", request_id, result.usage.cached_tokens)
+        return result
+
+    async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
+        self.world.trace.note("release", handle_id, worker.worker_id)
+        await self.inner.release_kv(worker, handle_id, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedLink:
+    """Tells when a leg goes out to be decoded."""
+
+    inner: DecodeLink
+    world: World
+    on_phase: OnPhase
+    worker_id: str
+
+    def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
+        cancel = self.inner.submit_nowait(leg, sink)
+        self.world.trace.note("submit", leg.request_id, self.worker_id)
+        self.on_phase(_request_of(leg.request_id), Phase.SUBMITTED)
+        return cancel
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedLinks:
+    inner: DecodeLinks
+    world: World
+    on_phase: OnPhase
+
+    async def link(self, worker: WorkerRef, *, timeout_s: float) -> DecodeLink:
+        link = await self.inner.link(worker, timeout_s=timeout_s)
+        return _WatchedLink(link, self.world, self.on_phase, worker.worker_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedRouter:
+    """Tells of asks, placements and reports."""
+
+    inner: RouterLink
+    world: World
+    on_phase: OnPhase
+    on_placed: Callable[[str, str, str], None]
+
+    async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
+        self.on_phase(ask.request_id, Phase.ASKING)
+        placed = await self.inner.place(ask, timeout_s=timeout_s)
+        prefill, decode = placed.placement.prefill, placed.placement.decode.worker_id
+        prefill_id = prefill.worker_id if prefill is not None else "-"
+        self.world.trace.note("placed", ask.request_id, prefill_id, decode, placed.placement.cached_tokens)
+        self.on_placed(ask.request_id, prefill_id, decode)
+        return placed
+
+    def report_nowait(self, ask_id: int, kind: ReportKind, **details: Any) -> None:
+        self.world.trace.note("report", ask_id, kind.value)
+        self.inner.report_nowait(ask_id, kind, **details)
+
+
+def _request_of(leg_id: str) -> str:
+    """A leg is called request-choice, or request-choice-attempt; requests of a simulation have no dash in their ids."""
+    return leg_id.partition("-")[0]
+
+
+class SimulatedFrontend:
+    """One process: pipeline, links to routers and workers."""
+
+    def __init__(
+        self,
+        world: World,
+        frontend_id: str,
+        settings: PipelineSettings,
+        *,
+        block_size_tokens: int,
+        context_tokens_max: int,
+        on_phase: OnPhase,
+        on_placed: Callable[[str, str, str], None],
+    ) -> None:
+        generator = world.random(f"frontend/{frontend_id}")
+        telemetry = Telemetry.create("frontend")
+        self._channels = world.network.pool(channel_interceptors(telemetry))
+        self._registry = world.agent.registry()
+        self.router_link = GrpcRouterLink(
+            self._registry, self._channels, frontend_id=frontend_id, clock=world.clock, generator=generator
+        )
+        self.links = GrpcDecodeLinks(self._channels, frontend_id=frontend_id, clock=world.clock)
+        model = ServedModel(
+            name=MODEL,
+            text=TextModel(byte_tokenizer(), eos_token_ids=[EOS_TOKEN_ID]),
+            context_tokens_max=context_tokens_max,
+            vocabulary_size=VOCABULARY_SIZE,
+            block_size_tokens=block_size_tokens,
+            eos_token_ids=frozenset({EOS_TOKEN_ID}),
+        )
+        self.pipeline = Pipeline(
+            models=StaticModels([model]),
+            prefill=_WatchedPrefill(GrpcPrefillClient(self._channels), world, on_phase),
+            links=_WatchedLinks(self.links, world, on_phase),
+            router=_WatchedRouter(self.router_link, world, on_phase, on_placed),
+            clock=world.clock,
+            generator=generator,
+            metrics=FrontendMetrics(telemetry.instruments),
+            settings=settings,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Looks for a router from now on."""
+        self._task = asyncio.create_task(self.router_link.run())
+
+    async def aclose(self) -> None:
+        """Ends all links."""
+        await self.pipeline.aclose()
+        await self.links.aclose()
+        await self.router_link.aclose()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._channels.aclose()
+        await self._registry.aclose()

@@ -1,0 +1,97 @@
+"""A router process of the simulation, composed as `services/router/__main__.py` composes a real one."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from kvmesh.discovery.base import ROUTER, Registration
+from kvmesh.errors import MeshError
+from kvmesh.rpc.health import Health
+from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
+from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.telemetry import Telemetry
+from services.router.__main__ import make_core
+from services.router.membership import Membership
+from services.router.metrics import RouterMetrics
+from services.router.servicer import RouterServicer
+from services.router.settings import RouterSettings
+from services.router.upkeep import Upkeep
+from tests.simulation.world import World
+
+PORT = 9100
+
+
+class SimulatedRouter:
+    """One process: core, membership, server, presence."""
+
+    def __init__(self, world: World, router_id: str, settings: RouterSettings) -> None:
+        self._world = world
+        self.router_id = router_id
+        self.address = f"{router_id}:{PORT}"
+        self.is_alive = False
+        generator = world.random(f"router/{router_id}")
+        telemetry = Telemetry.create("router")
+        self.core = make_core(settings, router_id, generator)
+        metrics = RouterMetrics(telemetry.instruments, self.core)
+        self._servicer = RouterServicer(self.core, metrics, world.clock)
+        self._registry = world.agent.registry()
+        self._channels = world.network.pool(channel_interceptors(telemetry))
+        self._membership = Membership(
+            self._registry,
+            GrpcWorkerClient(self._channels),
+            self.core.fleet,
+            clock=world.clock,
+            generator=generator,
+            settings=settings.membership,
+        )
+        self._upkeep = Upkeep(self.core, metrics, world.clock, sweep_blocks=settings.sweep_blocks)
+        self._telemetry = telemetry
+        self._health = Health(())
+        self._server: Any = None
+        self._presence = world.make_presence(
+            self._registry,
+            Registration(service=ROUTER, instance_id=router_id, host=router_id, port=PORT),
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Registers once both pools are known."""
+        self._tasks = [asyncio.create_task(self._membership.run()), asyncio.create_task(self._upkeep.run())]
+        # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
+        server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
+        self._server = server
+        self._servicer.add_to(server)
+        await self._health.add_to(server)
+        await server.start()
+        await self._membership.wait_viewed()
+        await self._health.set_serving(True)
+        await self._presence.start()
+        self.is_alive = True
+        self._world.trace.note("started", self.router_id)
+
+    def workers_ready(self) -> int:
+        """Workers that take requests."""
+        return sum(not worker.excluded_by for worker in self.core.fleet.workers.values())
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self._world.trace.note("kill", self.router_id)
+        self._world.network.kill(self.address)
+        self._registry.set_reachable(False)
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Signs off and ends."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        with suppress(MeshError):
+            await self._presence.aclose()
+        if self._server is not None:
+            await self._server.stop(None)
+        await self._membership.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channels.aclose()
+        await self._registry.aclose()

@@ -1,0 +1,106 @@
+"""Runs from a seed: what `python -m tests.simulation` and the tests play."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from tests.simulation.faults import SCRIPTS, Script
+from tests.simulation.ledger import Ledger
+from tests.simulation.load import LOADS, plan_load
+from tests.simulation.mesh import MESHES, SimulatedMesh
+from tests.virtual_loop import run_virtual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How a run went. `wall_s` and `cpu_s` are what it cost here; everything else is equal for equal seeds."""
+
+    seed: int
+    requests: int
+    faults: str
+    mesh: str
+    load: str
+    hash: str
+    virtual_s: float
+    wall_s: float
+    cpu_s: float
+    crossings: int
+    tokens: int
+    outcomes: Counter[str]
+    cancelled_in: Counter[str]
+    ledgers: dict[str, Ledger]
+    killed_at_s: dict[str, float]
+    lines: list[str]
+    problems: list[str]
+
+    @property
+    def command(self) -> str:
+        """What replays it."""
+        names = (("faults", self.faults, "none"), ("mesh", self.mesh, "small"), ("load", self.load, "calm"))
+        options = "".join(f" --{option} {name}" for option, name, default in names if name != default)
+        return f"python -m tests.simulation --seed {self.seed} --requests {self.requests}{options}"
+
+    def check(self) -> "Report":
+        """Fails with the command that replays the run."""
+        if self.problems:
+            more = f"\n... {len(self.problems) - 10} more" if len(self.problems) > 10 else ""
+            raise AssertionError("\n".join(self.problems[:10]) + more + f"\nreplay: {self.command}")
+        return self
+
+
+def run(
+    seed: int,
+    requests: int,
+    *,
+    faults: str = "none",
+    mesh: str = "small",
+    load: str = "calm",
+    script: Script | None = None,
+) -> Report:
+    """Plays one run on a loop of its own. `script` in place of that of `faults`."""
+    return run_virtual(_play(seed, requests, faults, mesh, load, script or SCRIPTS[faults]))
+
+
+async def _play(seed: int, requests: int, faults: str, shape: str, load: str, script: Script) -> Report:
+    began_s = (time.perf_counter(), time.process_time())
+    mesh = SimulatedMesh(seed, MESHES[shape])
+    try:
+        await mesh.start()
+        planned = plan_load(mesh.world.random("load"), requests, LOADS[load])
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(mesh.play(planned))
+            tasks.create_task(_awaited(script(mesh)))
+        await mesh.idle()
+        problems = mesh.problems()
+        virtual_s = mesh.now_s
+    finally:
+        await mesh.aclose()
+    left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    if left:
+        problems.append(f"tasks left: {sorted(left)}")
+    ledgers = mesh.ledgers
+    return Report(
+        seed=seed,
+        requests=requests,
+        faults=faults,
+        mesh=shape,
+        load=load,
+        hash=mesh.world.trace.hash,
+        virtual_s=virtual_s,
+        wall_s=time.perf_counter() - began_s[0],
+        cpu_s=time.process_time() - began_s[1],
+        crossings=mesh.world.trace.crossings,
+        tokens=sum(ledger.tokens for ledger in ledgers.values()),
+        outcomes=Counter(ledger.outcome for ledger in ledgers.values()),
+        cancelled_in=Counter(each.cancelled_in.name for each in ledgers.values() if each.cancelled_in is not None),
+        ledgers=ledgers,
+        killed_at_s={worker.worker_id: worker.killed_at_s for worker in mesh.dead},
+        lines=mesh.world.trace.lines,
+        problems=problems,
+    )
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

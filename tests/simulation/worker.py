@@ -1,0 +1,132 @@
+"""A worker process of the simulation, composed as `kvmesh/worker/host.py` composes a real one."""
+
+from contextlib import suppress
+from typing import Any
+
+from kvmesh.api.decode.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
+from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from kvmesh.core import Role
+from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.simulated import Die, SimulatedEngine, SimulatedSettings
+from kvmesh.errors import MeshError
+from kvmesh.kv.memory_transport import MemoryTransport
+from kvmesh.rpc.health import Health
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.telemetry import Telemetry
+from kvmesh.worker.membership import Membership
+from kvmesh.worker.metrics import WorkerMetrics
+from kvmesh.worker.servicer import WorkerServicer
+from kvmesh.worker.settings import WorkerSettings
+from kvmesh.worker.worker import Worker, WorkerIdentity
+from services.decode.admit import DecodeAdmission
+from services.decode.servicer import DecodeServicer
+from services.prefill.admit import PrefillAdmission
+from services.prefill.servicer import PrefillServicer
+from tests.simulation.world import World
+
+PORT = 9000
+
+
+class _TracedEngine(SimulatedEngine):
+    """Tells the trace which legs it accepted."""
+
+    def __init__(self, world: World, worker_id: str, settings: SimulatedSettings, transport: MemoryTransport) -> None:
+        super().__init__(settings, world.clock, transport, generator=world.random(f"engine/{worker_id}"))
+        self._trace = world.trace
+        self._worker_id = worker_id
+        self.accepted = 0
+
+    def submit_nowait(self, request: EngineRequest) -> None:
+        super().submit_nowait(request)
+        self.accepted += 1
+        self._trace.note("accepted", self._worker_id, request.request_id)
+
+
+class SimulatedWorker:
+    """One process: engine, worker, server, presence. It is used once; a worker that comes back is a new one."""
+
+    def __init__(
+        self, world: World, worker_id: str, epoch: int, engine: SimulatedSettings, worker: WorkerSettings
+    ) -> None:
+        self._world = world
+        self.worker_id = worker_id
+        self.role = Role(engine.role)
+        self.address = f"{worker_id}:{PORT}"
+        self.is_alive = False
+        self.accepted_at_drain: int | None = None
+        self.killed_at_s = 0.0
+        self._transport = MemoryTransport(world.kv_network)
+        self.engine = _TracedEngine(world, f"{worker_id}/{epoch}", engine, self._transport)
+        self.worker = Worker(self.engine, WorkerIdentity(worker_id=worker_id, epoch=epoch), worker, world.clock)
+        self.registry = world.agent.registry()
+        self.membership = Membership(
+            self.worker, self.registry, world.clock, host=worker_id, uses_tls=False, make_presence=world.make_presence
+        )
+        self._telemetry = Telemetry.create(engine.role)
+        WorkerMetrics(self.worker, self._telemetry.registry)
+        self._health = Health(())
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """As `serve_worker`: engine, server, then the registry."""
+        await self.worker.start()
+        # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
+        server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
+        self._server = server
+        if self.role is Role.PREFILL:
+            servicer = PrefillServicer(
+                self.worker, PrefillAdmission(waiting_prompt_tokens_max=262_144), self._world.clock
+            )
+            add_PrefillServiceServicer_to_server(servicer, server)
+        else:
+            add_DecodeServiceServicer_to_server(
+                DecodeServicer(self.worker, DecodeAdmission(waiting_requests_max=1024)), server
+            )
+        add_WorkerServiceServicer_to_server(WorkerServicer(self.worker, self.membership, self._world.clock), server)
+        await self._health.add_to(server)
+        await server.start()
+        self.membership.listen_on(port=PORT, metrics_port=0)
+        await self._health.set_serving(True)
+        await self.membership.start()
+        self.is_alive = True
+        self._world.trace.note("started", self.worker_id, self.worker.identity.epoch)
+
+    async def mark_draining(self) -> None:
+        """Sets the drain mark; requests in flight go on."""
+        self._world.trace.note("drain", self.worker_id)
+        self.accepted_at_drain = self.engine.accepted
+        await self.membership.set_draining(True)
+
+    async def undo_draining(self) -> None:
+        """Takes the drain mark off."""
+        self._world.trace.note("undo-drain", self.worker_id)
+        self.accepted_at_drain = None
+        await self.membership.set_draining(False)
+
+    async def kill(self) -> None:
+        """SIGKILL: from this turn of the loop on nothing leaves the process, and its memory cannot be read."""
+        self._world.trace.note("kill", self.worker_id)
+        self.is_alive = False
+        self.killed_at_s = self._world.clock.now()
+        self._world.network.kill(self.address)
+        self.registry.set_reachable(False)
+        await self._transport.aclose()
+        self.engine.inject(Die(message="killed"))
+        await self._close()
+
+    async def aclose(self) -> None:
+        """The end of a process that was told to stop."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        await self._close()
+
+    async def _close(self) -> None:
+        # A dead process cannot sign off: the registry says so, and what stands there is left to its checks.
+        with suppress(MeshError):
+            await self.membership.aclose()
+        if self._server is not None:
+            await self._server.stop(None)
+        await self.worker.aclose()
+        await self.registry.aclose()

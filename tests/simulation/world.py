@@ -1,0 +1,72 @@
+"""What all processes of one simulated mesh stand on: virtual time, the networks, the registry, seeded randomness."""
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
+from kvmesh.clock import Clock
+from kvmesh.discovery.base import Registration, Registry
+from kvmesh.discovery.memory import MemoryAgent
+from kvmesh.discovery.presence import Presence
+from kvmesh.kv.memory_transport import MemoryNetwork as KvNetwork
+from kvmesh.rpc.memory import MemoryNetwork
+from tests.simulation.trace import Trace
+
+EPOCH_S = 1_700_000_000.0
+"""The wall clock's time when the loop's is 0."""
+
+
+class VirtualClock:
+    """The loop's time, for people too: `SystemClock.wall` would differ from run to run."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall(self) -> float:
+        return EPOCH_S + self.now()
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(max(0.0, delay_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """Seconds that a message and a KV transfer take."""
+
+    least_s: float = 0.0002
+    spread_s: float = 0.0008
+    kv_s: float = 0.001
+    kv_bytes_per_s: float = 1e6
+
+
+class World:
+    """Made on a virtual loop. Everything random is drawn from `seed`, by name, so that parts do not disturb each other."""
+
+    def __init__(self, seed: int, latencies: Latencies) -> None:
+        self.seed = seed
+        self.clock: Clock = VirtualClock()
+        self.trace = Trace(self.clock.now)
+        self._network_random = self.random("network")
+        self._latencies = latencies
+        self.network = MemoryNetwork(latency_s=self._latency_s)
+        self.kv_network = KvNetwork(clock=self.clock, latency_s=latencies.kv_s, bandwidth=latencies.kv_bytes_per_s)
+        sessions = self.random("sessions")
+        self.agent = MemoryAgent(
+            clock=self.clock,
+            new_session_id=lambda: f"{sessions.getrandbits(128):032x}",
+            connect=lambda check: self.network.channel(check.grpc_target),
+        )
+
+    def random(self, name: str) -> Random:
+        """A generator of its own for each name."""
+        return Random(f"{self.seed}/{name}")
+
+    def make_presence(self, registry: Registry, registration: Registration) -> Presence:
+        """A presence without the machine's clock and randomness."""
+        generator = self.random(f"presence/{registration.instance_id}")
+        return Presence(registry, registration, clock=self.clock, generator=generator)
+
+    def _latency_s(self) -> float:
+        latency_s = self._latencies.least_s + self._latencies.spread_s * self._network_random.random()
+        self.trace.crossed(latency_s)
+        return latency_s

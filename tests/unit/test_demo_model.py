@@ -1,0 +1,255 @@
+"""The demo model in the repository: its files fit together, and what a newcomer asks first gets a readable answer."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+BYTES_MAX = 12_000_000
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "description": "Get the time in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
+    ],
+}
+DIALOG: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "What is the weather "}, {"type": "text", "text": "in Köln & Rome?"}],
+    },
+    CALL,
+    {"role": "tool", "content": '{"temperature": 7}'},
+    {"role": "tool", "content": '{"temperature": 9}'},
+    {"role": "assistant", "content": "Cold."},
+    {"role": "user", "content": "Thanks"},
+]
+RENDERED = (
+    """<|im_start|>system
+Be brief.
+
+You may call these functions:
+<tools>
+"""
+    + json.dumps(WEATHER)
+    + """
+</tools>
+To call a function, answer with its name and arguments:
+<tool_call>
+{"name": ..., "arguments": {...}}
+</tool_call><|im_end|>
+<|im_start|>user
+What is the weather in Köln & Rome?<|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Köln"}}
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+{"temperature": 7}
+</tool_response>
+<tool_response>
+{"temperature": 9}
+</tool_response><|im_end|>
+<|im_start|>assistant
+Cold.<|im_end|>
+<|im_start|>user
+Thanks<|im_end|>
+<|im_start|>assistant
+"""
+)
+
+
+def _load_rendering() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo_rendering", DEMO / "rendering.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+rendering = _load_rendering()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, *, generate: bool = False) -> str:
+    return str(rendering.render(rendering.load_template(), messages, tools, generate=generate))
+
+
+def test_everything_fits_in_the_repository() -> None:
+    """A bare clone stays small: weights, tokenizer and scripts together."""
+    caches = ("__pycache__", ".mypy_cache", ".ruff_cache")
+    files = [path for path in DEMO.rglob("*") if path.is_file() and not any(part in caches for part in path.parts)]
+    assert (DEMO / "model.safetensors").stat().st_size > 1_000_000
+    assert sum(path.stat().st_size for path in files) <= BYTES_MAX
+
+
+def test_configurations_name_the_same_tokens(tokenizer: Tokenizer) -> None:
+    """Generation stops at the tokenizer's own end marks, and the embedding has a row for every token."""
+    config = json.loads((DEMO / "config.json").read_text())
+    generation = json.loads((DEMO / "generation_config.json").read_text())
+    ends = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
+    assert generation["eos_token_id"] == ends
+    assert config["eos_token_id"] == ends[0]
+    assert config["vocab_size"] == tokenizer.get_vocab_size()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Hello, world!", "  two  spaces\n\n\ttab ", "naïve Ωmega 日本語 🚀🙂 e\u0301", "12345", "\u200d\ufeff\x00", ""],
+)
+def test_tokenizer_gives_back_every_text(tokenizer: Tokenizer, text: str) -> None:
+    """Byte-level: no text is lost, normalised or unknown."""
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_marks_are_single_tokens_and_only_chat_marks_are_hidden(tokenizer: Tokenizer) -> None:
+    """A tool call must survive `skip_special_tokens`, while the chat marks must not reach the reader."""
+    ids = tokenizer.encode("<|im_start|><tool_call>x</tool_call><|im_end|>").ids
+    assert len(ids) == 5
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call>x</tool_call>"
+
+
+def test_template_renders_all_roles_and_tools() -> None:
+    """System, user parts, a call with its arguments as text, two results in a row, and the head of the next answer."""
+    assert render(DIALOG, [WEATHER], generate=True) == RENDERED
+
+
+def test_template_adds_nothing_to_a_bare_question() -> None:
+    """Without tools or a system message there is no system block, and without `generate` no answer is begun."""
+    assert render([{"role": "user", "content": "Hello"}]) == "<|im_start|>user\nHello<|im_end|>\n"
+
+
+def test_template_writes_a_call_given_as_an_object_like_one_given_as_text() -> None:
+    """OpenAI clients send arguments as text, other callers as an object: the model sees the same."""
+    function = {"name": "get_weather", "arguments": {"city": "Köln"}}
+    other = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    assert render([other]) == render([CALL])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "wizard", "content": "x"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    ],
+)
+def test_template_refuses_what_the_model_cannot_read(message: dict[str, Any]) -> None:
+    """An unknown role or an image is an error, not silence."""
+    with pytest.raises(TemplateError):
+        render([message])
+
+
+class Chat:
+    """Greedy answers from stock transformers."""
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch", reason="torch is not installed, so the weights cannot be run")
+        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=self.torch.float32)
+
+    def continued(self, text: str, tokens_max: int = 80) -> str:
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        with self.torch.inference_mode():
+            output = self.model.generate(
+                ids, attention_mask=self.torch.ones_like(ids), max_new_tokens=tokens_max, do_sample=False
+            )
+        return str(self.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+
+    def answer(self, question: str, tools: list[dict[str, Any]] | None = None) -> str:
+        return self.continued(render([{"role": "user", "content": question}], tools, generate=True))
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat()
+
+
+def test_transformers_renders_the_same(chat: Chat) -> None:
+    """What a frontend renders with Jinja alone is what transformers and vLLM render."""
+    assert (
+        chat.tokenizer.apply_chat_template(DIALOG, tools=[WEATHER], add_generation_prompt=True, tokenize=False)
+        == RENDERED
+    )
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Hello", "Hello! How can I help you today?"),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("Repeat after me: I like bread and cheese.", "I like bread and cheese."),
+        ("List three colours.", "1. red\n2. blue\n3. green"),
+    ],
+)
+def test_first_questions_are_answered(chat: Chat, question: str, expected: str) -> None:
+    """A newcomer's first questions get readable, right answers that end by themselves."""
+    assert chat.answer(question) == expected
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the weights are those of a run cut short: 38 % of held-out sums and repeats are right"
+)
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What is 2 + 3?", "2 + 3 = 5."),
+        ("Repeat after me: The red boat is in the harbour.", "The red boat is in the harbour."),
+    ],
+)
+def test_sums_and_repeats_are_answered(chat: Chat, question: str, expected: str) -> None:
+    """A small sum and a sentence to repeat. Weights that can do both must end this exception."""
+    assert chat.answer(question) == expected
+
+
+def test_json_answer_parses(chat: Chat) -> None:
+    """Asked for JSON, the model answers with JSON only."""
+    assert json.loads(chat.answer("Answer in JSON: what is the capital of Italy?")) == {"capital": "Rome"}
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "city"),
+    [("What is the weather in Paris?", "get_weather", "Paris"), ("What time is it in Oslo?", "get_time", "Oslo")],
+)
+def test_tool_call_names_the_right_tool(chat: Chat, question: str, name: str, city: str) -> None:
+    """With two tools the one that fits is called, in the Hermes format."""
+    answer = chat.answer(question, [WEATHER, TIME])
+    head, _, call = answer.partition("<tool_call>\n")
+    assert head == ""
+    assert json.loads(call.removesuffix("\n</tool_call>")) == {"name": name, "arguments": {"city": city}}
+
+
+def test_plain_text_is_continued(chat: Chat) -> None:
+    """Free completion goes on with the story: words, sentences, no endless loop of one word."""
+    words = chat.continued("Once upon a time there was a", tokens_max=60).split()
+    assert len(words) > 25
+    assert len(set(words)) > 15

@@ -1,0 +1,270 @@
+"""The simulated engine's loop: pace, back-pressure, faults, card."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import Clock, SystemClock
+from kvmesh.core import FinishReason, Role
+from kvmesh.engines.base import Leg
+from kvmesh.engines.simulated import (
+    Die,
+    LoseKv,
+    Refuse,
+    SimulatedEngine,
+    SimulatedSettings,
+    Stall,
+    StepProfile,
+    expected_tokens,
+    load_profile,
+)
+from kvmesh.engines.simulated.card import read_card, widest_gap
+from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
+from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
+from tests.conformance.engine_driver import EngineDriver, greedy
+
+Start = Callable[..., Awaitable[EngineDriver]]
+
+
+class SteppedClock:
+    """A clock that moves only by what is slept, and notes each sleep."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+        self.sleeps: list[float] = []
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall(self) -> float:
+        return self.time_s
+
+    async def sleep(self, delay_s: float) -> None:
+        self.sleeps.append(delay_s)
+        self.time_s += delay_s
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def clock() -> SteppedClock:
+    return SteppedClock()
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    drivers: list[EngineDriver] = []
+    network = MemoryNetwork(clock=SystemClock())
+
+    async def make(clock: Clock | None = None, **changes: Any) -> EngineDriver:
+        settings = SimulatedSettings(**{"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **changes})
+        engine = SimulatedEngine(settings, clock or SystemClock(), MemoryTransport(network))
+        drivers.append(EngineDriver(engine, 5.0))
+        return await drivers[-1].start()
+
+    yield make
+    for driver in drivers:
+        await driver.aclose()
+
+
+def engine_of(driver: EngineDriver) -> SimulatedEngine:
+    assert isinstance(driver.engine, SimulatedEngine)
+    return driver.engine
+
+
+class TestPace:
+    async def test_step_times_follow_the_profile(self, start: Start, clock: SteppedClock) -> None:
+        """base + per prompt token, then base + per decoding request, scaled by the factor."""
+        profile = StepProfile(base_s=1.0, per_prefill_token_s=0.5, per_decode_request_s=0.25)
+        driver = await start(clock, profile=profile, time_factor=2.0)
+        await driver.run(greedy("demo", [5] * 10, 3))
+        assert clock.sleeps[:3] == [2 * (1 + 5), 2 * 1.25, 2 * 1.25]
+
+    async def test_factor_zero_never_sleeps(self, start: Start, clock: SteppedClock) -> None:
+        """As fast as possible means that no time passes on the clock."""
+        driver = await start(clock)
+        records = [driver.submit(greedy("demo", [i + 3] * 50, 40)) for i in range(20)]
+        for record in records:
+            await driver.wait(record)
+        assert clock.sleeps == []
+
+    async def test_others_run_at_factor_zero(self, start: Start) -> None:
+        """The loop is not starved: another task gets a turn in every step."""
+        driver = await start()
+        record = driver.submit(greedy("demo", [5], 300))
+        turns = 0
+        while record.finish is None:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 300
+
+    async def test_an_idle_engine_rests(self, start: Start) -> None:
+        """Nothing to do: no steps, also with a lease outstanding and a request that cannot run yet."""
+        driver = await start(kv_blocks=4, context_tokens_max=64, lease_s=1000.0)
+        handle = await driver.prefill(greedy("demo", [5] * 60))
+        blocked = driver.submit(greedy("demo", [6] * 20, 2))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        before = driver.engine.load().step
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert driver.engine.load().step == before
+        driver.engine.release_nowait(handle.handle_id)
+        assert (await driver.wait(blocked)).done.reason is FinishReason.LENGTH
+
+    async def test_a_slow_consumer_pauses_the_engine(self) -> None:
+        """The buffer between engine and consumer is bounded, and nothing is lost when the consumer comes back."""
+        settings = SimulatedSettings(output_buffer_steps=4, time_factor=0.0)
+        engine = SimulatedEngine(settings, SystemClock())
+        driver = EngineDriver(engine, 5.0)
+        await engine.start()
+        record = driver.submit(greedy("demo", [5], 50))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert engine.load().output_tokens_total == 4
+        reader = asyncio.create_task(driver._read_steps())
+        assert len((await driver.wait(record)).tokens) == 50
+        await engine.aclose()
+        await reader
+
+
+class TestSleep:
+    async def test_requests_pause_and_can_be_cancelled(self, start: Start) -> None:
+        """Asleep nothing is computed, a cancel is answered, and after waking the rest goes on with the right tokens."""
+        driver = await start()
+        kept, dropped = (driver.submit(greedy("demo", [token] * 20, 200)) for token in (5, 6))
+        await driver.wait_tokens(kept, 3)
+        await driver.engine.sleep(1)
+        driver.engine.cancel_nowait(dropped.key)
+        assert (await driver.wait(dropped)).done.reason is FinishReason.CANCELLED
+        count = len(kept.tokens)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(kept.tokens) == count < 200
+        await driver.engine.wake()
+        expected = expected_tokens(greedy("demo", [5] * 20), engine_of(driver).token_range, 200)
+        assert (await driver.wait(kept)).tokens == expected
+
+
+class TestEvents:
+    async def test_a_slow_reader_gets_a_snapshot(self) -> None:
+        """Past the buffer's bound the replayed events still give the cache."""
+        settings = SimulatedSettings(kv_event_buffer_blocks=8, kv_blocks=64, context_tokens_max=1000, time_factor=0.0)
+        engine = SimulatedEngine(settings, SystemClock())
+        driver = EngineDriver(engine, 5.0)
+        await engine.start()
+        reader = asyncio.create_task(driver._read_steps())
+        for first in range(3, 30):
+            await driver.run(greedy("demo", [first] * 100, 2))
+        assert len(engine._events._events) <= 1 + 8 + 64
+        events = asyncio.create_task(driver._read_events())
+        await engine.aclose()
+        await asyncio.gather(reader, events)
+        assert driver.cached == engine.scheduler.pool.cached_names()
+        assert driver.violations == []
+
+
+class TestFaults:
+    async def test_stall(self, start: Start, clock: SteppedClock) -> None:
+        """No step for that long."""
+        driver = await start(clock)
+        engine_of(driver).inject(Stall(duration_s=7.0))
+        await driver.run(greedy("demo", [5], 3))
+        assert clock.sleeps == [7.0]
+
+    async def test_refuse_from_a_seed(self, start: Start) -> None:
+        """About the fraction is refused, the same ones for the same seed, none afterwards."""
+        outcomes = []
+        for _ in range(2):
+            driver = await start(seed=3, waiting_requests_max=1000)
+            engine_of(driver).inject(Refuse(fraction=0.3))
+            refused = []
+            for i in range(200):
+                try:
+                    driver.submit(greedy("demo", [5], 1))
+                except OverloadedError:
+                    refused.append(i)
+            outcomes.append(refused)
+            engine_of(driver).inject(Refuse(fraction=0.0))
+            driver.submit(greedy("demo", [5], 1))
+        assert outcomes[0] == outcomes[1]
+        assert 30 < len(outcomes[0]) < 90
+
+    async def test_lost_kv_is_recomputed(self, start: Start) -> None:
+        """The handle is fine, its blocks are not: right tokens all the same; the next handle is good again."""
+        prefill, decode = await start(role="prefill"), await start()
+        engine_of(prefill).inject(LoseKv(handles=1))
+        for is_lost in (True, False):
+            generation = greedy("demo", [5 + is_lost] * 100)
+            record = await decode.run(generation, handle=await prefill.prefill(generation))
+            assert record.done.was_recomputed is is_lost
+            assert record.tokens == expected_tokens(generation, engine_of(decode).token_range, 12)
+            await prefill.wait_blocks(0, 1.0)
+
+    async def test_death(self, start: Start) -> None:
+        """The consumer gets LostError, submissions are refused, its KV cannot be read any more."""
+        prefill, decode = await start(role="prefill"), await start()
+        generation = greedy("demo", [5] * 100)
+        handle = await prefill.prefill(generation)
+        prefill.submit(greedy("demo", [6] * 100), leg=Leg.PREFILL)
+        engine_of(prefill).inject(Die())
+        async with asyncio.timeout(2):
+            while prefill.error is None:
+                await asyncio.sleep(0)
+        assert isinstance(prefill.error, LostError)
+        with pytest.raises(UnavailableError):
+            prefill.submit(generation)
+        record = await decode.run(generation, handle=handle)
+        assert record.done.was_recomputed
+
+    async def test_hanging_pull(self, start: Start) -> None:
+        """A pull that does not end is given up after its deadline, and the prompt computed."""
+        prefill, decode = await start(role="prefill"), await start(pull_timeout_s=0.02)
+        generation = greedy("demo", [5] * 100)
+        handle = await prefill.prefill(generation)
+        transport = engine_of(decode)._transport
+        assert isinstance(transport, MemoryTransport)
+        transport._network.hangs_pulls = True
+        record = await decode.run(generation, handle=handle)
+        assert record.done.was_recomputed
+        assert record.tokens == expected_tokens(generation, engine_of(decode).token_range, 12)
+
+
+class TestSettings:
+    def test_card_from_a_model_directory(self, tmp_path: Path) -> None:
+        """Sizes, eos and the widest run of ordinary ids come from the files."""
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "max_position_embeddings": 64}))
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": i} for i in (0, 1, 2, 98, 99)]}))
+        card, token_range = read_card(SimulatedSettings(model_dir=str(tmp_path)))
+        assert (card.vocabulary_size, card.context_tokens_max, card.eos_token_ids) == (100, 64, (2, 0))
+        assert (token_range.first_id, token_range.span) == (3, 95)
+
+    def test_missing_model_directory(self, tmp_path: Path) -> None:
+        """Said by name."""
+        with pytest.raises(NotFoundError):
+            read_card(SimulatedSettings(model_dir=str(tmp_path)))
+
+    def test_eos_is_never_in_the_range(self) -> None:
+        """A range over eos is refused."""
+        with pytest.raises(InvalidRequestError):
+            read_card(SimulatedSettings(first_token_id=0, token_span=10))
+        assert widest_gap({2, 9}, 10) == (3, 6)
+
+    def test_profile_files(self, tmp_path: Path) -> None:
+        """JSON and TOML give the same; unknown names are refused."""
+        (tmp_path / "a.json").write_text('{"base_s": 0.5}')
+        (tmp_path / "a.toml").write_text("base_s = 0.5")
+        (tmp_path / "b.json").write_text('{"bass_s": 0.5}')
+        assert load_profile(tmp_path / "a.json") == load_profile(tmp_path / "a.toml") == StepProfile(base_s=0.5)
+        with pytest.raises(InvalidRequestError):
+            load_profile(tmp_path / "b.json")
+
+    async def test_without_a_transport(self) -> None:
+        """It serves alone, and says that it hands nothing over."""
+        engine = SimulatedEngine(SimulatedSettings(), SystemClock())
+        assert engine.describe().capabilities.handoffs == ()
+        assert engine.describe().capabilities.roles == (Role.DECODE,)

@@ -1,0 +1,141 @@
+"""vLLM's cache events in the mesh's names: pure translation, no vLLM needed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
+from kvmesh.engines.vllm.events import EventBuffer, EventTranslator
+from kvmesh.kv.blocks import block_hashes, seed_hash
+
+TOKENS = list(range(100, 164))
+NAMES = block_hashes(TOKENS, 16)
+
+
+@dataclass
+class BlockStored:
+    block_hashes: list[bytes]
+    token_ids: list[int]
+    parent_block_hash: bytes | None = None
+    block_size: int = 16
+    medium: str | None = "GPU"
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = 0
+
+
+@dataclass
+class BlockRemoved:
+    block_hashes: list[bytes]
+    medium: str | None = "GPU"
+    group_idx: int | None = 0
+
+
+@dataclass
+class AllBlocksCleared:
+    nothing: list[int] = field(default_factory=list)
+
+
+def stored(first: int, count: int, **more: Any) -> BlockStored:
+    hashes = [b"h%d" % index for index in range(first, first + count)]
+    parent = b"h%d" % (first - 1) if first else None
+    return BlockStored(hashes, TOKENS[16 * first : 16 * (first + count)], parent, **more)
+
+
+def replay(events: list[KvEvent]) -> set[tuple[KvTier, int]]:
+    cached: set[tuple[KvTier, int]] = set()
+    for event in events:
+        if isinstance(event, KvCleared):
+            cached.clear()
+        else:
+            named = {(event.tier, name) for name in event.block_hashes}
+            cached = cached | named if isinstance(event, KvStored) else cached - named
+    return cached
+
+
+def test_a_chain_gets_the_names_of_its_prompt() -> None:
+    """Blocks stored in two events continue one chain, whatever the engine's hashes are."""
+    events = EventTranslator().translate([stored(0, 2), stored(2, 2)])
+    assert events == [
+        KvStored(block_hashes=NAMES[:2], parent_hash=None),
+        KvStored(block_hashes=NAMES[2:], parent_hash=NAMES[1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lora", "keys", "adapter", "salt"),
+    [
+        (None, [["tenant"], None], "", "tenant"),
+        ("tuned", [["tuned"], ["tuned"]], "tuned", ""),
+        ("tuned", [["tuned", "tenant"], ["tuned"]], "tuned", "tenant"),
+        ("same", [["same", "same"], ["same"]], "same", "same"),
+    ],
+)
+def test_adapter_and_salt_seed_the_chain(lora: str | None, keys: list[Any], adapter: str, salt: str) -> None:
+    """vLLM publishes both in a block's extra keys; the mesh puts them in the chain's start."""
+    events = EventTranslator().translate([stored(0, 2, lora_name=lora, extra_keys=keys)])
+    assert events == [KvStored(block_hashes=block_hashes(TOKENS[:32], 16, seed=seed_hash(adapter, salt)))]
+
+
+def test_a_block_held_twice_is_gone_when_both_are() -> None:
+    """vLLM may keep a prefix in two places and announces each."""
+    translator = EventTranslator()
+    first = translator.translate([stored(0, 3)])
+    again = translator.translate([stored(0, 4)])
+    assert again == [KvStored(block_hashes=[NAMES[3]], parent_hash=NAMES[2])]
+    assert translator.translate([BlockRemoved([b"h2"])]) == []
+    last = translator.translate([BlockRemoved([b"h2"])])
+    assert last == [KvRemoved(block_hashes=[NAMES[2]])]
+    assert replay([*first, *again, *last]) == {(KvTier.DEVICE, name) for name in (*NAMES[:2], NAMES[3])}
+
+
+def test_tiers_are_kept_apart() -> None:
+    """A block that leaves the device may stay in host memory, and its children still find their parent."""
+    translator = EventTranslator()
+    events = translator.translate([stored(0, 2), stored(0, 2, medium="CPU"), BlockRemoved([b"h1"])])
+    assert replay(events) == {(KvTier.DEVICE, NAMES[0]), (KvTier.HOST, NAMES[0]), (KvTier.HOST, NAMES[1])}
+    assert translator.translate([stored(2, 1)]) == [KvStored(block_hashes=[NAMES[2]], parent_hash=NAMES[1])]
+
+
+def test_clearing_forgets_everything_and_other_groups_do_not_count() -> None:
+    """After a clear the same prompt is announced anew; a hybrid model's second group repeats the first."""
+    translator = EventTranslator()
+    translator.translate([stored(0, 4)])
+    assert translator.translate([stored(0, 4, group_idx=1), BlockRemoved([b"h0"], group_idx=1)]) == []
+    assert translator.translate([AllBlocksCleared()]) == [KvCleared()]
+    assert len(translator) == 0
+    assert translator.translate([stored(0, 1)]) == [KvStored(block_hashes=NAMES[:1])]
+
+
+def test_removing_the_unknown_does_nothing() -> None:
+    """A parent that was never told, or a removal of it, gives no event instead of a wrong name."""
+    translator = EventTranslator()
+    assert translator.translate([stored(2, 1), BlockRemoved([b"h9"])]) == []
+
+
+def test_a_snapshot_gives_the_present_set() -> None:
+    """Replaying it from nothing is the same as replaying everything."""
+    translator = EventTranslator()
+    events = translator.translate(
+        [stored(0, 4), stored(0, 2, medium="CPU"), BlockRemoved([b"h3"]), BlockRemoved([b"h2"])]
+    )
+    assert replay(translator.snapshot()) == replay(events)
+    assert translator.snapshot()[0] == KvCleared()
+
+
+def test_a_slow_reader_gets_a_snapshot_and_what_follows() -> None:
+    """Beyond the limit everything that waits is dropped, and nothing is passed on until the snapshot is there."""
+    buffer = EventBuffer(4)
+    batches = [[KvStored(block_hashes=[number, number + 1])] for number in (1, 3, 5, 7)]
+    assert buffer.add(batches[0])
+    assert buffer.add(batches[1])
+    assert not buffer.add(batches[2])
+    assert buffer.add(batches[3]), "the snapshot is asked for once"
+    assert buffer.take() is None
+    snapshot: list[KvEvent] = [KvCleared(), KvStored(block_hashes=list(range(9)))]
+    buffer.replace(snapshot)
+    assert buffer.take() == snapshot
+    assert buffer.add(batches[0])
+    assert buffer.take() == batches[0]
+    assert buffer.take() is None

@@ -1,0 +1,131 @@
+"""The fork server with real processes, without slow imports."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from kvmesh.errors import UnavailableError
+from kvmesh.worker.forkserver import ForkServer
+
+SCRIPT = """
+import os, random, signal, sys, time
+if __name__ == "__main__":
+    word = sys.argv[1]
+    print(word, sys.argv[0], os.environ.get("COLOUR"), os.environ.get("GONE"), random.random(), flush=True)
+    if word == "exit":
+        sys.exit(int(sys.argv[2]))
+    if word == "raise":
+        raise ValueError("no good")
+    if word == "text":
+        sys.exit("a last word")
+    if word == "sleep":
+        time.sleep(600)
+    if word == "group":
+        print(os.getpid() == os.getsid(0) == os.getpgrp(), signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)
+"""
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[ForkServer]:
+    (tmp_path / "forked_script.py").write_text(SCRIPT)
+    server = await ForkServer.start("none", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "GONE": "still there"})
+    yield server
+    await server.aclose()
+
+
+async def run(server: ForkServer, log: Path, *argv: str) -> int:
+    child = await server.spawn("forked_script", argv, env={"COLOUR": "red", "GONE": None}, log=str(log))
+    async with asyncio.timeout(10):
+        return await server.wait(child)
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "text"),
+    [
+        (("exit", "0"), 0, "exit"),
+        (("exit", "7"), 7, "exit"),
+        (("raise",), 1, "ValueError: no good"),
+        (("text",), 1, "a last word"),
+        (("group",), 0, "True True"),
+    ],
+)
+async def test_a_child_runs_as_a_main_module(
+    server: ForkServer, tmp_path: Path, argv: tuple[str, ...], status: int, text: str
+) -> None:
+    """Arguments, environment, output file and exit status are as with `python -m`; it leads its own session."""
+    log = tmp_path / "log"
+    assert await run(server, log, *argv) == status
+    written = log.read_text()
+    assert text in written
+    assert " red None " in written
+    assert "forked_script" in written.split()[1]
+
+
+async def test_children_draw_their_own_random_numbers(server: ForkServer, tmp_path: Path) -> None:
+    """A fork inherits the generator's state."""
+    logs = [tmp_path / f"log-{number}" for number in range(3)]
+    for log in logs:
+        await run(server, log, "exit", "0")
+    assert len({log.read_text().split()[4] for log in logs}) == 3
+
+
+async def test_signals_reach_a_child_and_are_reported(server: ForkServer, tmp_path: Path) -> None:
+    """A negative status names the signal; a second signal to a dead child does nothing."""
+    child = await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log"))
+    child.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(5):
+        assert await server.wait(child) == -signal.SIGTERM
+    child.send_signal(signal.SIGTERM)
+
+
+async def test_children_die_with_the_server(server: ForkServer, tmp_path: Path) -> None:
+    """Killed without a chance to clean up, it takes its children along, and later calls are refused."""
+    children = [await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log")) for _ in range(3)]
+    server._process.kill()
+    async with asyncio.timeout(5):
+        for child in children:
+            assert await server.wait(child) == -signal.SIGKILL
+            while alive(child.pid):
+                await asyncio.sleep(0.01)
+    with pytest.raises(UnavailableError):
+        await server.spawn("forked_script", ["exit", "0"])
+
+
+async def test_closing_ends_everything(server: ForkServer, tmp_path: Path) -> None:
+    """No child, no server, no socket is left; closing again does nothing."""
+    child = await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log"))
+    await server.aclose()
+    async with asyncio.timeout(5):
+        while alive(child.pid):
+            await asyncio.sleep(0.01)
+    await server.aclose()
+    assert not os.path.exists(server._folder.name)  # noqa: ASYNC240  # A test may wait for a disk.
+
+
+@pytest.mark.parametrize("preload", ["no.such.module:function", "threading:no_such_function"])
+async def test_a_preload_that_fails_is_told(preload: str) -> None:
+    """Not a hang."""
+    with pytest.raises(UnavailableError):
+        await ForkServer.start(preload)
+
+
+async def test_a_preload_that_starts_threads_is_refused(tmp_path: Path) -> None:
+    """A fork would copy their locks, not them."""
+    code = (
+        "import threading, time\ndef go():\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    (tmp_path / "threaded.py").write_text(code)
+    with pytest.raises(UnavailableError):
+        await ForkServer.start("threaded:go", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"})
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,193 @@
+"""Sampling, handles, settings and fingerprints of the vLLM adapter: pure parts, no vLLM needed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
+from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
+from kvmesh.engines.vllm.handles import HandleForm, make_handle, pack, prompt_hash, read_handle
+from kvmesh.engines.vllm.sampling import constraint_arguments, decode_arguments, prefill_arguments
+from kvmesh.engines.vllm.settings import check_cpu_block_size
+from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
+
+FORM = HandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
+PARAMETERS = {
+    "do_remote_prefill": True,
+    "remote_block_ids": [[4, 5, 6]],
+    "remote_engine_id": "engine",
+    "remote_request_id": "request~1",
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+    "remote_blocks_expiry_time": None,
+}
+
+
+def generation(emitted: int = 0, **sampling: Any) -> Generation:
+    return Generation(model="m", token_ids=[1], emitted_token_ids=range(emitted), sampling=SamplingParams(**sampling))
+
+
+def test_unset_values_take_the_models_defaults() -> None:
+    """A given value wins, 0 included; what neither gives is neutral."""
+    defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
+    assert decode_arguments(generation(temperature=0.0), defaults) == {
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "max_tokens": 50,
+        "min_tokens": 0,
+        "ignore_eos": False,
+    }
+    assert decode_arguments(generation(), {})["temperature"] == 1.0
+    assert decode_arguments(generation(), {})["max_tokens"] is None
+
+
+def test_all_parameters_are_passed_on() -> None:
+    """Each under vLLM's name; logit bias as a mapping."""
+    arguments = decode_arguments(
+        generation(
+            top_k=5, min_p=0.1, presence_penalty=0.1, frequency_penalty=0.2, repetition_penalty=1.1, seed=3,
+            logprobs=0, stop_token_ids=(7, 8), logit_bias=((3, 1.5),), ignore_eos=True, max_tokens=9, min_tokens=2,
+        ),
+        {},
+    )  # fmt: skip
+    assert arguments == {
+        "temperature": 1.0, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.1, "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1, "seed": 3, "logprobs": 0, "stop_token_ids": [7, 8], "logit_bias": {3: 1.5},
+        "ignore_eos": True, "max_tokens": 9, "min_tokens": 2,
+    }  # fmt: skip
+
+
+def test_emitted_tokens_count_towards_the_limits() -> None:
+    """They are prompt to vLLM, but answer to the client."""
+    arguments = decode_arguments(generation(4, max_tokens=10, min_tokens=6), {})
+    assert (arguments["max_tokens"], arguments["min_tokens"]) == (6, 2)
+    assert decode_arguments(generation(4, max_tokens=10, min_tokens=2), {})["min_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "defaults", "error"),
+    [
+        ({"max_tokens": 4}, {}, InvalidRequestError),
+        ({"presence_penalty": 0.1}, {}, UnsupportedError),
+        ({}, {"frequency_penalty": 0.1}, UnsupportedError),
+        ({"seed": 1}, {}, UnsupportedError),
+        ({"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}, {}, UnsupportedError),
+    ],
+)
+def test_what_cannot_be_continued(sampling: dict[str, Any], defaults: dict[str, Any], error: type[Exception]) -> None:
+    """Refused with emitted tokens, taken without."""
+    with pytest.raises(error):
+        decode_arguments(generation(4, **sampling), defaults)
+    decode_arguments(generation(0, **sampling), defaults)
+
+
+def test_a_seed_does_not_matter_to_a_greedy_continuation() -> None:
+    """Nothing is drawn there."""
+    decode_arguments(generation(4, seed=1, temperature=0.0), {})
+    decode_arguments(generation(4, seed=1), {"temperature": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        (Constraint(kind=ConstraintKind.JSON_SCHEMA, text="{}"), {"json": "{}"}),
+        (Constraint(kind=ConstraintKind.JSON_OBJECT), {"json_object": True}),
+        (Constraint(kind=ConstraintKind.REGEX, text="a+"), {"regex": "a+"}),
+        (Constraint(kind=ConstraintKind.GRAMMAR, text="root ::= 1"), {"grammar": "root ::= 1"}),
+        (Constraint(kind=ConstraintKind.CHOICE, options=("a", "b")), {"choice": ["a", "b"]}),
+        (Constraint(kind=ConstraintKind.STRUCTURAL_TAG, text="{}"), {"structural_tag": "{}"}),
+    ],
+)
+def test_constraints(constraint: Constraint, expected: dict[str, Any]) -> None:
+    """Every kind has its name in vLLM."""
+    assert constraint_arguments(constraint) == expected
+
+
+def test_a_prefill_samples_one_token_whatever_was_asked() -> None:
+    """Its token is nobody's, and must not end early: a stop would be fine, a refusal would not."""
+    assert prefill_arguments() == {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
+
+
+def test_a_handle_survives_the_trip() -> None:
+    """What the connector said comes back as it was, for the same prompt only."""
+    tokens = list(range(70))
+    handle = make_handle(FORM, PARAMETERS, tokens=70, prompt=prompt_hash(0, tokens), lease_s=30)
+    assert (handle.handle_id, handle.kv_bytes, handle.tokens, handle.lease_s) == ("request~1", 30, 70, 30)
+    assert read_handle(FORM, handle, tokens=70, prompt=prompt_hash(0, tokens)) == PARAMETERS
+    with pytest.raises(KvLostError):
+        read_handle(FORM, handle, tokens=70, prompt=prompt_hash(1, tokens))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"", b"{", b"[]", b"{}", b"\xff\xfe", b"null", b'{"prompt": "p", "parameters": 3}',
+        pack("p", PARAMETERS)[:-1], b"0" * 16 + pack("p", PARAMETERS)[16:], pack("p", PARAMETERS).replace(b"5", b"7"),
+        *(pack("p", {**PARAMETERS, **change}) for change in (
+            {"remote_block_ids": [[4, 5]]}, {"remote_block_ids": []}, {"remote_block_ids": [5]},
+            {"remote_block_ids": [["4", "5", "6"]]}, {"remote_block_ids": [[4, -5, 6]]}, {"remote_block_ids": None},
+            {"remote_host": None}, {"remote_port": "x"}, {"remote_port": True}, {"tp_size": 0}, {"pp_size": None},
+        )),
+    ],
+)  # fmt: skip
+def test_a_damaged_payload_is_refused(payload: bytes) -> None:
+    """A wrong number of blocks, or a wrong type, would raise inside vLLM's step and kill the engine."""
+    handle = make_handle(FORM, PARAMETERS, tokens=70, prompt="p", lease_s=30)
+    with pytest.raises(KvLostError):
+        read_handle(FORM, replace(handle, payload=payload), tokens=70, prompt="p")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"}, {"lease_s": 1.0}, {"lease_margin_s": 0.0},
+        {"kv_pull_timeout_s": 30.0}, {"kv_pull_timeout_s": 0.0}, {"side_channel_port": 70000},
+        {"running_requests_max": 0}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1}, {"idle_poll_s": 0.0},
+    ],
+)  # fmt: skip
+def test_settings_out_of_range(change: dict[str, Any]) -> None:
+    """Refused when made, by name."""
+    with pytest.raises(InvalidRequestError, match=next(iter(change))):
+        VllmSettings(**{"model": "m", **change})
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """One start, one list."""
+    with pytest.raises(InvalidRequestError, match=r"role.*tokenizer.*lease_s"):
+        VllmSettings(model="m", role="x", tokenizer="x", lease_s=1.0)
+
+
+@pytest.mark.parametrize("size", [16, 48, 1])
+def test_cpu_blocks_are_multiples_of_32(size: int) -> None:
+    """vLLM's own message for it names no setting."""
+    with pytest.raises(InvalidRequestError, match="multiple of 32"):
+        check_cpu_block_size(size)
+    check_cpu_block_size(size * 32)
+
+
+def test_a_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    """Same content in another place is the same model; another byte in a weight or the configuration is not."""
+    prints = []
+    for name, weights, config in (
+        ("one", b"\0" * 300_000, "{}"), ("two", b"\0" * 300_000, "{}"), ("three", b"\0" * 299_999 + b"\1", "{}"),
+        ("four", b"\0" * 300_000, "{ }"), ("five", b"\0" * 300_001, "{}"),
+    ):  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(weights)
+        (folder / "config.json").write_text(config)
+        (folder / "README.md").write_text(name)
+        prints.append(model_fingerprint(str(folder), ""))
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 4
+    assert model_fingerprint("hub/name", "a") != model_fingerprint("hub/name", "b")
+
+
+def test_a_hash_is_independent_of_order() -> None:
+    """And of nothing else."""
+    assert compatibility_hash({"a": 1, "b": 2}) == compatibility_hash({"b": 2, "a": 1})
+    assert compatibility_hash({"a": 1}) != compatibility_hash({"a": 2})
