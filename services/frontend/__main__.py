@@ -58,6 +58,7 @@ class Frontend:
             generator=generator,
             metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
             settings=settings.pipeline,
+            tracing=self.telemetry.tracing,
         )
         self.http = HttpServer(self.pipeline, settings.http, self.telemetry.registry, problems=self.models.problems)
         self.server = RpcServer(

@@ -14,6 +14,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Usage, WorkerRef
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.clients import DecodeLinks, Placed, PrefillClient, RouterLink
+from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
 from services.frontend.choice import Choice
 from services.frontend.metrics import FrontendMetrics
@@ -44,8 +45,10 @@ class Pipeline:
         generator: Random,
         metrics: FrontendMetrics,
         settings: PipelineSettings,
+        tracing: Tracing | None = None,
     ) -> None:
         self.models = models
+        self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
         self.clock = clock
@@ -100,11 +103,28 @@ class Pipeline:
         request_id = prepared.request.request_id
         self._admit(request_id)
         try:
-            return await self._run(prepared, outlet, began_s)
+            if not self._tracing.is_on:
+                return await self._run(prepared, outlet, began_s)
+            return await self._run_traced(prepared, outlet, began_s)
         finally:
             self._in_flight.discard(request_id)
             if not self._in_flight:
                 self._idle.set()
+
+    async def _run_traced(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
+        """The same under a span, which router and workers get as their parent."""
+        attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
+        with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
+            traceparent = current_traceparent()
+            prepared = replace(
+                prepared,
+                generation=replace(prepared.generation, traceparent=traceparent),
+                ask=replace(prepared.ask, traceparent=traceparent),
+            )
+            answer = await self._run(prepared, outlet, began_s)
+            span.set_attribute("gen_ai.usage.input_tokens", answer.usage.prompt_tokens)
+            span.set_attribute("gen_ai.usage.output_tokens", answer.usage.output_tokens)
+            return answer
 
     def _check_room(self) -> None:
         retry_after_s = self.settings.retry_after_s

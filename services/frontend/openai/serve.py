@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 from aiohttp import web
@@ -69,7 +69,9 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     pipeline = exchange.pipeline
     model = pipeline.models.find(asked.model)
     exchange.model_name = model.name
-    prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in asked.requests]
+    traceparent = exchange.request.headers.get("traceparent", "")
+    requests = [replace(each, traceparent=traceparent) for each in asked.requests] if traceparent else asked.requests
+    prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in requests]
     created_s = int(pipeline.clock.wall())
     if asked.is_stream:
         return await _serve_stream(exchange, asked, prepared, created_s)
