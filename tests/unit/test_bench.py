@@ -1,0 +1,243 @@
+"""The load generator's pure parts: a benchmark that is wrong here is wrong everywhere."""
+
+import asyncio
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import mean, median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.figures import LoadReport, percentiles
+from bench.loops import arrive, closed_loop, open_loop, poisson
+from bench.medians import compare
+from bench.noise import Noise
+from bench.points import Point
+from bench.prompts import PromptShape, make_prompts, one_token_words, trace_prompt
+from bench.scenarios import Scenario
+from bench.services import DEMO_MODEL
+from bench.table import render
+from bench.target import LoadRequest, LoadResult
+from bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, generate_trace, load_trace
+
+MOONCAKE = [
+    {"timestamp": 3000, "input_length": 700, "output_length": 20, "hash_ids": [4, 9]},
+    {"timestamp": 0, "input_length": 512, "output_length": 7, "hash_ids": [4]},
+]
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,0,109
+"""
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_mooncake_traces_load_in_order_of_time(tmp_path: Path, name: str) -> None:
+    """Milliseconds become seconds, block ids stay, plain or compressed."""
+    data = "".join(json.dumps(row) + "\n" for row in MOONCAKE).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert load_trace(tmp_path / name) == [
+        TraceRequest(at_s=0.0, prompt_tokens=512, output_tokens=7, block_ids=(4,)),
+        TraceRequest(at_s=3.0, prompt_tokens=700, output_tokens=20, block_ids=(4, 9)),
+    ]
+
+
+def test_azure_traces_load_with_offsets_from_their_first_row(tmp_path: Path) -> None:
+    """Seven digits of a second are understood; an empty prompt counts as one token."""
+    (tmp_path / "trace.csv").write_text(AZURE)
+    first, second = load_trace(tmp_path / "trace.csv")
+    assert (first.at_s, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
+    assert second.at_s == pytest.approx(4.314579)
+    assert second.prompt_tokens == 1
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """A wrong name is told, not guessed at."""
+    (tmp_path / "trace.txt").write_text("")
+    with pytest.raises(ValueError, match="neither"):
+        load_trace(tmp_path / "trace.txt")
+
+
+def test_percentiles_are_nearest_rank_in_milliseconds() -> None:
+    """Of 1 to 100 seconds the 99th percentile is the 99th value."""
+    found = percentiles([float(i) for i in range(100, 0, -1)])
+    assert found == {"p50": 50_000.0, "p90": 90_000.0, "p99": 99_000.0, "mean": 50_500.0}
+    assert percentiles([]) == {}
+    assert percentiles([0.25])["p99"] == 250.0
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e3), min_size=1, max_size=300))
+def test_percentiles_are_values_with_enough_below_them(values: list[float]) -> None:
+    """At least the named share of all values is at or below a percentile, and fewer are below it."""
+    found = percentiles(values)
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        at_or_below = sum(1000 * value <= found[name] for value in values)
+        below = sum(1000 * value < found[name] for value in values)
+        assert at_or_below >= share * len(values) - 1e-9
+        assert below < share * len(values) + 1e-9
+
+
+def test_prompts_have_their_length_are_distinct_and_repeat_with_the_seed() -> None:
+    """Two runs of a seed send the same prompts; within a run no prompt begins like another."""
+    shape = PromptShape(tokens=200)
+    prompts = list(islice(make_prompts(shape, seed=3), 300))
+    assert {len(prompt.split()) for prompt in prompts} == {200}
+    assert len({tuple(prompt.split()[:8]) for prompt in prompts}) == 300
+    assert prompts == list(islice(make_prompts(shape, seed=3), 300))
+    assert prompts != list(islice(make_prompts(shape, seed=4), 300))
+
+
+def test_prefix_groups_share_their_beginning_and_nothing_more() -> None:
+    """Half of each prompt is one of four beginnings; the words after it are each prompt's own."""
+    shape = PromptShape(tokens=100, prefix_groups=4, prefix_share=0.5)
+    prompts = [prompt.split() for prompt in islice(make_prompts(shape, seed=1), 200)]
+    assert {len(prompt) for prompt in prompts} == {100}
+    assert len({tuple(prompt[:50]) for prompt in prompts}) == 4
+    assert len({tuple(prompt[50:58]) for prompt in prompts}) == 200
+
+
+def test_words_are_one_token_each_in_the_models_tokenizer() -> None:
+    """A prompt of 500 words is 500 tokens, up to what its first word without a space before it makes."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    prompt = next(make_prompts(PromptShape(tokens=500), seed=1, words=one_token_words(DEMO_MODEL)))
+    assert 500 <= len(tokenizer.encode(prompt, add_special_tokens=False).ids) <= 505
+
+
+def test_a_traces_blocks_repeat_exactly_where_its_ids_do() -> None:
+    """Same ids, same text; the first block that differs is where texts part; the length is the trace's."""
+    first = trace_prompt(TraceRequest(at_s=0, prompt_tokens=1200, output_tokens=1, block_ids=(7, 8, 9))).split()
+    second = trace_prompt(TraceRequest(at_s=5, prompt_tokens=1500, output_tokens=1, block_ids=(7, 8, 10))).split()
+    shared = 2 * MOONCAKE_BLOCK_TOKENS
+    assert (len(first), len(second)) == (1200, 1500)
+    assert first[:shared] == second[:shared]
+    assert first[shared : shared + 8] != second[shared : shared + 8]
+
+
+def test_scaled_blocks_repeat_too_and_requests_without_ids_share_nothing() -> None:
+    """Lengths shrink, sharing stays; an Azure request's text is its own, the same in each run."""
+    blocks = [TraceRequest(at_s=at, prompt_tokens=1024, output_tokens=1, block_ids=(7, at)) for at in (1, 2)]
+    first, second = (trace_prompt(request, tokens_scale=0.1).split() for request in blocks)
+    assert len(first) == len(second) == 102
+    assert first[:51] == second[:51]
+    assert first[51:60] != second[51:60]
+    bare = [TraceRequest(at_s=at, prompt_tokens=600, output_tokens=1) for at in (1.0, 2.0)]
+    assert trace_prompt(bare[0]) == trace_prompt(bare[0])
+    assert trace_prompt(bare[0]).split()[:8] != trace_prompt(bare[1]).split()[:8]
+
+
+def _requests(count: int) -> Iterator[LoadRequest]:
+    return (LoadRequest(prompt=str(i), output_tokens=1) for i in range(count))
+
+
+def test_poisson_arrivals_have_their_rate_and_spread() -> None:
+    """Gaps of 10 000 arrivals at 50/s average 20 ms with a standard deviation as large, and repeat with the seed."""
+    offsets = [at_s for _, at_s in poisson(_requests(10_000), 50.0, seed=2)]
+    gaps = [later - earlier for earlier, later in pairwise([0.0, *offsets])]
+    assert mean(gaps) == pytest.approx(0.02, rel=0.05)
+    assert math.sqrt(mean([(gap - 0.02) ** 2 for gap in gaps])) == pytest.approx(0.02, rel=0.05)
+    assert offsets == [at_s for _, at_s in poisson(_requests(10_000), 50.0, seed=2)]
+
+
+def test_a_generated_trace_has_the_marginals_it_claims() -> None:
+    """Rate, medians, and the share of blocks that came before."""
+    trace = generate_trace(5000, rate_per_s=4.0, seed=1)
+    assert 5000 / trace[-1].at_s == pytest.approx(4.0, rel=0.05)
+    assert median(request.output_tokens for request in trace) == pytest.approx(350, rel=0.1)
+    assert median(request.prompt_tokens for request in trace) == pytest.approx(7000, rel=0.1)
+    for request in trace:
+        full = MOONCAKE_BLOCK_TOKENS * len(request.block_ids)
+        assert full - MOONCAKE_BLOCK_TOKENS < request.prompt_tokens <= full
+    seen: set[int] = set()
+    again = 0
+    for request in trace:
+        again += len(seen.intersection(request.block_ids))
+        seen.update(request.block_ids)
+    assert again / sum(len(request.block_ids) for request in trace) == pytest.approx(0.38, abs=0.03)
+    assert trace == generate_trace(5000, rate_per_s=4.0, seed=1)
+
+
+class CountingTarget:
+    """Answers after a moment and remembers how many requests were in flight."""
+
+    def __init__(self, answer_s: float) -> None:
+        self._answer_s = answer_s
+        self.in_flight = self.most = 0
+        self.intended_at_s: list[float] = []
+
+    async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
+        self.intended_at_s.append(intended_at_s)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        await asyncio.sleep(self._answer_s)
+        self.in_flight -= 1
+        return LoadResult(output_tokens=1)
+
+    async def aclose(self) -> None:
+        """Nothing to end."""
+
+
+async def test_a_closed_loop_keeps_its_number_in_flight() -> None:
+    """Never more than asked, never fewer while there is work; every request once."""
+    target = CountingTarget(0.001)
+    results = await closed_loop(target, _requests(50), concurrency=7)
+    assert len(results) == 50
+    assert target.most == 7
+
+
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """Requests go out on time though none is answered yet, and times count from when they were due."""
+    target = CountingTarget(0.2)
+    timed = ((request, 0.001 * i) for i, request in enumerate(_requests(40)))
+    results = await open_loop(target, arrive(timed))
+    assert len(results) == 40
+    assert target.most == 40
+    gaps = [later - earlier for earlier, later in pairwise(target.intended_at_s)]
+    assert gaps == pytest.approx([0.001] * 39)
+
+
+def _report(tokens: int, wall_s: float) -> LoadReport:
+    good = LoadResult(ttft_s=0.01, total_s=0.1, output_tokens=tokens, chunks=tokens)
+    return LoadReport(
+        results=[good, LoadResult(error="refused")],
+        wall_s=wall_s,
+        client_cpu_s=0.5,
+        cpu_s={"frontend": 1.0, "decode": 3.0},
+        rss_mib={"frontend": 70.0, "decode": 300.0},
+        noise=Noise(calibration_ms=8.0, others_cores=0.1),
+    )
+
+
+def test_a_summary_counts_only_what_was_answered() -> None:
+    """Errors are told beside the rates; CPU is per 1 000 answered tokens."""
+    summary = _report(2000, 4.0).summary()
+    assert (summary["requests"], summary["errors"], summary["error_sample"]) == (1, 1, "refused")
+    assert summary["tokens_per_s"] == 500.0
+    assert summary["cpu_s_per_1k_tokens"] == {"frontend": 0.5, "decode": 1.5}
+    assert summary["server_cpu_s_per_1k_tokens"] == 2.0
+
+
+def test_a_comparison_takes_medians_and_says_whose_is_whose() -> None:
+    """Ours first; a point that only one system has is left out."""
+    scenario = Scenario(protocol="http", prompt_tokens=128, output_tokens=128, concurrency=8)
+    alone = Scenario(protocol="grpc", prompt_tokens=128, output_tokens=128, concurrency=8)
+    points = [
+        *(Point(system="kvmesh", kind="flat", scenario=scenario, summary=_report(n, 1.0).summary()) for n in (1, 6, 9)),
+        Point(system="dynamo", kind="flat", scenario=scenario, summary=_report(3, 1.0).summary()),
+        Point(system="kvmesh", kind="flat", scenario=alone, summary=_report(3, 1.0).summary()),
+    ]
+    (line,) = compare(points)
+    assert line[:3] == ["flat", "http 128+128 x8", "6 / 3 = 2.00"]
+    assert line[-1] == "3 / 1"
+
+
+def test_tables_are_markdown_with_equal_columns() -> None:
+    """Every line is as long as the others."""
+    lines = render(("a", "long name"), [["1", "2"], ["three", "4"]]).splitlines()
+    assert len(lines) == 4
+    assert len({len(line) for line in lines}) == 1

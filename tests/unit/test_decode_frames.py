@@ -1,0 +1,120 @@
+"""Step frames: what waits travels together, nothing lost, nothing reordered within a slot."""
+
+import asyncio
+from contextlib import aclosing
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.api.decode.v1 import decode_pb2 as pb
+from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.engines.base import EngineFinish
+from kvmesh.errors import OverloadedError
+from kvmesh.worker.slots import LinkStep
+from kvmesh.worker.worker import Link, Worker
+from services.decode.frames import STEPS_PER_FRAME_MAX, FrameOutlet
+
+
+def finish(slot: int) -> EngineFinish:
+    return EngineFinish(key=slot, reason=FinishReason.LENGTH)
+
+
+async def drain(outlet: FrameOutlet) -> list[pb.StepFrame]:
+    outlet.close_nowait()
+    async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
+        return [response.frame async for response in frames]
+
+
+def tokens_by_slot(frames: list[pb.StepFrame]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for frame in frames:
+        assert len(set(frame.slots)) == len(frame.slots)
+        start = 0
+        for slot, count in zip(frame.slots, frame.counts or [1] * len(frame.slots), strict=True):
+            found.setdefault(slot, []).extend(frame.token_ids[start : start + count])
+            start += count
+        assert start == len(frame.token_ids)
+    return found
+
+
+STEP = st.lists(
+    st.tuples(st.integers(0, 5), st.lists(st.integers(0, 99), min_size=1, max_size=3)),
+    max_size=5,
+    unique_by=lambda entry: entry[0],
+)
+
+
+@given(steps=st.lists(STEP, max_size=200))
+def test_no_token_is_lost_or_moved_within_its_slot(steps: list[list[tuple[int, list[int]]]]) -> None:
+    """However many steps wait, each slot's tokens come in the engine's order, in few frames."""
+    outlet = FrameOutlet(1000)
+    expected: dict[int, list[int]] = {}
+    for number, step in enumerate(steps, 1):
+        for slot, ids in step:
+            expected.setdefault(slot, []).extend(ids)
+        share = LinkStep([slot for slot, _ in step], [i for _, ids in step for i in ids], [len(ids) for _, ids in step])
+        outlet.on_step(number, share, {})
+    frames = asyncio.run(drain(outlet))
+    assert tokens_by_slot(frames) == expected
+    assert len(frames) == -(-len(steps) // STEPS_PER_FRAME_MAX)
+
+
+async def test_a_step_alone_is_a_frame_of_its_own() -> None:
+    """A stream that keeps up gets one frame per step, without counts where each entry has one token."""
+    outlet = FrameOutlet(10)
+    async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
+        for number in (1, 2):
+            outlet.on_step(number, LinkStep([3, 4], [number, 50 + number]), {})
+            frame = (await anext(frames)).frame
+            assert (frame.step, list(frame.slots), list(frame.counts)) == (number, [3, 4], [])
+            assert list(frame.token_ids) == [number, 50 + number]
+
+
+async def test_a_finish_comes_with_or_after_its_tokens() -> None:
+    """The steps before a finish and the finish itself may share a frame; the frame says the last step's number."""
+    outlet = FrameOutlet(10)
+    outlet.on_step(1, LinkStep([0, 1], [10, 20]), {})
+    outlet.on_step(2, LinkStep([0, 1], [11, 21], None, [finish(1)]), {})
+    outlet.on_step(3, LinkStep([0], [12], None, [finish(0)]), {})
+    (frame,) = await drain(outlet)
+    assert frame.step == 3
+    assert tokens_by_slot([frame]) == {0: [10, 11, 12], 1: [20, 21]}
+    assert [ended.slot for ended in frame.finishes] == [1, 0]
+
+
+async def test_logprobs_and_refusals_keep_their_place() -> None:
+    """What is more than plain arrays is a frame of its own, in its turn."""
+    outlet = FrameOutlet(10)
+    # Frames ask their link for its number only; no leg is submitted here.
+    outlet.link = Link(cast(Worker, None), 0, outlet)
+    entry = TokenLogprob(logprob=-0.5)
+    outlet.on_step(1, LinkStep([0], [10]), {})
+    outlet.on_step(2, LinkStep([0], [11]), {0: [entry]})
+    outlet.put_nowait(pb.StepFrame(finishes=[pb.Finish(slot=7)]))
+    outlet.on_step(3, LinkStep([0], [12]), {})
+    frames = await drain(outlet)
+    assert [list(frame.token_ids) for frame in frames] == [[10], [11], [], [12]]
+    assert [len(frame.logprobs) for frame in frames] == [0, 1, 0, 0]
+    assert [len(frame.finishes) for frame in frames] == [0, 0, 1, 0]
+
+
+async def test_a_frontend_that_does_not_read_is_cut_off() -> None:
+    """Past the bound the stream ends with an error, after what fitted."""
+    outlet = FrameOutlet(3)
+    for number in range(5):
+        outlet.on_step(number, LinkStep([0], [number]), {})
+    async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
+        assert list((await anext(frames)).frame.token_ids) == [0, 1, 2]
+        with pytest.raises(OverloadedError):
+            await anext(frames)
+
+
+async def test_silence_is_broken_by_heartbeats() -> None:
+    """An empty frame with step 0 after each heartbeat interval."""
+    outlet = FrameOutlet(3)
+    async with aclosing(outlet.frames(0.01)) as frames:  # type: ignore[type-var]
+        heartbeat = (await anext(frames)).frame
+    assert heartbeat.step == 0
+    assert not heartbeat.slots
