@@ -303,11 +303,16 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
         assert time.monotonic() - began < 0.8
         assert other.finish is not None
         got = await decode.result(key)
-        assert 0.9 < time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 2.5
         assert got.tokens == alone
         assert got.finish is not None
-        assert got.finish.was_recomputed
-        assert got.finish.usage.transferred_tokens == 0
+        if got.finish.was_recomputed:
+            assert time.monotonic() - began > 0.9
+            assert got.finish.usage.transferred_tokens == 0
+        else:
+            # Engines that have met may read a stopped process's memory without its help, and then the KV is the right one.
+            assert have_met
+            assert got.finish.usage.transferred_tokens > 0
         await decode.idle(1.0)
     finally:
         os.kill(prefill.remote.pid, signal.SIGCONT)
