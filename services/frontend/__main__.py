@@ -51,7 +51,11 @@ class Frontend:
         self.models = DiscoveredModels(self.registry, settings.models, clock)
         self.pipeline = Pipeline(
             models=self.models,
-            prefill=GrpcPrefillClient(self.channels),
+            prefill=GrpcPrefillClient(
+                self.channels,
+                probe_interval_s=settings.pipeline.prefill_probe_interval_s,
+                probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
+            ),
             links=self.links,
             router=self.router,
             clock=clock,
