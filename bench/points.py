@@ -1,5 +1,6 @@
 """Measures one scenario on one server."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 from itertools import islice
@@ -9,11 +10,16 @@ from bench.grpc_target import GrpcTarget
 from bench.http_target import HttpTarget
 from bench.loops import closed_loop, for_seconds, measure
 from bench.mesh import Served
+from bench.processes import process_use
 from bench.prompts import PromptShape, make_prompts, one_token_words
 from bench.scenarios import Scenario
 from bench.target import LoadRequest, Target
 
 WARM_UP_REQUESTS = 20
+WARM_UP_TOKENS = 64
+IDLE_CORES_MAX = 0.25
+IDLE_INTERVAL_S = 0.5
+IDLE_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +47,36 @@ class Bench:
         self._template_tokens = 0
 
     async def warm_up(self) -> None:
-        """Once per server: connections between services, transfer agents and caches are made by the first requests."""
+        """Once per server: transfer agents, connections between services and caches are made by the first requests.
+
+        The prompts are long enough to be transferred. Then it waits until the server is idle, because agents are still
+        starting after the first answers.
+        """
         target = self._target(Scenario(protocol="http", prompt_tokens=1, output_tokens=1, concurrency=1))
         try:
             probe = await target.send(LoadRequest(prompt=self._words[0], output_tokens=1), time.perf_counter())
             if probe.error:
                 raise RuntimeError(f"the first request failed: {probe.error}")
             self._template_tokens = max(0, probe.prompt_tokens - 1)
+            prompts = make_prompts(PromptShape(tokens=WARM_UP_TOKENS), seed=self._seed, words=self._words)
+            requests = (LoadRequest(prompt=prompt, output_tokens=WARM_UP_TOKENS) for prompt in prompts)
+            await closed_loop(target, islice(requests, WARM_UP_REQUESTS), 1)
         finally:
             await target.aclose()
+        await self._wait_idle()
+
+    async def _wait_idle(self) -> None:
+        """Until all of the server's processes together use little, or for a bounded time."""
+        end_s = time.perf_counter() + IDLE_TIMEOUT_S
+        used_s = self._cpu_s()
+        while time.perf_counter() < end_s:
+            await asyncio.sleep(IDLE_INTERVAL_S)
+            before_s, used_s = used_s, self._cpu_s()
+            if used_s - before_s < IDLE_CORES_MAX * IDLE_INTERVAL_S:
+                return
+
+    def _cpu_s(self) -> float:
+        return sum(process_use(pid).cpu_s for pid in self._served.watch.values())
 
     async def measure(self, scenario: Scenario, seconds: float) -> Point:
         """A few requests that do not count, then `seconds` of load."""

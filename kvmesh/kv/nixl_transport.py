@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 _HEAD = Struct("<4sQQ")
 _MAGIC = b"NXL1"
+_NIXL_BACK_ENDS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
 _DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
 
 
@@ -76,8 +77,7 @@ class NixlTransport:
     def _create(self, memory: Memory) -> None:
         for name, value in _DEFAULT_ENVIRON.items():
             os.environ.setdefault(name, value)
-        from nixl import _api as api
-
+        api = _nixl_api()
         bind = api.nixlBind
         self._nixl_errors = tuple(
             value for name, value in vars(bind).items() if name.endswith("Error") and isinstance(value, type)
@@ -312,6 +312,17 @@ class NixlTransport:
             agent.deregister_memory(self._registration)
         except self._nixl_errors as error:
             log.warning("nixl_agent_not_closed", extra={"data": {"error": type(error).__name__}})
+
+
+def _nixl_api() -> Any:
+    """NIXL's Python API.
+
+    The `nixl` package picks one of its back ends by the CUDA version, and where torch was built without CUDA it imports all
+    of torch to learn that: two seconds and 200 MiB. With one back end installed there is nothing to pick.
+    """
+    installed = [name for name in _NIXL_BACK_ENDS if importlib.util.find_spec(name) is not None]
+    package = installed[0] if len(installed) == 1 else "nixl"
+    return importlib.import_module(f"{package}._api")
 
 
 async def _outlast(task: asyncio.Task[None]) -> None:

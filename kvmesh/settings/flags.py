@@ -55,7 +55,8 @@ class Flags:
     def _value(self, flag: str, value: str | None, rest: list[str]) -> str | None:
         if value is not None:
             return value
-        if not rest or rest[0].startswith("--"):
+        # A word with a space in it is no flag: `--engine-args "--seed 1"` gives its flags on to somebody else.
+        if not rest or (rest[0].startswith("--") and " " not in rest[0]):
             self.problems.append(f"{flag} needs a value")
             return None
         return rest.pop(0)

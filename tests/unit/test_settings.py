@@ -158,6 +158,12 @@ def test_a_missing_or_broken_file_is_a_problem(tmp_path: Path) -> None:
     assert problems("--model=m", "--config") == ("--config needs a value",)
 
 
+def test_a_value_may_be_flags_for_somebody_else() -> None:
+    """A quoted word of several flags is a value; a flag by itself is none."""
+    assert router("--token", "--seed 1 --lease-s 2").token == "--seed 1 --lease-s 2"
+    assert problems("--model=m", "--token", "--seed", "1")[0] == "--token needs a value"
+
+
 def test_exit_status_and_words(capsys: pytest.CaptureFixture[str]) -> None:
     """A process with wrong settings ends with status 2 and lists them on stderr."""
     with pytest.raises(SystemExit) as ended:
