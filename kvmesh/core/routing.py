@@ -30,6 +30,7 @@ class Ask:
     pinned_prefill_worker_id: str = ""
     pinned_decode_worker_id: str = ""
     attempt: int = 0
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,16 @@
 """Calls PrefillService over pooled channels."""
 
+import asyncio
 from typing import Any
 
 from grpc.aio import AioRpcError
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.core import Generation, Rendezvous, WorkerRef
+from kvmesh.errors import LostError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import PrefillResult
 from kvmesh.rpc.codec.legs import from_prefill_response
@@ -17,8 +21,10 @@ from kvmesh.rpc.status import from_rpc_error
 class GrpcPrefillClient:
     """Implements `kvmesh.rpc.clients.PrefillClient`."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, *, probe_interval_s: float = 3.0, probe_timeout_s: float = 2.0) -> None:
         self._channels = channels
+        self.probe_interval_s = probe_interval_s
+        self._probe_timeout_s = probe_timeout_s
 
     def _stub(self, worker: WorkerRef) -> Any:
         return PrefillServiceStub(self._channels.channel(worker.address))
@@ -40,10 +46,29 @@ class GrpcPrefillClient:
             rendezvous=None if rendezvous is None else to_rendezvous(rendezvous),
             reservation_id=reservation_id,
         )
+        call = self._stub(worker).Prefill(request, timeout=timeout_s)
+        probing = _Probing(self, worker, call)
         try:
-            return from_prefill_response(await self._stub(worker).Prefill(request, timeout=timeout_s))
+            return from_prefill_response(await call)
         except AioRpcError as error:
             raise from_rpc_error(error, where=worker.worker_id) from error
+        except asyncio.CancelledError:
+            if not probing.has_failed:
+                raise
+            raise LostError(
+                "the prefill worker has gone silent", reason="worker_silent", where=worker.worker_id
+            ) from None
+        finally:
+            probing.end()
+
+    async def is_alive(self, worker: WorkerRef) -> bool:
+        """Whether the worker's event loop answers a health check in time, whatever it says of itself."""
+        stub: Any = HealthStub(self._channels.channel(worker.address))
+        try:
+            await stub.Check(HealthCheckRequest(), timeout=self._probe_timeout_s)
+        except AioRpcError:
+            return False
+        return True
 
     async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
         """Gives a handle back; see the protocol."""
@@ -51,3 +76,36 @@ class GrpcPrefillClient:
             await self._stub(worker).ReleaseKv(pb.ReleaseKvRequest(handle_id=handle_id), timeout=timeout_s)
         except AioRpcError as error:
             raise from_rpc_error(error, where=worker.worker_id) from error
+
+
+class _Probing:
+    """Looks now and then whether the worker of a long call still answers, and cancels the call when it does not.
+
+    A hung process keeps its connections, and how long a prompt may take nobody can say in advance; that its worker answers
+    a health check meanwhile can be asked. A call that ends before the first interval costs one timer.
+    """
+
+    def __init__(self, client: GrpcPrefillClient, worker: WorkerRef, call: Any) -> None:
+        self._client = client
+        self._worker = worker
+        self._call = call
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(client.probe_interval_s, self._begin)
+        self.has_failed = False
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._probe(), name=f"probe-{self._worker.worker_id}")
+
+    async def _probe(self) -> None:
+        while True:
+            if not await self._client.is_alive(self._worker):
+                break
+            await asyncio.sleep(self._client.probe_interval_s)
+        self.has_failed = True
+        self._call.cancel()
+
+    def end(self) -> None:
+        """The call is over. Idempotent."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()

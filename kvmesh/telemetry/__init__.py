@@ -1,11 +1,13 @@
 """Logs, metrics and traces: one object per process that everything else is given."""
 
+from opentelemetry.trace import Span
+
 from kvmesh.telemetry.logging import EventLogger, LogFormat, LogLevel, configure_logging, event_logger
 from kvmesh.telemetry.metrics import Instruments
 from kvmesh.telemetry.metrics_server import MetricsServer
 from kvmesh.telemetry.settings import TelemetrySettings
 from kvmesh.telemetry.telemetry import Telemetry
-from kvmesh.telemetry.tracing import Tracing, current_traceparent
+from kvmesh.telemetry.tracing import Tracing, current_traceparent, fail_span
 
 __all__ = [
     "EventLogger",
@@ -13,10 +15,12 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "MetricsServer",
+    "Span",
     "Telemetry",
     "TelemetrySettings",
     "Tracing",
     "configure_logging",
     "current_traceparent",
     "event_logger",
+    "fail_span",
 ]

@@ -74,7 +74,9 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
     clock = SystemClock()
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
     registry = ConsulRegistry(settings.discovery)
-    worker = Worker(make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock)
+    worker = Worker(
+        make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock, telemetry.tracing
+    )
     WorkerMetrics(worker, telemetry.registry)
     membership = Membership(worker, registry, clock, host=settings.rpc.host, uses_tls=settings.rpc.has_tls)
 

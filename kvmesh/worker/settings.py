@@ -43,5 +43,7 @@ class HostSettings:
     rpc: RpcSettings = group(RpcSettings)
     discovery: DiscoverySettings = group(DiscoverySettings)
     telemetry: TelemetrySettings = group(TelemetrySettings)
-    simulated: SimulatedSettings = group(lambda: SimulatedSettings(kv_transport_delay_s=1.0), without=SET_BY_HOST)
+    simulated: SimulatedSettings = group(
+        lambda: SimulatedSettings(kv_transport_delay_s=1.0, eos_after_tokens=64), without=SET_BY_HOST
+    )
     vllm: VllmSettings = group(lambda: VllmSettings(model="set by the host"), without=SET_BY_HOST)

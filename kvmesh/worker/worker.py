@@ -21,6 +21,7 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.kv.lease import LeaseTable
+from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
 from kvmesh.worker.kv_feed import KvFeed
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
@@ -100,8 +101,17 @@ class Worker:
     `start` before anything else; `run` ends when the engine dies. All methods run on one event loop.
     """
 
-    def __init__(self, engine: Engine, identity: WorkerIdentity, settings: WorkerSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        identity: WorkerIdentity,
+        settings: WorkerSettings,
+        clock: Clock,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.engine = engine
+        self._tracing = tracing or Tracing(TelemetrySettings(), service="worker")
+        self._spans: dict[int, Span] = {}
         self.identity = identity
         self.settings = settings
         self._clock = clock
@@ -177,6 +187,12 @@ class Worker:
             ),
         )
         self._idle.clear()
+        if self._tracing.is_on:
+            self._spans[key] = self._tracing.start_span(
+                f"{submission.leg.value} leg",
+                parent=submission.generation.traceparent,
+                attributes={"kvmesh.request_id": submission.request_id, "kvmesh.worker_id": self.identity.worker_id},
+            )
 
     def _check_open(self) -> None:
         if self._lost is not None:
@@ -245,6 +261,7 @@ class Worker:
 
     def _settle(self, finish: EngineFinish) -> EngineFinish:
         record = self._legs.remove(finish.key)
+        self._end_span(finish)
         if not len(self._legs):
             self._idle.set()
         if finish.handle is not None:
@@ -252,6 +269,16 @@ class Worker:
         if record is not None and record.failure is not None:
             return replace(finish, reason=FinishReason.ERROR, error=record.failure, handle=None)
         return finish
+
+    def _end_span(self, finish: EngineFinish) -> None:
+        span = self._spans.pop(finish.key, None)
+        if span is None:
+            return
+        span.set_attribute("gen_ai.response.finish_reasons", [finish.reason.value])
+        span.set_attribute("gen_ai.usage.output_tokens", finish.usage.output_tokens)
+        if finish.error is not None:
+            fail_span(span, finish.error.reason)
+        span.end()
 
     def _lease(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
         handle = replace(handle, worker_id=self.identity.worker_id, worker_epoch=self.identity.epoch)

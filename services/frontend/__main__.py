@@ -51,13 +51,18 @@ class Frontend:
         self.models = DiscoveredModels(self.registry, settings.models, clock)
         self.pipeline = Pipeline(
             models=self.models,
-            prefill=GrpcPrefillClient(self.channels),
+            prefill=GrpcPrefillClient(
+                self.channels,
+                probe_interval_s=settings.pipeline.prefill_probe_interval_s,
+                probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
+            ),
             links=self.links,
             router=self.router,
             clock=clock,
             generator=generator,
             metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
             settings=settings.pipeline,
+            tracing=self.telemetry.tracing,
         )
         self.http = HttpServer(self.pipeline, settings.http, self.telemetry.registry, problems=self.models.problems)
         self.server = RpcServer(

@@ -24,6 +24,7 @@ from services.frontend.settings import PipelineSettings
 # Failures after which the same request may go well elsewhere, or once more.
 RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
 CLOCK_GRAIN_S = 1e-3
+IDLE_TIMEOUT = "idle_timeout"
 
 
 class Attempt:
@@ -214,7 +215,8 @@ class Attempt:
             limit_s, why = self._next_limit()
             left_s = limit_s - self._clock.now()
             if left_s <= 0:
-                self._failed_worker_id = self._placement.decode.worker_id
+                if why.reason == IDLE_TIMEOUT:  # A deadline that passes is nobody's fault.
+                    self._failed_worker_id = self._placement.decode.worker_id
                 raise why
             # The grain keeps a timer that fires a hair early from turning this into a spin.
             await asyncio.wait({self._ended}, timeout=left_s + CLOCK_GRAIN_S)
@@ -229,7 +231,7 @@ class Attempt:
                 silent_s = min(silent_s, choice.heard_at_s + allowed_s)
         if self._deadline_s <= silent_s:
             return self._deadline_s, DeadlineError("the request's time is over", where=where)
-        return silent_s, DeadlineError("the worker sent no token in time", reason="idle_timeout", where=where)
+        return silent_s, DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where)
 
     def on_first(self) -> None:
         """A choice has its first token."""

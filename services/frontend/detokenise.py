@@ -5,11 +5,10 @@ are whole characters and cost a list lookup. The others decode a short window tw
 """
 
 import codecs
-import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 WINDOW_HELD_TOKENS_MAX = 8
@@ -35,6 +34,8 @@ class Detokenisers:
         self._tokenizer = tokenizer
         self._pieces = _byte_pieces(tokenizer) if _is_byte_level(tokenizer) else None
         self._tables: dict[bool, ByteTable] = {}
+        # Made here, in the loading thread: for a large vocabulary it takes a tenth of a second.
+        self.detokeniser(skip_special_tokens=True)
 
     def detokeniser(self, *, skip_special_tokens: bool) -> Detokeniser:
         """A new one for a new answer."""
@@ -130,8 +131,7 @@ class WindowDetokeniser:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
-    return bool(decoder.get("type") == "ByteLevel")
+    return isinstance(tokenizer.decoder, decoders.ByteLevel)
 
 
 def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:

@@ -12,9 +12,10 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Usage, WorkerRef
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
+from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.clients import DecodeLinks, Placed, PrefillClient, RouterLink
-from services.frontend.attempt import RETRIABLE, Attempt
+from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
+from services.frontend.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
 from services.frontend.choice import Choice
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
@@ -44,8 +45,10 @@ class Pipeline:
         generator: Random,
         metrics: FrontendMetrics,
         settings: PipelineSettings,
+        tracing: Tracing | None = None,
     ) -> None:
         self.models = models
+        self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
         self.clock = clock
@@ -100,11 +103,28 @@ class Pipeline:
         request_id = prepared.request.request_id
         self._admit(request_id)
         try:
-            return await self._run(prepared, outlet, began_s)
+            if not self._tracing.is_on:
+                return await self._run(prepared, outlet, began_s)
+            return await self._run_traced(prepared, outlet, began_s)
         finally:
             self._in_flight.discard(request_id)
             if not self._in_flight:
                 self._idle.set()
+
+    async def _run_traced(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
+        """The same under a span, which router and workers get as their parent."""
+        attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
+        with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
+            traceparent = current_traceparent()
+            prepared = replace(
+                prepared,
+                generation=replace(prepared.generation, traceparent=traceparent),
+                ask=replace(prepared.ask, traceparent=traceparent),
+            )
+            answer = await self._run(prepared, outlet, began_s)
+            span.set_attribute("gen_ai.usage.input_tokens", answer.usage.prompt_tokens)
+            span.set_attribute("gen_ai.usage.output_tokens", answer.usage.output_tokens)
+            return answer
 
     def _check_room(self) -> None:
         retry_after_s = self.settings.retry_after_s
@@ -157,6 +177,9 @@ class Pipeline:
         try:
             return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
         except UnavailableError as error:
+            if deadline_s - self.clock.now() <= CLOCK_GRAIN_S:
+                # Nobody was missing: the client gave less time than the answer takes.
+                raise DeadlineError("the request's time is over") from error
             if first_failure is not None:
                 # That nothing else is there says less than what happened on the worker that was.
                 raise first_failure from error

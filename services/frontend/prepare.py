@@ -122,6 +122,7 @@ def prepare(request: Request, model: ServedModel, token_ids: list[int], *, attem
         timeout_s=attempt_timeout_s,
         session_id=request.session_id,
         choices=request.choices,
+        traceparent=request.traceparent,
         required_features=(STRUCTURED_OUTPUT,) if sampling.constraint is not None else (),
     )
     eos = frozenset() if sampling.ignore_eos else model.eos_token_ids

@@ -40,6 +40,12 @@ class PipelineSettings:
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
     idle_timeout_s: float = setting(60.0, "Longest silence between two tokens of a request.", min=0.1)
     place_timeout_s: float = setting(10.0, "Longest wait for the router.", min=0.01)
+    prefill_probe_interval_s: float = setting(
+        3.0, "How often the worker of a long prefill is asked whether it still answers.", min=0.1
+    )
+    prefill_probe_timeout_s: float = setting(
+        2.0, "Longest wait for that answer; then the prefill is placed again.", min=0.1
+    )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
     release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
     placement_attempts: int = setting(3, "Placements of one request before its first token.", min=1, max=16)

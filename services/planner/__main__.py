@@ -83,7 +83,7 @@ async def serve(settings: PlannerSettings) -> None:
     with stop_on_signals(stop, hurry):
         try:
             await run_parts(
-                [metrics_server, planner, server],
+                [telemetry.tracing, metrics_server, planner, server],
                 stop=stop,
                 on_ready=on_ready,
                 drain=drain,

@@ -57,7 +57,7 @@ async def serve(settings: RouterSettings) -> None:
     telemetry = Telemetry.create("router", settings=settings.telemetry)
     core = make_core(settings, router_id, generator)
     metrics = RouterMetrics(telemetry.instruments, core)
-    servicer = RouterServicer(core, metrics, clock)
+    servicer = RouterServicer(core, metrics, clock, telemetry.tracing)
     registry = ConsulRegistry(settings.discovery)
     channels = ChannelPool(settings.rpc, channel_interceptors(telemetry))
     membership = Membership(
@@ -103,7 +103,7 @@ async def serve(settings: RouterSettings) -> None:
     with stop_on_signals(stop, hurry):
         try:
             await run_parts(
-                [channels, metrics_server, membership, upkeep, server],
+                [telemetry.tracing, channels, metrics_server, membership, upkeep, server],
                 stop=stop,
                 on_ready=on_ready,
                 drain=drain,

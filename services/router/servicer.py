@@ -26,6 +26,7 @@ from kvmesh.rpc.codec.router import (
 )
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.status import to_detail
+from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.router.core import RouterCore
 from services.router.explain import Record, ReportNote, weighed_candidates
 from services.router.fleet import Worker
@@ -42,8 +43,9 @@ MESSAGES_AHEAD_MAX = 256
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """Serves one core. A decision is synchronous, so a stream's answers come in the order of its asks."""
 
-    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock) -> None:
+    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock, tracing: Tracing | None = None) -> None:
         self._core = core
+        self._tracing = tracing or Tracing(TelemetrySettings(), service="router")
         self._metrics = metrics
         self._clock = clock
         self._streams: dict[str, int] = {}
@@ -137,7 +139,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def _placed(self, frontend_id: str, ask_id: int, message: pb.Ask) -> Placement:
         started = perf_counter()
         ask = from_ask(message)
-        placement = self._core.ask(frontend_id, ask_id, ask, now=self._clock.now(), wall=self._clock.wall())
+        with self._tracing.span("place", parent=ask.traceparent, attributes={"gen_ai.request.model": ask.model}):
+            placement = self._core.ask(frontend_id, ask_id, ask, now=self._clock.now(), wall=self._clock.wall())
         self._metrics.placed(placement, ask.prompt_tokens, perf_counter() - started)
         return placement
 

@@ -1,10 +1,14 @@
 """The engines that the conformance suite runs against. Another engine joins by a case of its own in `CASES`."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+from shutil import rmtree
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -136,10 +140,15 @@ def _nixl() -> KvTransport:
     return NixlTransport()
 
 
+VLLM_ADAPTER = str(Path(gettempdir()) / f"kvmesh-adapter-{os.getpid()}")
+
+
 async def _vllm(stack: AsyncExitStack) -> Make:
     require_part("vllm")
     from tests.conformance.vllm_case import open_vllm
+    from tests.integration.vllm_model import make_adapter
 
+    stack.callback(rmtree, make_adapter(Path(VLLM_ADAPTER)))
     return await open_vllm(stack)
 
 
@@ -149,7 +158,7 @@ CASES = [
     ),
     pytest.param(EngineCase(name="simulated", open=_simulated(_nixl), adapter="any"), id="simulated-nixl"),
     pytest.param(
-        EngineCase(name="vllm", open=_vllm, timeout_s=90.0, free_s=5.0),
+        EngineCase(name="vllm", open=_vllm, timeout_s=90.0, free_s=5.0, adapter=VLLM_ADAPTER),
         id="vllm",
         marks=[pytest.mark.vllm, pytest.mark.timeout(300)],
     ),

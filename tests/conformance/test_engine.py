@@ -247,7 +247,8 @@ class TestCancel:
         """Invariant 3 before the first token, at several moments; a prefill leg leaves no lease."""
         for driver, leg in ((fleet.alone, Leg.DECODE), (fleet.prefill, Leg.PREFILL)):
             leased = driver.engine.load().kv_blocks_leased
-            record = driver.submit(fleet.greedy(12), leg=leg)
+            # Long enough that the answer does not end before the cancel, whatever stands between the two.
+            record = driver.submit(fleet.greedy(12, max_tokens=300), leg=leg)
             for _ in range(turns):
                 await asyncio.sleep(0)
             driver.engine.cancel_nowait(record.key)

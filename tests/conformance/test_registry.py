@@ -576,7 +576,7 @@ async def test_session_ttl_beyond_the_limits(registry: ConsulRegistry, ttl_s: fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["consul"], indirect=True)
+@pytest.mark.parametrize("registry", ["consul"], indirect=True)
 async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
     """A session without renewal ends after its TTL and at most two, and its lock is free.
 
@@ -663,7 +663,8 @@ async def test_every_call_ends_when_the_registry_is_away(agent: Agent, how: str)
     assert {type(failure) for failure in failures} == {UnavailableError}
     assert time.monotonic() - began < 3.0
     await agent.proxy.resume()
-    assert await registry.get("x") is None
+    # Calls that were only held up may have happened after all: "x" says nothing, another key says that calls work again.
+    assert await registry.get("never/written") is None
 
 
 async def test_calls_cancelled_anywhere_leave_room(agent: Agent) -> None:

@@ -42,6 +42,7 @@ async def open_vllm(stack: AsyncExitStack) -> Make:
             kv_pull_timeout_s=min(10.0, options.lease_s / 2),
             running_requests_max=options.running_requests_max,
             waiting_requests_max=options.waiting_requests_max,
+            enable_lora=True,
         )
         return ProcessEngine(server, settings, folder)
 

@@ -198,6 +198,44 @@ async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_pa
         assert any("decode-" in line and "SIGKILL" in line for line in mesh.output), mesh.output
 
 
+async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
+    """Stopped processes keep their connections: a prefill moves elsewhere within seconds, a stream ends with a typed error."""
+    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", *SLOW_STEPS)) as mesh:
+        await chat(mesh.url, "hello there", max_tokens=3)
+        (prefill,) = mesh.pids("prefill")
+        os.kill(prefill, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(15):
+                await chat(mesh.url, "is anybody computing prompts? " * 10, max_tokens=3)
+        finally:
+            os.kill(prefill, signal.SIGCONT)
+        decode = mesh.pids("decode")
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1000, "ignore_eos": True}
+        async with aiohttp.ClientSession() as session:
+            url = f"{mesh.url}/v1/chat/completions"
+            responses = [await session.post(url, json={**body, "stream": True}) for _ in range(4)]
+            for response in responses:
+                await response.content.readline()
+            for pid in decode:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(20):
+                    ends = [(await response.text()).strip().splitlines()[-1] for response in responses]
+            finally:
+                for pid in decode:
+                    os.kill(pid, signal.SIGCONT)
+        assert {json.loads(end.removeprefix("data: "))["error"]["code"] for end in ends} == {"worker_silent"}
+
+        async def answers() -> bool:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(url, json={**body, "max_tokens": 2}) as response,
+            ):
+                return response.status == 200
+
+        await wait_until(answers, 10.0, "the woken workers are used again")
+
+
 async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
     """A mesh whose workers drain says when to come back."""
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:

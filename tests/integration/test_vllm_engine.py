@@ -303,11 +303,16 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
         assert time.monotonic() - began < 0.8
         assert other.finish is not None
         got = await decode.result(key)
-        assert 0.9 < time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 2.5
         assert got.tokens == alone
         assert got.finish is not None
-        assert got.finish.was_recomputed
-        assert got.finish.usage.transferred_tokens == 0
+        if got.finish.was_recomputed:
+            assert time.monotonic() - began > 0.9
+            assert got.finish.usage.transferred_tokens == 0
+        else:
+            # Engines that have met may read a stopped process's memory without its help, and then the KV is the right one.
+            assert have_met
+            assert got.finish.usage.transferred_tokens > 0
         await decode.idle(1.0)
     finally:
         os.kill(prefill.remote.pid, signal.SIGCONT)
@@ -353,6 +358,27 @@ async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
     assert got.finish.was_recomputed
     assert got.finish.usage.transferred_tokens == 0
     await decode.idle(1.0)
+
+
+async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Drive, Drive]) -> None:
+    """Once pulled, a leg has no more to do with its source: that it dies, is forgotten, and the lease passes, is nothing."""
+    times = {"lease_s": 1.5, "lease_margin_s": 0.2, "kv_pull_timeout_s": 0.7}
+    prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
+    long, short = greedy(100, seed=33, tokens=1500), greedy(100, seed=34)
+    expected = (await pair[1].decode(long)).tokens
+    # After the handshake a pull begins and ends within one step, so that nobody sees it under way.
+    await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+    key = decode.submit(Leg.DECODE, long, handle=await prefill.prefill(long))
+    await decode.got[key].first.wait()
+    handle = await prefill.prefill(short)
+    os.kill(prefill.remote.pid, signal.SIGKILL)
+    failed = await decode.decode(short, handle)
+    assert failed.finish is not None
+    assert failed.finish.was_recomputed
+    got = await decode.result(key)
+    assert got.tokens == expected
+    assert got.finish is not None
+    assert not got.finish.was_recomputed
 
 
 async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from tests.simulation.faults import SCRIPTS
+from tests.simulation.load import LOADS
+from tests.simulation.mesh import MESHES
 from tests.simulation.runs import run
 
 
@@ -15,18 +17,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--faults", choices=sorted(SCRIPTS), default="none")
+    parser.add_argument("--mesh", choices=sorted(MESHES), default="small")
+    parser.add_argument("--load", choices=sorted(LOADS), default="calm")
     parser.add_argument("--trace", type=Path, help="file to write what happened to, line by line")
     parser.add_argument("--log", default="ERROR", help="level of the services' own logs")
     given = parser.parse_args()
     logging.basicConfig(level=given.log, format="%(levelname)s %(name)s %(message)s")
-    report = run(given.seed, given.requests, faults=given.faults)
+    report = run(given.seed, given.requests, faults=given.faults, mesh=given.mesh, load=given.load)
     if given.trace:
         given.trace.write_text("\n".join(report.lines) + "\n")
     print(f"hash      {report.hash}")
     print(f"requests  {dict(sorted(report.outcomes.items()))}")
     print(f"cancelled {dict(sorted(report.cancelled_in.items()))}")
     print(f"tokens    {report.tokens} in {report.crossings} messages")
-    print(f"time      {report.virtual_s:.1f} s virtual, {report.wall_s:.1f} s here")
+    print(f"time      {report.virtual_s:.1f} s virtual, {report.wall_s:.1f} s here, {report.cpu_s:.1f} s of processor")
     for problem in report.problems:
         print(f"PROBLEM   {problem}")
     return 1 if report.problems else 0

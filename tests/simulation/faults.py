@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from kvmesh.engines.simulated import Die, LoseKv, Refuse, Stall
+from tests.simulation.ledger import Phase
 from tests.simulation.mesh import SimulatedMesh
 
 Script = Callable[[SimulatedMesh], Awaitable[None]]
@@ -24,8 +25,15 @@ async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
 
 
 async def kill_decode(mesh: SimulatedMesh) -> None:
-    """A decode worker dies in the middle of several streams."""
-    await _until_busy(mesh, "decode-0", 6)
+    """A decode worker dies in the middle of several streams, while another request waits for its first token from it."""
+    await mesh.world.clock.sleep(FAULT_AT_S)
+    while True:
+        phases = [
+            each.phase for each in mesh.ledgers.values() if each.placements and each.placements[-1][1] == "decode-0"
+        ]
+        if phases.count(Phase.DECODING) >= 3 and Phase.SUBMITTED in phases:
+            break
+        await mesh.world.clock.sleep(0.001)
     await mesh.kill("decode-0")
 
 

@@ -31,7 +31,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadShape:
-    """Poisson arrivals; a prompt is the beginning of one of `families` long texts and a tail of its own."""
+    """Poisson arrivals; a prompt is the beginning of one of `families` long texts and a tail of its own.
+
+    `hurried_fraction` of the requests give less time than most answers take.
+    """
 
     rate_per_s: float = 40.0
     families: int = 12
@@ -39,6 +42,15 @@ class LoadShape:
     tail_tokens_max: int = 160
     output_tokens_max: int = 80
     cancelled_fraction: float = 0.15
+    hurried_fraction: float = 0.0
+
+
+LOADS = {
+    "calm": LoadShape(),
+    "hurried": LoadShape(hurried_fraction=0.5, cancelled_fraction=0.3),
+    "dense": LoadShape(rate_per_s=120.0, cancelled_fraction=0.3),
+}
+HURRIES_S = (0.001, 0.01, 0.03, 0.1, 0.2)
 
 
 def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Planned]:
@@ -83,4 +95,5 @@ def _request(generator: Random, request_id: str, families: Sequence[bytes], shap
         choices=2 if generator.random() < 0.05 else 1,
         cache_salt="tenant" if generator.random() < 0.1 else "",
         priority=generator.choice((0, 0, 0, 1, -1)),
+        timeout_s=generator.choice(HURRIES_S) if generator.random() < shape.hurried_fraction else None,
     )

@@ -70,6 +70,16 @@ class MeshShape:
     latencies: Latencies = field(default_factory=Latencies)
 
 
+MESHES = {
+    "small": MeshShape(),
+    "tight": MeshShape(engine=default_engine(kv_blocks=130, running_requests_max=16, step_tokens_max=128, lease_s=2.0)),
+    "two-routers": MeshShape(routers=2),
+    "no-prefill": MeshShape(prefill=0),
+    "three-tokens": MeshShape(engine=default_engine(decode_tokens_per_step=3)),
+}
+"""What can be named on the command line, so that every run can be played again."""
+
+
 class SimulatedMesh:
     """Made and used on a virtual loop."""
 

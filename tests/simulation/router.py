@@ -2,12 +2,12 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.memory import MemoryServer
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
 from services.router.__main__ import make_core
@@ -47,7 +47,7 @@ class SimulatedRouter:
         self._upkeep = Upkeep(self.core, metrics, world.clock, sweep_blocks=settings.sweep_blocks)
         self._telemetry = telemetry
         self._health = Health(())
-        self._server: MemoryServer | None = None
+        self._server: Any = None
         self._presence = world.make_presence(
             self._registry,
             Registration(service=ROUTER, instance_id=router_id, host=router_id, port=PORT),
@@ -57,7 +57,9 @@ class SimulatedRouter:
     async def start(self) -> None:
         """Registers once both pools are known."""
         self._tasks = [asyncio.create_task(self._membership.run()), asyncio.create_task(self._upkeep.run())]
-        self._server = server = self._world.network.server(self.address, server_interceptors(self._telemetry))
+        # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
+        server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
+        self._server = server
         self._servicer.add_to(server)
         await self._health.add_to(server)
         await server.start()

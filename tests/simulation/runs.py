@@ -8,21 +8,24 @@ from dataclasses import dataclass
 
 from tests.simulation.faults import SCRIPTS, Script
 from tests.simulation.ledger import Ledger
-from tests.simulation.load import LoadShape, plan_load
-from tests.simulation.mesh import MeshShape, SimulatedMesh
+from tests.simulation.load import LOADS, plan_load
+from tests.simulation.mesh import MESHES, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How a run went. `wall_s` is what it cost here; everything else is equal for equal seeds."""
+    """How a run went. `wall_s` and `cpu_s` are what it cost here; everything else is equal for equal seeds."""
 
     seed: int
     requests: int
     faults: str
+    mesh: str
+    load: str
     hash: str
     virtual_s: float
     wall_s: float
+    cpu_s: float
     crossings: int
     tokens: int
     outcomes: Counter[str]
@@ -35,8 +38,9 @@ class Report:
     @property
     def command(self) -> str:
         """What replays it."""
-        faults = f" --faults {self.faults}" if self.faults != "none" else ""
-        return f"python -m tests.simulation --seed {self.seed} --requests {self.requests}{faults}"
+        names = (("faults", self.faults, "none"), ("mesh", self.mesh, "small"), ("load", self.load, "calm"))
+        options = "".join(f" --{option} {name}" for option, name, default in names if name != default)
+        return f"python -m tests.simulation --seed {self.seed} --requests {self.requests}{options}"
 
     def check(self) -> "Report":
         """Fails with the command that replays the run."""
@@ -51,22 +55,20 @@ def run(
     requests: int,
     *,
     faults: str = "none",
+    mesh: str = "small",
+    load: str = "calm",
     script: Script | None = None,
-    shape: MeshShape | None = None,
-    load: LoadShape | None = None,
 ) -> Report:
-    """Plays one run on a loop of its own."""
-    began_s = time.perf_counter()
-    return run_virtual(_play(seed, requests, faults, script or SCRIPTS[faults], shape, load or LoadShape(), began_s))
+    """Plays one run on a loop of its own. `script` in place of that of `faults`."""
+    return run_virtual(_play(seed, requests, faults, mesh, load, script or SCRIPTS[faults]))
 
 
-async def _play(
-    seed: int, requests: int, faults: str, script: Script, shape: MeshShape | None, load: LoadShape, began_s: float
-) -> Report:
-    mesh = SimulatedMesh(seed, shape)
+async def _play(seed: int, requests: int, faults: str, shape: str, load: str, script: Script) -> Report:
+    began_s = (time.perf_counter(), time.process_time())
+    mesh = SimulatedMesh(seed, MESHES[shape])
     try:
         await mesh.start()
-        planned = plan_load(mesh.world.random("load"), requests, load)
+        planned = plan_load(mesh.world.random("load"), requests, LOADS[load])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(mesh.play(planned))
             tasks.create_task(_awaited(script(mesh)))
@@ -83,9 +85,12 @@ async def _play(
         seed=seed,
         requests=requests,
         faults=faults,
+        mesh=shape,
+        load=load,
         hash=mesh.world.trace.hash,
         virtual_s=virtual_s,
-        wall_s=time.perf_counter() - began_s,
+        wall_s=time.perf_counter() - began_s[0],
+        cpu_s=time.process_time() - began_s[1],
         crossings=mesh.world.trace.crossings,
         tokens=sum(ledger.tokens for ledger in ledgers.values()),
         outcomes=Counter(ledger.outcome for ledger in ledgers.values()),

@@ -19,7 +19,8 @@ from tests.simulation.runs import Report, run
 from tests.virtual_loop import run_virtual
 
 ROOT = Path(__file__).resolve().parents[2]
-WALL_S_MAX = 60.0
+CPU_S_MAX = 40.0
+"""Several times what it takes; processor time, since the machine may run other things beside it."""
 
 
 def hash_elsewhere(report: Report) -> str:
@@ -36,6 +37,7 @@ def hash_elsewhere(report: Report) -> str:
     return done.stdout.split()[1]
 
 
+@pytest.mark.timeout(300)
 def test_a_thousand_requests_repeat_exactly() -> None:
     """Every request of 1 000 ends once, with its tokens and nothing left behind, and the run repeats message by message."""
     report = run(7, 1000).check()
@@ -44,8 +46,7 @@ def test_a_thousand_requests_repeat_exactly() -> None:
         "cancelled": report.outcomes["cancelled"],
     }
     assert all(report.cancelled_in[phase.name] >= 10 for phase in CANCEL_PHASES), report.cancelled_in
-    assert report.wall_s < WALL_S_MAX
-    print(f"{report.wall_s:.1f} s for {report.virtual_s:.1f} s")
+    assert report.cpu_s < CPU_S_MAX
     assert hash_elsewhere(report) == report.hash, f"the run does not repeat; {report.command}"
 
 
@@ -67,7 +68,7 @@ def test_killed_decode_worker() -> None:
         assert ledger.placements[-1][1] == "decode-0" and ledger.tokens
         assert ledger.ended_s - killed_at_s < 0.01
     moved = _moved(report, from_decode="decode-0")
-    assert moved, "nobody was waiting for a first token: choose another seed"
+    assert moved
     assert report.outcomes == {
         "answered": 300 - len(lost) - report.outcomes["cancelled"],
         "cancelled": report.outcomes["cancelled"],
@@ -106,6 +107,34 @@ def test_silent_decode_worker() -> None:
 
 
 TYPED = {"answered", "cancelled", "worker_lost", "worker_silent", "engine_died", "no_worker"}
+
+
+def test_deadlines() -> None:
+    """A request that has too little time ends as such, in whatever phase that finds it, and leaves nothing behind."""
+    report = run(4, 200, load="hurried").check()
+    assert set(report.outcomes) == {"answered", "cancelled", "deadline_exceeded"}
+    late = [each for each in report.ledgers.values() if each.outcome == "deadline_exceeded"]
+    for each in late:
+        assert each.request.timeout_s is not None
+        assert each.ended_s - each.arrived_s < each.request.timeout_s + 0.01
+
+
+@pytest.mark.parametrize("mesh", ["tight", "no-prefill", "three-tokens"])
+def test_other_meshes(mesh: str) -> None:
+    """Caches that are evicted and requests that are preempted, no prefill workers, several tokens a step: all answered."""
+    report = run(5, 150, mesh=mesh, load="dense").check()
+    assert set(report.outcomes) == {"answered", "cancelled"}
+
+
+def test_killed_router() -> None:
+    """With another router there, nobody notices that one dies; requests in flight go on."""
+
+    async def kill_router(mesh: SimulatedMesh) -> None:
+        await mesh.world.clock.sleep(1.0)
+        await mesh.kill(mesh.frontend.router_link.router_id)
+
+    report = run(6, 150, mesh="two-routers", script=kill_router).check()
+    assert set(report.outcomes) == {"answered", "cancelled"}
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

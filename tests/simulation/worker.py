@@ -1,6 +1,7 @@
 """A worker process of the simulation, composed as `kvmesh/worker/host.py` composes a real one."""
 
 from contextlib import suppress
+from typing import Any
 
 from kvmesh.api.decode.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
@@ -12,7 +13,6 @@ from kvmesh.errors import MeshError
 from kvmesh.kv.memory_transport import MemoryTransport
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import server_interceptors
-from kvmesh.rpc.memory import MemoryServer
 from kvmesh.telemetry import Telemetry
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.metrics import WorkerMetrics
@@ -66,12 +66,14 @@ class SimulatedWorker:
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
         self._health = Health(())
-        self._server: MemoryServer | None = None
+        self._server: Any = None
 
     async def start(self) -> None:
         """As `serve_worker`: engine, server, then the registry."""
         await self.worker.start()
-        self._server = server = self._world.network.server(self.address, server_interceptors(self._telemetry))
+        # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
+        server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
+        self._server = server
         if self.role is Role.PREFILL:
             servicer = PrefillServicer(
                 self.worker, PrefillAdmission(waiting_prompt_tokens_max=262_144), self._world.clock

@@ -142,25 +142,33 @@ async def test_tokenize_and_models(running: Running) -> None:
     assert isinstance(from_rpc_error(caught.value), UnsupportedError)
 
 
+def generate(**wanted: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(model="tiny", text="x", options=options(**wanted))
+
+
+def chat(message: pb.ChatMessage, **values: Any) -> pb.ChatRequest:
+    return pb.ChatRequest(model="tiny", messages=[message], **values)
+
+
 BAD: list[tuple[pb.GenerateRequest | pb.ChatRequest, type[MeshError], str]] = [
     (pb.GenerateRequest(model="tiny"), InvalidRequestError, "prompt"),
     (pb.GenerateRequest(text="x"), InvalidRequestError, "model"),
     (pb.GenerateRequest(model="absent", text="x"), NotFoundError, "model"),
     (pb.GenerateRequest(model="tiny", token_ids=pb.TokenIds(ids=[402])), InvalidRequestError, "prompt"),
-    (pb.GenerateRequest(model="tiny", text="x", options=options(temperature=3)), InvalidRequestError, "options.sampling.temperature"),
-    (pb.GenerateRequest(model="tiny", text="x", options=options(temperature=float("nan"))), InvalidRequestError, "options.sampling.temperature"),
-    (pb.GenerateRequest(model="tiny", text="x", options=options(max_tokens=600)), InvalidRequestError, "options.sampling.max_tokens"),
-    (pb.GenerateRequest(model="tiny", text="x", options=options(stop=["x"] * 17)), InvalidRequestError, "options.sampling.stop"),
-    (pb.GenerateRequest(model="tiny", text="x", options=options(choices=99)), InvalidRequestError, "options.choices"),
-    (pb.GenerateRequest(model="tiny", text="x", options=options(request_id="a b")), InvalidRequestError, "options.request_id"),
-    (pb.GenerateRequest(model="tiny", text="x", options=options(timeout=Duration(seconds=-1))), InvalidRequestError, "options.timeout"),
+    (generate(temperature=3), InvalidRequestError, "options.sampling.temperature"),
+    (generate(temperature=float("nan")), InvalidRequestError, "options.sampling.temperature"),
+    (generate(max_tokens=600), InvalidRequestError, "options.sampling.max_tokens"),
+    (generate(stop=["x"] * 17), InvalidRequestError, "options.sampling.stop"),
+    (generate(choices=99), InvalidRequestError, "options.choices"),
+    (generate(request_id="a b"), InvalidRequestError, "options.request_id"),
+    (generate(timeout=Duration(seconds=-1)), InvalidRequestError, "options.timeout"),
     (pb.ChatRequest(model="tiny"), InvalidRequestError, "messages"),
-    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(content="x")]), InvalidRequestError, "messages[0].role"),
-    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role=9, content="x")]), InvalidRequestError, "messages[0].role"),  # type: ignore[arg-type]
-    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER)]), InvalidRequestError, "messages[0].content"),
-    (pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role=pb.CHAT_ROLE_TOOL, content="x")]), InvalidRequestError, "messages"),
-    (pb.ChatRequest(model="tiny", messages=[USER], tool_choice=pb.TOOL_CHOICE_REQUIRED), UnsupportedError, "tool_choice"),
-]  # fmt: skip
+    (chat(pb.ChatMessage(content="x")), InvalidRequestError, "messages[0].role"),
+    (chat(pb.ChatMessage(role=9, content="x")), InvalidRequestError, "messages[0].role"),  # type: ignore[arg-type]
+    (chat(pb.ChatMessage(role=pb.CHAT_ROLE_USER)), InvalidRequestError, "messages[0].content"),
+    (chat(pb.ChatMessage(role=pb.CHAT_ROLE_TOOL, content="x")), InvalidRequestError, "messages"),
+    (chat(USER, tool_choice=pb.TOOL_CHOICE_REQUIRED), UnsupportedError, "tool_choice"),
+]
 
 
 async def test_bad_input_names_the_field(running: Running) -> None:

@@ -105,6 +105,12 @@ class VllmCore:
             and request_id not in self._scheduler.finished_recving_kv_req_ids
         )
 
+    def is_queued(self, request_id: str) -> bool:
+        """True until the pull of a request with a handle begins: the connector takes the mark off then, for good."""
+        request = self._scheduler.requests.get(request_id)
+        parameters = request.kv_transfer_params if request is not None else None
+        return bool(parameters and parameters.get("do_remote_prefill"))
+
     def has_failed_pull(self, request_id: str) -> bool:
         """True between the step that noticed a failed transfer and the one that computes instead."""
         return request_id in self._scheduler.failed_recving_kv_req_ids

@@ -187,16 +187,16 @@ class Runner:
                 self._core.call_workers("kvmesh_abandon", [inner_id])
 
     def _watch_pulls(self) -> None:
+        """A leg is watched until its transfer is over, well or not: from then on it has tokens and must not begin anew."""
         now = self._now()
         for leg in list(self._pulls.values()):
-            if self._core.has_failed_pull(leg.inner_id):
-                leg.was_recomputed = True
-            elif self._core.is_pulling(leg.inner_id):
+            if self._core.is_pulling(leg.inner_id):
                 if leg.pull_ends_s is None:
                     leg.pull_ends_s = now + self._settings.kv_pull_timeout_s
                 if now >= leg.pull_ends_s:
                     self._compute_instead(leg)
-            elif leg.pull_ends_s is not None:
+            elif not self._core.is_queued(leg.inner_id):
+                leg.was_recomputed = self._core.has_failed_pull(leg.inner_id)
                 del self._pulls[leg.inner_id]
             elif now >= leg.pull_by_s:
                 self._check_queued(leg, now)

@@ -121,6 +121,7 @@ def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
         pinned_prefill_worker_id=ask.pinned_prefill_worker_id,
         pinned_decode_worker_id=ask.pinned_decode_worker_id,
         attempt=ask.attempt,
+        traceparent=ask.traceparent,
     )
 
 
@@ -157,6 +158,7 @@ def from_ask(message: pb.Ask) -> Ask:
         pinned_prefill_worker_id=message.pinned_prefill_worker_id,
         pinned_decode_worker_id=message.pinned_decode_worker_id,
         attempt=message.attempt,
+        traceparent=message.traceparent,
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 from aiohttp import web
@@ -69,7 +69,9 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     pipeline = exchange.pipeline
     model = pipeline.models.find(asked.model)
     exchange.model_name = model.name
-    prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in asked.requests]
+    traceparent = exchange.request.headers.get("traceparent", "")
+    requests = [replace(each, traceparent=traceparent) for each in asked.requests] if traceparent else asked.requests
+    prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in requests]
     created_s = int(pipeline.clock.wall())
     if asked.is_stream:
         return await _serve_stream(exchange, asked, prepared, created_s)
@@ -185,11 +187,10 @@ def _head(exchange: Exchange, *, is_chunked: bool) -> bytes:
         "Cache-Control: no-cache",
         # Proxies that collect responses would undo streaming.
         "X-Accel-Buffering: no",
-        "Transfer-Encoding: chunked" if is_chunked else "Connection: close",
         *(f"{name}: {value}" for name, value in exchange.headers.items()),
+        *(("Connection: close",) if not (is_chunked and exchange.request.keep_alive) else ()),
+        *(("Transfer-Encoding: chunked",) if is_chunked else ()),
     ]
-    if is_chunked and not exchange.request.keep_alive:
-        lines.append("Connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 

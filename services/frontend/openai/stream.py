@@ -69,6 +69,7 @@ class EventStream:
             or not self._is_open[choice]
             or self._late[choice] is not None
             or transport.get_write_buffer_size() > self._buffer_bytes_max
+            or transport.is_closing()
         ):
             self._on_text(choice, text, token_ids, logprobs)
             return
@@ -82,7 +83,8 @@ class EventStream:
     def _on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        if self._is_closed:
+        if self._is_closed or self._transport.is_closing():
+            # Some loops raise when a closed transport is written to; the handler's cancellation is on its way.
             return
         late = self._late[choice]
         if self._transport.get_write_buffer_size() > self._buffer_bytes_max:
@@ -137,7 +139,7 @@ class EventStream:
 
     def _flush(self) -> None:
         self._is_scheduled = False
-        if self._pending and not self._is_closed:
+        if self._pending and not self._is_closed and not self._transport.is_closing():
             data = b"".join(self._pending)
             self._pending.clear()
             self._transport.write(self._begin() + self._frame(data))
@@ -164,7 +166,8 @@ class EventStream:
         data = self._begin() + self._frame(b"".join(self._pending)) + (LAST_CHUNK if self._is_chunked else b"")
         self._pending.clear()
         self._is_closed = True
-        self._transport.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def abandon(self) -> None:
         """The client is gone: nothing more is written."""

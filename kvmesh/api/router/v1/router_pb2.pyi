@@ -60,7 +60,7 @@ class Hello(_message.Message):
     def __init__(self, frontend_id: _Optional[str] = ...) -> None: ...
 
 class Ask(_message.Message):
-    __slots__ = ("ask_id", "request_id", "model", "prompt_tokens", "expected_output_tokens", "block_hashes", "block_size_tokens", "adapter", "tenant", "priority", "timeout", "session_id", "choices", "required_features", "required_labels", "preferred_labels", "excluded_worker_ids", "pinned_prefill_worker_id", "pinned_decode_worker_id", "attempt")
+    __slots__ = ("ask_id", "request_id", "model", "prompt_tokens", "expected_output_tokens", "block_hashes", "block_size_tokens", "adapter", "tenant", "priority", "timeout", "session_id", "choices", "required_features", "required_labels", "preferred_labels", "excluded_worker_ids", "pinned_prefill_worker_id", "pinned_decode_worker_id", "attempt", "traceparent")
     class RequiredLabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Ask(_message.Message):
     PINNED_PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PINNED_DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ask_id: int
     request_id: str
     model: str
@@ -115,7 +116,8 @@ class Ask(_message.Message):
     pinned_prefill_worker_id: str
     pinned_decode_worker_id: str
     attempt: int
-    def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
     __slots__ = ("placement", "refusal")

@@ -1,0 +1,206 @@
+"""Served models from a real registry, and chat templates."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import SystemClock
+from kvmesh.core import SamplingParams
+from kvmesh.discovery.base import DECODE, PREFILL, Registration
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from services.frontend.models import CARD_PREFIX, DiscoveredModels, read_card
+from services.frontend.request import Conversation
+from services.frontend.settings import ModelSettings
+from services.frontend.templates import ChatTemplate
+from services.frontend.text_model import find_directory, load_text_model
+from tests.frontend_mesh import write_model
+
+
+@dataclass(slots=True)
+class Mesh:
+    """A registry, a gRPC server whose health it checks, and the models that follow it."""
+
+    models: DiscoveredModels
+    registry: ConsulRegistry
+    server: RpcServer
+
+    async def add_worker(self, worker_id: str, directory: Path, *, service: str = DECODE, **card: Any) -> None:
+        """A worker with its card."""
+        record = {
+            "name": "tiny",
+            "source": str(directory),
+            "context_tokens_max": 512,
+            "vocabulary_size": 402,
+            "eos_token_ids": [7],
+            **card,
+        }
+        await self.registry.put(CARD_PREFIX + worker_id, json.dumps(record).encode())
+        role = service.removeprefix("kvmesh-")
+        meta = {"model": "tiny", "role": role, "block_size_tokens": "32", "epoch": "1"}
+        await self.registry.register(
+            Registration(
+                service=service,
+                instance_id=worker_id,
+                host="127.0.0.1",
+                port=self.server.port,
+                meta=meta,
+                check_interval_s=0.1,
+                ttl_s=60,
+            )
+        )
+        await self.registry.heartbeat(worker_id)
+
+
+@asynccontextmanager
+async def following(**settings: Any) -> AsyncIterator[Mesh]:
+    """Models that follow an embedded registry."""
+    agent = EmbeddedAgent()
+    await agent.start()
+    server = RpcServer(RpcSettings(grace_s=0), service_names=[], add_services=lambda _: None)
+    await server.start()
+    await server.set_serving(True)
+    registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+    models = DiscoveredModels(registry, ModelSettings(**settings), SystemClock())
+    task = asyncio.create_task(models.run())
+    try:
+        yield Mesh(models, registry, server)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await registry.aclose()
+        await server.aclose()
+        await agent.aclose()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_unknown_and_absent_models_differ() -> None:
+    """With nobody there the client may come back; a wrong name is wrong for good."""
+    async with following() as mesh:
+        with pytest.raises(UnavailableError) as caught:
+            mesh.models.find("anything")
+        assert caught.value.retry_after_s
+        assert mesh.models.served() == []
+
+
+def test_a_card_that_is_none_is_refused() -> None:
+    """Whatever a worker wrote."""
+    for value in (b"", b"[]", b"{}", b'{"name":"x","source":"y","context_tokens_max":"many"}'):
+        with pytest.raises(UnsupportedError):
+            read_card(value)
+
+
+async def test_a_model_comes_and_goes_with_its_workers(tmp_path: Path) -> None:
+    """Served while a decode worker takes requests; its card and files say what it is; then 503, not 404."""
+    write_model(tmp_path)
+    async with following() as mesh:
+        models = mesh.models
+        await mesh.add_worker("p0", tmp_path, service=PREFILL, features=["structured_output"])
+        await until(lambda: models.problems())
+        assert models.served() == []
+        await mesh.add_worker("d0", tmp_path, adapters=["lora-a"], features=["logprobs"], context_tokens_max=256)
+        await until(lambda: models.served() and models.served()[0].workers_ready == 2)
+        model = models.find("tiny")
+        assert (model.block_size_tokens, model.context_tokens_max) == (32, 256)
+        assert model.features == {"structured_output", "logprobs"}
+        assert model.eos_token_ids == {2, 7}
+        assert (models.find("lora-a").name, models.find("lora-a").adapter) == ("tiny", "lora-a")
+        with pytest.raises(NotFoundError):
+            models.find("other")
+        await mesh.registry.set_draining("d0", True)
+        await until(lambda: not models.served())
+        with pytest.raises(UnavailableError):
+            models.find("tiny")
+        await mesh.registry.deregister("d0")
+        await mesh.registry.deregister("p0")
+        await until(lambda: not models.problems())
+        with pytest.raises(UnavailableError):
+            models.find("tiny")
+
+
+async def test_a_model_without_files_is_a_problem_with_words(tmp_path: Path) -> None:
+    """The reason is told, and it is tried again."""
+    async with following(reload_s=0.1) as mesh:
+        await mesh.add_worker("d0", tmp_path / "later")
+        await until(lambda: "later" in mesh.models.problems().get("tiny", ""))
+        with pytest.raises(UnavailableError, match="later"):
+            mesh.models.find("tiny")
+        write_model(tmp_path / "later")
+        await until(lambda: mesh.models.served())
+
+
+def test_a_hub_model_is_found_in_the_cache(tmp_path: Path) -> None:
+    """By its reference, without the hub's library; what is not there is said."""
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    write_model(snapshot)
+    (tmp_path / "models--org--name" / "refs").mkdir()
+    (tmp_path / "models--org--name" / "refs" / "main").write_text("abc")
+    assert find_directory("org/name", "", str(tmp_path)) == snapshot
+    assert find_directory(str(snapshot), "", "") == snapshot
+    with pytest.raises(UnsupportedError, match="org/other"):
+        find_directory("org/other", "", str(tmp_path))
+
+
+def test_generation_defaults(tmp_path: Path) -> None:
+    """They fill what the request leaves open; do_sample false means greedy."""
+    model = load_text_model(write_model(tmp_path), SystemClock())
+    assert model.with_defaults(SamplingParams()).temperature == 0.5
+    assert model.with_defaults(SamplingParams(temperature=1.0)).temperature == 1.0
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.9}')
+    assert load_text_model(tmp_path, SystemClock()).with_defaults(SamplingParams()).temperature == 0.0
+
+
+def render(source: str, conversation: Conversation | None = None) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>"}, SystemClock())
+    return template.render(
+        conversation or Conversation(messages=[{"role": "user", "content": "<é>"}]), field="messages"
+    )
+
+
+def test_templates_have_what_hugging_face_gives_them() -> None:
+    """Special tokens, unescaped JSON, loop controls, generation blocks, dates, arguments."""
+    assert render("{{ bos_token }}{{ messages | tojson }}") == '<s>[{"role": "user", "content": "<é>"}]'
+    assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
+    assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}") == "<é>"
+    assert render("{{ strftime_now('%Y') | length }}") == "4"
+    asked = Conversation(messages=[], arguments={"thinking": True, "messages": "no"})
+    assert render("{{ thinking }}{{ messages }}{{ tools }}", asked) == "True[]None"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ messages[0].content.x.y }}",
+        "{{ 1 / 0 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ undefined_function() }}",
+    ],
+)
+def test_a_template_that_fails_is_the_requests_fault_with_the_field(source: str) -> None:
+    """Also when it tries to leave the sandbox."""
+    with pytest.raises(InvalidRequestError) as caught:
+        render(source)
+    assert caught.value.field == "messages"
+
+
+def test_a_template_that_does_not_parse_is_said_at_once() -> None:
+    """When the model is loaded, not when it is asked."""
+    with pytest.raises(UnsupportedError):
+        render("{% if %}")
