@@ -165,8 +165,7 @@ class Mesh:
 
     async def _start_fork_server(self) -> ForkServer:
         self._progress.say("importing vLLM")
-        run_dir = Path(self._settings.run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir = make_run_dir(self._settings.run_dir)
         server = await ForkServer.start(
             "vllm", timeout_s=self._settings.ready_timeout_s, log=str(run_dir / "fork-server.log")
         )
@@ -219,6 +218,13 @@ class Mesh:
         self._progress.say("stopping")
         remove_state(os.getpid())
         await stop_children(list(reversed(self._groups)), self._settings.stop_timeout_s)
+
+
+def make_run_dir(path: str) -> Path:
+    """The directory of the logs, made if need be."""
+    run_dir = Path(path).resolve()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return run_dir
 
 
 async def _first_model(url: str) -> str:

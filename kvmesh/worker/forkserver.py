@@ -56,7 +56,10 @@ class ForkServer:
         timeout_s: float = START_TIMEOUT_S,
         log: str = "",
     ) -> "ForkServer":
-        """Starts one, its messages into the file `log`, and waits until its imports are done. UnavailableError when that fails; cancelled, nothing is left."""
+        """Starts one, its messages into the file `log`, and waits until its imports are done.
+
+        UnavailableError when that fails; cancelled, nothing is left.
+        """
         folder = tempfile.TemporaryDirectory(prefix="kvmesh-fork-")
         path = os.path.join(folder.name, "socket")
         with contextlib.ExitStack() as files:
