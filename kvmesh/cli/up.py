@@ -165,7 +165,10 @@ class Mesh:
 
     async def _start_fork_server(self) -> ForkServer:
         self._progress.say("importing vLLM")
-        server = await ForkServer.start("vllm", timeout_s=self._settings.ready_timeout_s)
+        run_dir = make_run_dir(self._settings.run_dir)
+        server = await ForkServer.start(
+            "vllm", timeout_s=self._settings.ready_timeout_s, log=str(run_dir / "fork-server.log")
+        )
         self._stack.push_async_callback(server.aclose)
         return server
 
@@ -217,6 +220,13 @@ class Mesh:
         await stop_children(list(reversed(self._groups)), self._settings.stop_timeout_s)
 
 
+def make_run_dir(path: str) -> Path:
+    """The directory of the logs, made if need be."""
+    run_dir = Path(path).resolve()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return run_dir
+
+
 async def _first_model(url: str) -> str:
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
         body = await response.json()
@@ -229,11 +239,26 @@ def curl_line(url: str, model: str) -> str:
     return f"\ncurl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
 
 
+def model_problem(model: str) -> str:
+    """Why a model cannot be served, as far as one can see from here; names that are no paths are left to the engine."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+        return f"{path} is no model directory: {' and '.join(missing)} is missing" if missing else ""
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        return f"the model directory {path} does not exist"
+    return ""
+
+
 def main(argv: Sequence[str]) -> int:
     """`kvmesh up`."""
     try:
         settings = load(UpSettings, argv=argv, environ=os.environ, program="kvmesh up", description=__doc__ or "")
     except SettingsError as error:
         print(error, file=sys.stderr)
+        return 2
+    problem = model_problem(settings.model)
+    if problem:
+        print(f"kvmesh: {problem}", file=sys.stderr)
         return 2
     return asyncio.run(Mesh(settings).run())

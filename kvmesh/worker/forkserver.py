@@ -49,18 +49,28 @@ class ForkServer:
 
     @classmethod
     async def start(
-        cls, preload: str, *, env: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
+        cls,
+        preload: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+        log: str = "",
     ) -> "ForkServer":
-        """Starts one and waits until its imports are done. UnavailableError when that fails; cancelled, nothing is left."""
+        """Starts one, its messages into the file `log`, and waits until its imports are done.
+
+        UnavailableError when that fails; cancelled, nothing is left.
+        """
         folder = tempfile.TemporaryDirectory(prefix="kvmesh-fork-")
         path = os.path.join(folder.name, "socket")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvmesh.worker.forkserver", "--socket", path, "--preload", preload),
-            env={**os.environ, **(env or {})},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # A terminal's Ctrl-C is for the parent, which stops children in order.
-        )
+        with contextlib.ExitStack() as files:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "kvmesh.worker.forkserver", "--socket", path, "--preload", preload),
+                env={**os.environ, **(env or {})},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=files.enter_context(open(log, "ab")) if log else None,  # noqa: ASYNC230 (a local file, once)
+                start_new_session=True,  # A terminal's Ctrl-C is for the parent, which stops children in order.
+            )
         try:
             async with asyncio.timeout(timeout_s):
                 await _read_ready(process)

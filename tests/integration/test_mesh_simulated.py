@@ -271,9 +271,12 @@ async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul
 
 
 async def test_a_death_before_ready_says_which_and_why(tmp_path: Path) -> None:
-    """A worker that cannot load its model: up ends with its last words."""
+    """A worker that cannot load its model: up ends with its last words. A path that is not there is told at once."""
     with pytest.raises(AssertionError) as caught:
-        async with running_mesh(tmp_path, *argv_simulated("--model", str(tmp_path / "absent"))):
+        async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-kv-transport nonsense")):
             pass
     assert "prefill-0" in str(caught.value)
     assert "cannot go on" in str(caught.value)
+    with pytest.raises(AssertionError, match="does not exist"):
+        async with running_mesh(tmp_path, *argv_simulated("--model", str(tmp_path / "absent"))):
+            pass
