@@ -10,7 +10,9 @@ class DiscoverySettings:
     """How a process talks to the registry."""
 
     # Where Consul listens by default, and `python -m kvmesh.discovery.embedded`; `kvmesh up` hands on its own address.
-    address: str = setting("127.0.0.1:8500", "Consul agent, or an embedded one: host:port, or an http:// or https:// URL")
+    address: str = setting(
+        "127.0.0.1:8500", "Consul agent, or an embedded one: host:port, or an http:// or https:// URL"
+    )
     token: str = setting("", "ACL token, sent with every call", secret=True)
     ca_file: str = setting("", "PEM file with the agent's CA; turns TLS on; empty with https://: the system's CAs")
     certificate_file: str = setting("", "PEM file with our certificate, for agents that verify clients")
