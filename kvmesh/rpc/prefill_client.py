@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
@@ -43,7 +44,9 @@ class GrpcPrefillClient:
         try:
             return from_prefill_response(await self._stub(worker).Prefill(request, timeout=timeout_s))
         except AioRpcError as error:
-            raise from_rpc_error(error, where=worker.worker_id) from error
+            # A server that stops cancels what is left: lost work, not a caller's cancel. A refused connection did nothing.
+            has_begun = error.code() is not StatusCode.UNAVAILABLE
+            raise from_rpc_error(error, where=worker.worker_id, has_begun=has_begun) from error
 
     async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
         """Gives a handle back; see the protocol."""
