@@ -1,6 +1,5 @@
 """Checks of foreign values, used wherever they enter; each raises InvalidRequestError that names the field."""
 
-import math
 from collections.abc import Sequence
 
 from kvmesh.core import Generation, SamplingParams
@@ -15,15 +14,26 @@ PRIORITY_MAX = 100
 CACHE_SALT_BYTES_MAX = 256
 REQUEST_ID_CHARACTERS_MAX = 128
 MEDIA_MAX = 64
+ADAPTER_BYTES_MAX = 1024
+TRACEPARENT_BYTES_MAX = 256
 
 
 def check_range(value: float | None, field: str, low: float, high: float, *, above: bool = False) -> None:
     """`low` to `high` inclusive; `above` excludes `low`. None passes; NaN and infinities do not."""
-    if value is None:
+    # Comparisons only: an integer from JSON may be larger than any float.
+    if value is None or (low <= value <= high and not (above and value == low)):
         return
-    if not math.isfinite(value) or value > high or value < low or (above and value == low):
-        bound = f"above {low:g}" if above else f"at least {low:g}"
-        raise InvalidRequestError(f"{field} must be {bound} and at most {high:g}, not {value:g}", field=field)
+    bound = f"above {low:g}" if above else f"at least {low:g}"
+    shown = f", not {value:g}" if abs(value) < 1e15 else ""
+    raise InvalidRequestError(f"{field} must be {bound} and at most {high:g}{shown}", field=field)
+
+
+def check_text(text: str, field: str, bytes_max: int) -> None:
+    """At most `bytes_max` bytes of UTF-8; a lone surrogate, which JSON can write and UTF-8 cannot, is refused."""
+    try:
+        check_length(len(text.encode()), field, 0, bytes_max, "bytes")
+    except UnicodeEncodeError:
+        raise InvalidRequestError(f"{field} must be valid Unicode", field=field) from None
 
 
 def check_length(length: int, field: str, low: int, high: int, unit: str) -> None:
@@ -64,9 +74,15 @@ def check_generation(generation: Generation, *, vocabulary_size: int, context_to
     """A generation against the model that will run it: token ids, prompt length, sampling."""
     check_sampling(generation.sampling, prefix="generation.sampling.")
     check_range(generation.priority, "generation.priority", -PRIORITY_MAX, PRIORITY_MAX)
-    check_length(len(generation.cache_salt.encode()), "generation.cache_salt", 0, CACHE_SALT_BYTES_MAX, "bytes")
+    check_text(generation.cache_salt, "generation.cache_salt", CACHE_SALT_BYTES_MAX)
+    check_text(generation.adapter, "generation.adapter", ADAPTER_BYTES_MAX)
     check_length(len(generation.media), "generation.media", 0, MEDIA_MAX, "entries")
     check_tokens(generation.token_ids, "generation.token_ids", vocabulary_size)
+    # An id beyond the vocabulary would be an index beyond a table inside the engine, and its end.
+    check_ids(generation.emitted_token_ids, "generation.emitted_token_ids", vocabulary_size)
+    check_ids(generation.sampling.stop_token_ids, "generation.sampling.stop_token_ids", vocabulary_size)
+    biased = [token_id for token_id, _ in generation.sampling.logit_bias]
+    check_ids(biased, "generation.sampling.logit_bias", vocabulary_size)
     length = len(generation.token_ids) + len(generation.emitted_token_ids)
     if length >= context_tokens_max:
         raise InvalidRequestError(
@@ -80,5 +96,10 @@ def check_tokens(token_ids: Sequence[int], field: str, vocabulary_size: int) -> 
     """At least one token, each within the vocabulary."""
     if not token_ids:
         raise InvalidRequestError(f"{field} must not be empty", field=field)
-    if max(token_ids) >= vocabulary_size or min(token_ids) < 0:
+    check_ids(token_ids, field, vocabulary_size)
+
+
+def check_ids(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:
+    """Each within the vocabulary."""
+    if token_ids and (max(token_ids) >= vocabulary_size or min(token_ids) < 0):
         raise InvalidRequestError(f"{field} must hold ids below {vocabulary_size}", field=field)

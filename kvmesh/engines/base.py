@@ -58,7 +58,10 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFinish:
-    """The end of a leg. `error` is set exactly when the reason is ERROR; `handle` only with HANDED_OFF."""
+    """The end of a leg. `error` is set exactly when the reason is ERROR; `handle` only with HANDED_OFF.
+
+    `queue_s` is how long a prefill leg waited from submit to the step that began to compute it; 0 where it never began.
+    """
 
     key: int
     reason: FinishReason
@@ -67,6 +70,7 @@ class EngineFinish:
     error: MeshError | None = None
     handle: KvHandle | None = None
     was_recomputed: bool = False
+    queue_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

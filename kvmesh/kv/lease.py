@@ -24,6 +24,10 @@ class LeaseTable:
         """Ends a lease early. False: there was none."""
         return self._expiry_s.pop(handle_id, None) is not None
 
+    def expires_at_s(self, handle_id: str) -> float | None:
+        """When a lease ends; None: there is none."""
+        return self._expiry_s.get(handle_id)
+
     def collect_expired(self, now_s: float) -> list[str]:
         """Ends and returns the leases that are over."""
         expired: list[str] = []

@@ -6,6 +6,7 @@ than all the rest of the link (one list per frame is made, nothing per token).
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,15 @@ from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub
 from kvmesh.clock import Clock
 from kvmesh.core import FinishReason, WorkerRef
-from kvmesh.errors import InternalError, InvalidRequestError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.errors import (
+    CancelledByCallerError,
+    InternalError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+)
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish, LegSink
 from kvmesh.rpc.codec.legs import from_finish, to_submission
@@ -25,6 +34,11 @@ from kvmesh.rpc.status import from_rpc_error
 
 log = logging.getLogger(__name__)
 
+SUBMISSIONS_PER_MESSAGE = 1024
+MESSAGE_BYTES = 1 << 20
+"""A message is closed once it is that large; long prompts in one message would reach gRPC's limit together."""
+SUBMISSION_BYTES_MAX = 60 << 20
+"""What fits gRPC's default limit of 64 MiB with some room."""
 SILENT_HEARTBEATS = 3
 """Heartbeats that may be missed before a worker counts as silent."""
 
@@ -43,8 +57,8 @@ class GrpcDecodeLink:
         self._sinks: dict[int, LegSink] = {}
         self._free_slots: list[int] = []
         self._slots_made = 0
-        self._submissions: list[pb.Submission] = []
-        self._cancels: list[int] = []
+        self._submissions: deque[pb.Submission] = deque()
+        self._cancels: dict[int, None] = {}
         self._wakeup = asyncio.Event()
         self._heard_at_s = clock.now()
         self._heartbeat_s = 1.0
@@ -67,6 +81,11 @@ class GrpcDecodeLink:
         if not isinstance(response, pb.AttachResponse) or response.WhichOneof("kind") != "welcome":
             self._call.cancel()
             raise self._unreachable(None)
+        if not self._is_meant(response.welcome):
+            self._call.cancel()
+            raise UnavailableError(
+                "another worker answers at this address", reason="worker_changed", where=self.worker.worker_id
+            )
         self._heartbeat_s = max(0.01, from_duration(response.welcome.heartbeat))
         self._submissions_max = response.welcome.submissions_max
         self._heard_at_s = self._clock.now()
@@ -78,10 +97,15 @@ class GrpcDecodeLink:
             asyncio.create_task(self._watch(), name=f"decode-link-watch-{name}"),
         ]
 
+    def _is_meant(self, welcome: pb.Welcome) -> bool:
+        """A worker that started anew, or another one on the same port, is not what was placed on; epoch 0 is not known."""
+        return welcome.worker_id == self.worker.worker_id and self.worker.epoch in (0, welcome.epoch)
+
     def _unreachable(self, error: BaseException | None) -> MeshError:
         if isinstance(error, AioRpcError):
-            mesh_error = from_rpc_error(error, where=self.worker.worker_id)
-            if not isinstance(mesh_error, LostError):
+            # Nothing was done yet, so whatever broke or stopped the stream can be tried elsewhere.
+            mesh_error = from_rpc_error(error, where=self.worker.worker_id, has_begun=True)
+            if not isinstance(mesh_error, LostError | CancelledByCallerError):
                 return mesh_error
         return UnavailableError(
             "the decode worker cannot be reached", reason="worker_unreachable", where=self.worker.worker_id
@@ -95,15 +119,24 @@ class GrpcDecodeLink:
             raise OverloadedError(
                 "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
             )
-        slot = self._free_slots.pop() if self._free_slots else self._slots_made
+        slot = self._free_slots[-1] if self._free_slots else self._slots_made
+        submission = to_submission(slot, leg)
+        size = submission.ByteSize()
+        if size > SUBMISSION_BYTES_MAX:
+            # gRPC would end the stream, and every other request on it, for one that is too large.
+            raise InvalidRequestError(
+                f"the request has {size} bytes; at most {SUBMISSION_BYTES_MAX} can be sent", reason="message_too_large"
+            )
+        if self._free_slots:
+            self._free_slots.pop()
         self._slots_made = max(self._slots_made, slot + 1)
-        self._submissions.append(to_submission(slot, leg))
+        self._submissions.append(submission)
         self._sinks[slot] = sink
         self._wakeup.set()
 
         def cancel() -> None:
             if self._sinks.get(slot) is sink:
-                self._cancels.append(slot)
+                self._cancels[slot] = None
                 self._wakeup.set()
 
         return cancel
@@ -113,14 +146,23 @@ class GrpcDecodeLink:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
-                request = pb.AttachRequest(submissions=self._submissions[:1024], cancels=self._cancels)
-                del self._submissions[:1024]
-                if self._submissions:
-                    self._wakeup.set()
-                self._cancels = []
-                await self._call.write(request)
+                await self._call.write(self._take_request())
         except (AioRpcError, asyncio.InvalidStateError):
             return  # The reader sees the same end and tells everybody.
+
+    def _take_request(self) -> pb.AttachRequest:
+        """What waits, as far as one message should hold it. Cancels go with the last submissions, never before their own."""
+        request, size = pb.AttachRequest(), 0
+        while self._submissions and len(request.submissions) < SUBMISSIONS_PER_MESSAGE and size < MESSAGE_BYTES:
+            submission = self._submissions.popleft()
+            size += submission.ByteSize()
+            request.submissions.append(submission)
+        if self._submissions:
+            self._wakeup.set()
+        else:
+            request.cancels.extend(self._cancels)
+            self._cancels.clear()
+        return request
 
     async def _read(self) -> None:
         error: MeshError = LostError("the worker ended the stream", reason="worker_lost", where=self.worker.worker_id)
@@ -143,6 +185,8 @@ class GrpcDecodeLink:
             sink = self._sinks.pop(message.slot, None)
             if sink is not None:
                 self._free_slots.append(message.slot)
+                # A cancel that crossed with this must not meet the next leg on the slot.
+                self._cancels.pop(message.slot, None)
                 sink.on_finish(from_finish(message))
 
     def _on_tokens(self, frame: pb.StepFrame) -> None:
@@ -160,11 +204,15 @@ class GrpcDecodeLink:
             if (sink := sinks.get(slot)) is not None:
                 sink.on_tokens(token_ids[start : start + count], logprobs.get(slot))
             start += count
+        if start != len(token_ids):
+            raise ValueError(f"{len(token_ids)} token ids for {start} places")
 
     def _on_end(self, error: MeshError) -> None:
         """Tells every sink that its worker is gone. A worker that went away took work with it, whatever the status says."""
         self.is_up = False
         self._call.cancel()
+        self._submissions.clear()
+        self._cancels.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
@@ -194,24 +242,47 @@ class GrpcDecodeLinks:
         self._frontend_id = frontend_id
         self._clock = clock
         self._links: dict[str, GrpcDecodeLink] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._opening: dict[tuple[str, int], asyncio.Task[GrpcDecodeLink]] = {}
+        self._is_closed = False
 
     async def link(self, worker: WorkerRef, *, timeout_s: float) -> DecodeLink:
-        """The standing link or a new one; see the protocol."""
+        """The standing link or a new one; see the protocol. All who wait for one worker wait for one attempt."""
         standing = self._links.get(worker.address)
         if standing is not None and standing.is_up and standing.worker.epoch == worker.epoch:
             return standing
-        async with self._opening.setdefault(worker.address, asyncio.Lock()):
-            standing = self._links.get(worker.address)
-            if standing is not None and standing.is_up and standing.worker.epoch == worker.epoch:
-                return standing
-            stub = DecodeServiceStub(self._channels.channel(worker.address))
-            link = GrpcDecodeLink(worker, stub.Attach(), self._clock)
-            await link.open(self._frontend_id, timeout_s)
-            if standing is not None:
-                await standing.aclose()
-            self._links[worker.address] = link
-            return link
+        if self._is_closed:
+            raise UnavailableError("the links are closed", reason="links_closed")
+        key = (worker.address, worker.epoch)
+        opening = self._opening.get(key)
+        if opening is None:
+            opening = asyncio.create_task(self._open(worker, timeout_s), name=f"decode-link-open-{worker.worker_id}")
+            self._opening[key] = opening
+            opening.add_done_callback(lambda task: self._opened(key, task))
+        try:
+            # Not cancelled with the one who began it: others may wait for it, and its own timeout bounds it.
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(opening)
+        except TimeoutError:
+            raise UnavailableError(
+                "the decode worker cannot be reached", reason="worker_unreachable", where=worker.worker_id
+            ) from None
+
+    async def _open(self, worker: WorkerRef, timeout_s: float) -> GrpcDecodeLink:
+        stub = DecodeServiceStub(self._channels.channel(worker.address))
+        link = GrpcDecodeLink(worker, stub.Attach(), self._clock)
+        await link.open(self._frontend_id, timeout_s)
+        replaced = self._links.get(worker.address)
+        self._links[worker.address] = link
+        if replaced is not None:
+            await replaced.aclose()
+        return link
+
+    def _opened(self, key: tuple[str, int], task: "asyncio.Task[GrpcDecodeLink]") -> None:
+        del self._opening[key]
+        if not task.cancelled():
+            task.exception()  # Marks it as seen when everybody who waited has gone.
+        # Workers come and go on ever new ports.
+        self._links = {address: link for address, link in self._links.items() if link.is_up}
 
     def statistics(self) -> dict[str, int]:
         """Legs in flight by worker."""
@@ -219,6 +290,10 @@ class GrpcDecodeLinks:
 
     async def aclose(self) -> None:
         """Ends all links."""
+        self._is_closed = True
+        for opening in list(self._opening.values()):
+            opening.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.aclose()

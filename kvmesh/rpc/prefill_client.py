@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from grpc import StatusCode
 from grpc.aio import AioRpcError
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -51,7 +52,9 @@ class GrpcPrefillClient:
         try:
             return from_prefill_response(await call)
         except AioRpcError as error:
-            raise from_rpc_error(error, where=worker.worker_id) from error
+            # A server that stops cancels what is left: lost work, not a caller's cancel. A refused connection did nothing.
+            has_begun = error.code() is not StatusCode.UNAVAILABLE
+            raise from_rpc_error(error, where=worker.worker_id, has_begun=has_begun) from error
         except asyncio.CancelledError:
             if not probing.has_failed:
                 raise

@@ -25,9 +25,9 @@ class DirectCalls:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._link = worker.open_link(self)
         self._queues: dict[int, asyncio.Queue[DirectStep | MeshError]] = {}
         self._next_slot = 0
+        self._link = worker.open_link(self)
 
     def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
         """Hands each request its part."""

@@ -36,7 +36,8 @@ def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
 class _Announcement:
     """The last part to start and the first to stop: from here on the mesh knows the worker."""
 
-    def __init__(self, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+    def __init__(self, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+        self._worker = worker
         self._membership = membership
         self._server = server
         self._metrics = metrics
@@ -48,8 +49,11 @@ class _Announcement:
         await self._membership.start()
 
     async def aclose(self) -> None:
-        """Leaves the registry."""
-        await self._membership.aclose()
+        """Leaves the registry, then ends the streams, which would keep the server open for its whole grace."""
+        try:
+            await self._membership.aclose()
+        finally:
+            self._worker.stop_nowait()
 
 
 class _Closing:
@@ -78,7 +82,7 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
         make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock, telemetry.tracing
     )
     WorkerMetrics(worker, telemetry.registry)
-    membership = Membership(worker, registry, clock, host=settings.rpc.host, uses_tls=settings.rpc.has_tls)
+    membership = Membership(worker, registry, host=settings.rpc.host, uses_tls=settings.rpc.has_tls)
 
     def add_services(server: grpc.aio.Server) -> None:
         add_servicer(server, worker, clock)
@@ -92,11 +96,13 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
 
+    announcement = _Announcement(worker, membership, server, metrics)
+
     async def drain() -> None:
         await membership.set_draining(True)
         await worker.drain()
 
     await run_until_signalled(
-        [telemetry.tracing, _Closing(registry), worker, server, metrics, _Announcement(membership, server, metrics)],
+        [telemetry.tracing, _Closing(registry), worker, server, metrics, announcement],
         drain=drain,
     )

@@ -6,14 +6,44 @@ sequence of the last batch it contains.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
-from kvmesh.errors import OverloadedError
+from kvmesh.errors import MeshError, OverloadedError
 
 EVENTS_PER_MESSAGE = 4096
+BLOCKS_PER_MESSAGE = 65536
 RUN_BLOCKS_MAX = 1024
+
+
+def split_events(events: Iterable[KvEvent]) -> Iterator[list[KvEvent]]:
+    """The events in order, in parts that one message may hold: at most 4 096 events and, together, 65 536 blocks."""
+    part: list[KvEvent] = []
+    room = BLOCKS_PER_MESSAGE
+    for event in _short_runs(events):
+        blocks = 0 if isinstance(event, KvCleared) else len(event.block_hashes)
+        if part and (len(part) == EVENTS_PER_MESSAGE or blocks > room):
+            yield part
+            part, room = [], BLOCKS_PER_MESSAGE
+        part.append(event)
+        room -= blocks
+    if part:
+        yield part
+
+
+def _short_runs(events: Iterable[KvEvent]) -> Iterator[KvEvent]:
+    """The same changes in runs of at most 65 536 blocks."""
+    for event in events:
+        if isinstance(event, KvCleared) or len(event.block_hashes) <= BLOCKS_PER_MESSAGE:
+            yield event
+            continue
+        for start in range(0, len(event.block_hashes), BLOCKS_PER_MESSAGE):
+            run = event.block_hashes[start : start + BLOCKS_PER_MESSAGE]
+            if isinstance(event, KvRemoved) or not start:
+                yield replace(event, block_hashes=run)
+            else:
+                yield replace(event, block_hashes=run, parent_hash=event.block_hashes[start - 1])
 
 
 @dataclass(slots=True)
@@ -65,8 +95,7 @@ class KvLog:
         return list(self._snapshot())
 
     def _snapshot(self) -> Iterator[KvBatch]:
-        runs = list(self._runs())
-        parts = [runs[i : i + EVENTS_PER_MESSAGE] for i in range(0, len(runs), EVENTS_PER_MESSAGE)] or [[]]
+        parts = list(split_events(self._runs())) or [[]]
         for number, part in enumerate(parts):
             yield KvBatch(
                 epoch=self.epoch,
@@ -103,10 +132,25 @@ class KvFeed:
         self._buffer_max = buffer_max
         self._watchers: dict[int, asyncio.Queue[KvBatch | None]] = {}
         self._next_watcher = 0
+        self._closed: MeshError | None = None
 
     def append_nowait(self, events: Sequence[KvEvent]) -> None:
         """Applies changes and tells all watchers; one that lags behind its buffer is ended."""
-        batch = self._log.append(events)
+        for part in split_events(events):
+            self._tell(self._log.append(part))
+
+    def close_nowait(self, error: MeshError) -> None:
+        """Ends all watches with `error` after what is in their buffers, and every later one at once. The first call counts."""
+        self._closed = self._closed or error
+        watchers, self._watchers = self._watchers, {}
+        for queue in watchers.values():
+            queue.put_nowait(None)
+
+    def watchers_count(self) -> int:
+        """Open watches."""
+        return len(self._watchers)
+
+    def _tell(self, batch: KvBatch) -> None:
         for number, queue in list(self._watchers.items()):
             if queue.qsize() >= self._buffer_max:
                 del self._watchers[number]
@@ -120,6 +164,8 @@ class KvFeed:
 
     async def watch(self, epoch: int | None = None, sequence: int | None = None) -> AsyncIterator[KvBatch]:
         """What the subscriber missed, then every batch in order. OverloadedError when it does not keep up."""
+        if self._closed is not None:
+            raise self._closed
         queue: asyncio.Queue[KvBatch | None] = asyncio.Queue()
         number = self._next_watcher
         self._next_watcher += 1
@@ -130,6 +176,8 @@ class KvFeed:
                 yield batch
             while (item := await queue.get()) is not None:
                 yield item
+            if self._closed is not None:
+                raise self._closed
             raise OverloadedError(
                 "the watcher did not keep up; subscribe again", reason="watcher_too_slow", retry_after_s=0.1
             )

@@ -2,22 +2,34 @@
 
 import contextlib
 import json
-import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from typing import Any, cast
 
-from kvmesh.clock import Clock
 from kvmesh.core import Role, WorkerDescription, WorkerRef
 from kvmesh.discovery.base import DECODE, PREFILL, Registration, Registry
 from kvmesh.discovery.presence import Presence
-from kvmesh.errors import UnavailableError, UnsupportedError
+from kvmesh.errors import MeshError, UnsupportedError
 from kvmesh.worker.worker import Worker
 
-log = logging.getLogger(__name__)
-
-RETRY_S = 1.0
 CARD_PREFIX = "kvmesh/workers/"
 SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
+
+
+class _WithCard:
+    """A registry that hears the card again with every registration: one that forgot the instance has forgotten that too."""
+
+    def __init__(self, registry: Registry, publish: Callable[[], Awaitable[None]]) -> None:
+        self._registry = registry
+        self._publish = publish
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    async def register(self, registration: Registration) -> None:
+        """The card is there before the instance is."""
+        await self._publish()
+        await self._registry.register(registration)
 
 
 class Membership:
@@ -30,14 +42,12 @@ class Membership:
         self,
         worker: Worker,
         registry: Registry,
-        clock: Clock,
         *,
         host: str,
         uses_tls: bool,
         make_presence: Callable[[Registry, Registration], Presence] = Presence,
     ) -> None:
         self._worker = worker
-        self._clock = clock
         self._registry = registry
         self._host = host
         self._uses_tls = uses_tls
@@ -109,16 +119,10 @@ class Membership:
     async def start(self) -> None:
         """Registers; from now on heartbeats go out. The card is there before the instance is.
 
-        Waits for a registry that cannot be reached yet: nobody could find the worker anyway.
+        A registry that cannot be reached yet is tried again by the presence: nobody could find the worker anyway.
         """
-        while True:
-            try:
-                await self.publish()
-                break
-            except UnavailableError as error:
-                log.warning("registry_unreachable", extra={"data": {"detail": error.message}})
-                await self._clock.sleep(RETRY_S)
-        self._presence = self._make_presence(self._registry, self.registration())
+        registry = cast(Registry, _WithCard(self._registry, self.publish))
+        self._presence = self._make_presence(registry, self.registration())
         await self._presence.start()
 
     async def publish(self) -> None:
@@ -146,7 +150,6 @@ class Membership:
         if self._presence is not None:
             presence, self._presence = self._presence, None
             await presence.aclose()
-            with contextlib.suppress(
-                UnavailableError
-            ):  # The registry forgets the instance; a card without one is harmless.
+            # The registry forgets the instance; a card without one is harmless.
+            with contextlib.suppress(MeshError):
                 await self._registry.delete(CARD_PREFIX + self._worker.identity.worker_id)

@@ -11,7 +11,8 @@ from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
 from kvmesh.core import LoadRecord
-from kvmesh.errors import InvalidRequestError
+from kvmesh.discovery.waiting import sleep_unless
+from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES, to_description, to_kv_batch, to_load
 from kvmesh.worker.membership import Membership
@@ -48,19 +49,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
         """The newest record, then one per interval in which something changed, and at least one per `load_interval_s`."""
-        interval_s = optional_duration(request, "interval") or INTERVAL_DEFAULT_S
+        asked_s = optional_duration(request, "interval")
+        interval_s = INTERVAL_DEFAULT_S if asked_s is None else asked_s
         if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
             raise InvalidRequestError("interval must be 10 ms to 60 s", field="interval")
         told: LoadRecord | None = None
         told_at_s = 0.0
-        while True:
+        while not self._worker.ended.is_set():
             record = self._worker.load()
             now_s = self._clock.now()
             is_due = now_s - told_at_s >= self._worker.settings.load_interval_s
             if told is None or is_due or _has_changed(told, record):
                 told, told_at_s = record, now_s
                 yield pb.WatchLoadResponse(load=to_load(record))
-            await self._clock.sleep(min(interval_s, self._worker.settings.load_interval_s))
+            pause_s = min(interval_s, self._worker.settings.load_interval_s)
+            await sleep_unless(self._clock, pause_s, self._worker.ended)
+        raise UnavailableError("the worker stops", reason="worker_stopping", where=self._worker.identity.worker_id)
 
     async def LoadAdapter(
         self, request: pb.LoadAdapterRequest, context: ServicerContext[Any, Any]
@@ -106,8 +110,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         level = request.level if request.HasField("level") else 1
         if level not in (1, 2):
             raise InvalidRequestError("level must be 1 or 2", field="level")
+        was_draining = self._worker.is_draining
         await self._membership.set_draining(True)
-        await self._worker.engine.sleep(level)
+        try:
+            await self._worker.engine.sleep(level)
+        except BaseException:
+            # An engine that cannot sleep goes on serving.
+            await self._membership.set_draining(was_draining)
+            raise
         return pb.SleepResponse()
 
     async def Wake(self, request: pb.WakeRequest, context: ServicerContext[Any, Any]) -> pb.WakeResponse:

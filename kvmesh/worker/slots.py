@@ -6,7 +6,7 @@ An engine key is `link number * 2^32 + slot`, so a step's keys become slots by m
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from kvmesh.engines.base import EngineFinish, Leg, StepOutput
 from kvmesh.errors import MeshError
@@ -14,6 +14,7 @@ from kvmesh.errors import MeshError
 SLOT_BITS = 32
 SLOT_MASK = (1 << SLOT_BITS) - 1
 SLOTS_MAX = 1 << 31
+DEADLINES_SLACK = 64
 
 
 def key_of(link: int, slot: int) -> int:
@@ -48,12 +49,12 @@ class LegTable:
     """All legs in the engine.
 
     Invariants: 1. a key is here exactly while the engine owes its finish; 2. request ids are unique among live legs;
-    3. `collect_overdue` gives each leg at most once.
+    3. `collect_overdue` gives each leg at most once; 4. memory is proportional to the live legs.
     """
 
     _legs: dict[int, LegRecord] = field(default_factory=dict)
     _keys_of_requests: dict[str, int] = field(default_factory=dict)
-    _deadlines: list[tuple[float, int, str]] = field(default_factory=list)
+    _deadlines: list[tuple[float, int]] = field(default_factory=list)
     _legs_of_links: Counter[int] = field(default_factory=Counter)
 
     def add(self, key: int, record: LegRecord) -> None:
@@ -61,7 +62,7 @@ class LegTable:
         self._legs[key] = record
         self._keys_of_requests[record.request_id] = key
         self._legs_of_links[key >> SLOT_BITS] += 1
-        heappush(self._deadlines, (record.deadline_s, key, record.request_id))
+        heappush(self._deadlines, (record.deadline_s, key))
 
     def remove(self, key: int) -> LegRecord | None:
         """Forgets a finished leg."""
@@ -72,7 +73,18 @@ class LegTable:
             self._legs_of_links[link] -= 1
             if not self._legs_of_links[link]:
                 del self._legs_of_links[link]
+            self._forget_deadlines()
         return record
+
+    def _forget_deadlines(self) -> None:
+        # Most legs end long before their deadline, which would otherwise stay here until then.
+        if len(self._deadlines) > 2 * len(self._legs) + DEADLINES_SLACK:
+            self._deadlines = [(record.deadline_s, key) for key, record in self._legs.items()]
+            heapify(self._deadlines)
+
+    def deadlines_count(self) -> int:
+        """Entries kept for `collect_overdue`."""
+        return len(self._deadlines)
 
     def links(self) -> tuple[int, ...]:
         """Links with live legs, those included whose caller is gone and whose cancels are on their way."""
@@ -86,6 +98,14 @@ class LegTable:
         """True while a leg of this id is live."""
         return request_id in self._keys_of_requests
 
+    def count_of_link(self, link: int) -> int:
+        """How many live legs a link has."""
+        return self._legs_of_links[link]
+
+    def all_keys(self) -> list[int]:
+        """Keys of all live legs."""
+        return list(self._legs)
+
     def keys_of_link(self, link: int) -> list[int]:
         """Keys of one link's live legs."""
         return [key for key in self._legs if key >> SLOT_BITS == link]
@@ -95,14 +115,16 @@ class LegTable:
         self._legs.clear()
         self._keys_of_requests.clear()
         self._legs_of_links.clear()
+        self._deadlines.clear()
 
     def collect_overdue(self, now_s: float) -> list[int]:
         """Keys whose deadline passed, each once."""
         overdue: list[int] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, key, request_id = heappop(self._deadlines)
+            deadline_s, key = heappop(self._deadlines)
             record = self._legs.get(key)
-            if record is not None and record.request_id == request_id:
+            # An entry may be left of an earlier leg on the same slot; an overdue leg is given once, so it has failed.
+            if record is not None and record.deadline_s == deadline_s and record.failure is None:
                 overdue.append(key)
         return overdue
 

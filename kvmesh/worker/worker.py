@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvmesh.checks import check_generation
 from kvmesh.clock import Clock
@@ -13,6 +13,7 @@ from kvmesh.core import FinishReason, Generation, KvHandle, LoadRecord, Rendezvo
 from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, Leg, StepOutput
 from kvmesh.errors import (
     DeadlineError,
+    InternalError,
     InvalidRequestError,
     LostError,
     MeshError,
@@ -27,6 +28,9 @@ from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
 
 log = logging.getLogger(__name__)
+
+LAST_STEPS_S = 1.0
+"""Longest wait for the engine's last finishes when closing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ class WorkerStatistics:
 
     legs: int
     links: int
+    kv_watchers: int
     leases: int
     is_draining: bool
     kv_blocks_announced: int
@@ -70,17 +75,18 @@ class Outlet(Protocol):
         ...
 
     def on_lost(self, error: MeshError) -> None:
-        """The engine died; nothing more will come."""
+        """The engine died or the worker stops; no step will come after it."""
         ...
 
 
 class Link:
     """One caller's slots on the worker. Closing it cancels whatever it still has in the engine."""
 
-    def __init__(self, worker: "Worker", number: int, outlet: Outlet) -> None:
+    def __init__(self, worker: "Worker", number: int, outlet: Outlet, legs_max: int | None = None) -> None:
         self._worker = worker
         self.number = number
         self.outlet = outlet
+        self.legs_max = legs_max
 
     def submit_nowait(self, submission: Submission) -> None:
         """Accepts a leg or raises; see `Engine.submit_nowait`, plus OverloadedError and UnavailableError of the worker."""
@@ -89,6 +95,10 @@ class Link:
     def cancel_nowait(self, slot: int) -> None:
         """Stops a leg; its finish follows. Unknown slots are ignored."""
         self._worker.cancel_nowait(key_of(self.number, slot))
+
+    def has_leg(self, slot: int) -> bool:
+        """True while a leg on this slot is owed its finish."""
+        return self._worker.has_leg(key_of(self.number, slot))
 
     def close_nowait(self) -> None:
         """Cancels all legs and hears no more. Idempotent."""
@@ -99,6 +109,10 @@ class Worker:
     """Owns the engine and everything that is known about its legs.
 
     `start` before anything else; `run` ends when the engine dies. All methods run on one event loop.
+
+    1. Every accepted leg's link hears exactly one finish of it or one `on_lost`, unless the link was closed.
+    2. A handle reaches a link or is released at once; none is left to its lease because nobody heard of it.
+    3. Once the engine is dead or the worker stops, `ended` is set, watches end, and nothing is accepted any more.
     """
 
     def __init__(
@@ -122,7 +136,9 @@ class Worker:
         self._draining = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: MeshError | None = None
-        self._lost_event = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Set when the engine is dead or the worker stops: streams that are served from here end."""
+        self._end: MeshError | None = None
         self._is_closing = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -137,10 +153,18 @@ class Worker:
         """Loads the engine and starts reading from it."""
         await self.engine.start()
         self._tasks = [
-            asyncio.create_task(self._read_steps(), name="worker-steps"),
-            asyncio.create_task(self._read_kv_events(), name="worker-kv-events"),
-            asyncio.create_task(self._sweep(), name="worker-sweep"),
+            asyncio.create_task(self._supervised(self._read_steps()), name="worker-steps"),
+            asyncio.create_task(self._supervised(self._read_kv_events()), name="worker-kv-events"),
+            asyncio.create_task(self._supervised(self._sweep()), name="worker-sweep"),
         ]
+
+    async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs one of the worker's loops. Without any of them legs would hang: a defect ends the worker as its engine's death does."""
+        try:
+            await work
+        except Exception as error:
+            log.exception("worker_loop_failed")
+            self._on_lost(InternalError(f"{type(error).__name__} in a loop of the worker", reason="worker_defect"))
 
     @property
     def description(self) -> EngineDescription:
@@ -152,9 +176,11 @@ class Worker:
         """True while no new requests are taken."""
         return bool(self._draining)
 
-    def open_link(self, outlet: Outlet) -> Link:
-        """A new caller with slots of its own."""
-        link = Link(self, self._next_link, outlet)
+    def open_link(self, outlet: Outlet, legs_max: int | None = None) -> Link:
+        """A new caller with slots of its own, and at most `legs_max` legs at a time. Once `ended` is set it hears of that now."""
+        link = Link(self, self._next_link, outlet, legs_max)
+        if self._end is not None:
+            outlet.on_lost(self._end)
         self._links[link.number] = link
         self._next_link += 1
         return link
@@ -162,7 +188,9 @@ class Worker:
     def submit_nowait(self, link: int, submission: Submission) -> None:
         """Checks a leg, then hands it to the engine; nothing is remembered when it is refused."""
         self._check_open()
+        self._check_link(link)
         self._check_submission(link, submission)
+        timeout_s = self._timeout_s(submission)
         key = key_of(link, submission.slot)
         self.engine.submit_nowait(
             EngineRequest(
@@ -175,7 +203,6 @@ class Worker:
             )
         )
         now_s = self._clock.now()
-        timeout_s = min(submission.timeout_s or self.settings.request_timeout_s, self.settings.request_timeout_s)
         self._legs.add(
             key,
             LegRecord(
@@ -207,6 +234,26 @@ class Worker:
                 where=self.identity.worker_id,
             )
 
+    def _check_link(self, number: int) -> None:
+        link = self._links.get(number)
+        if link is None:
+            raise UnavailableError("the link is closed", reason="link_closed", where=self.identity.worker_id)
+        if link.legs_max is not None and self._legs.count_of_link(number) >= link.legs_max:
+            raise OverloadedError(
+                f"{link.legs_max} requests are in flight on this stream already",
+                reason="link_full",
+                retry_after_s=1.0,
+                where=self.identity.worker_id,
+            )
+
+    def _timeout_s(self, submission: Submission) -> float:
+        """How long the leg may live; 0 is a deadline that has passed, which is not the same as none."""
+        if submission.timeout_s is None:
+            return self.settings.request_timeout_s
+        if submission.timeout_s <= 0:
+            raise DeadlineError("the request ran out of time", where=self.identity.worker_id)
+        return min(submission.timeout_s, self.settings.request_timeout_s)
+
     def _check_submission(self, link: int, submission: Submission) -> None:
         model = self.description.model
         if submission.generation.model != model.name:
@@ -222,6 +269,10 @@ class Worker:
             vocabulary_size=model.vocabulary_size,
             context_tokens_max=model.context_tokens_max,
         )
+
+    def has_leg(self, key: int) -> bool:
+        """True while the engine owes the leg's finish."""
+        return self._legs.get(key) is not None
 
     def cancel_nowait(self, key: int) -> None:
         """Stops a leg."""
@@ -239,6 +290,11 @@ class Worker:
         """Frees a handed-out handle's blocks."""
         self._leases.remove(handle_id)
         return self.engine.release_nowait(handle_id)
+
+    def lease_left_s(self, handle_id: str) -> float:
+        """Seconds left on a lease; 0 when there is none."""
+        expires_at_s = self._leases.expires_at_s(handle_id)
+        return 0.0 if expires_at_s is None else max(0.0, expires_at_s - self._clock.now())
 
     async def _read_steps(self) -> None:
         try:
@@ -264,10 +320,11 @@ class Worker:
         self._end_span(finish)
         if not len(self._legs):
             self._idle.set()
+        failure = record.failure if record is not None else None
         if finish.handle is not None:
-            finish = self._lease(finish, finish.handle)
-        if record is not None and record.failure is not None:
-            return replace(finish, reason=FinishReason.ERROR, error=record.failure, handle=None)
+            finish = self._lease(finish, finish.handle, is_wanted=failure is None)
+        if failure is not None:
+            return replace(finish, reason=FinishReason.ERROR, error=failure, handle=None)
         return finish
 
     def _end_span(self, finish: EngineFinish) -> None:
@@ -280,22 +337,39 @@ class Worker:
             fail_span(span, finish.error.reason)
         span.end()
 
-    def _lease(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
+    def _lease(self, finish: EngineFinish, handle: KvHandle, *, is_wanted: bool) -> EngineFinish:
         handle = replace(handle, worker_id=self.identity.worker_id, worker_epoch=self.identity.epoch)
         self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s)
-        if finish.key >> SLOT_BITS not in self._links:
+        if not is_wanted or finish.key >> SLOT_BITS not in self._links:
             self.release_nowait(handle.handle_id)
         return replace(finish, handle=handle)
 
     def _on_lost(self, error: MeshError) -> None:
+        if self._lost is not None:
+            return
         self._lost = LostError(error.message, reason=error.reason, where=self.identity.worker_id)
         if not self._is_closing:
             log.error("engine_lost", extra={"data": {"reason": error.reason, "detail": error.message}})
-        for link in list(self._links.values()):
-            link.outlet.on_lost(self._lost)
+        self._end_streams(self._lost)
         self._legs.clear()
         self._idle.set()
-        self._lost_event.set()
+
+    def _end_streams(self, error: MeshError) -> None:
+        """Nothing that is served from here goes on; gRPC's server would give streams that stand its whole grace."""
+        self._end = error
+        self.ended.set()
+        self.kv_feed.close_nowait(UnavailableError(error.message, reason=error.reason, where=self.identity.worker_id))
+        for link in list(self._links.values()):
+            link.outlet.on_lost(error)
+
+    def stop_nowait(self) -> None:
+        """Ends all streams and what is still in flight as lost; the drain is over. The engine is closed by `aclose`."""
+        self._is_closing = True
+        self.set_draining(True, "stopping")
+        stopping = LostError("the worker is stopping", reason="worker_stopping", where=self.identity.worker_id)
+        for key in self._legs.all_keys():
+            self._fail(key, stopping)
+        self._end_streams(self._lost or stopping)
 
     async def _read_kv_events(self) -> None:
         async with aclosing(self.engine.kv_events()) as batches:  # type: ignore[type-var]
@@ -318,8 +392,8 @@ class Worker:
             self.engine.cancel_nowait(key)
 
     def set_draining(self, is_draining: bool, reason: str = "draining") -> None:
-        """Refuses new requests from now on, or takes them again."""
-        self._draining = reason if is_draining else ""
+        """Refuses new requests from now on, or takes them again. A worker that stops takes none again."""
+        self._draining = reason if is_draining or self._is_closing else ""
 
     async def wait_idle(self) -> None:
         """Until no leg is in the engine."""
@@ -327,7 +401,7 @@ class Worker:
 
     async def run(self) -> None:
         """Until the engine ends. Raises why, unless `aclose` ended it."""
-        await self._lost_event.wait()
+        await self.ended.wait()
         if self._lost is not None and not self._is_closing:
             raise self._lost
 
@@ -359,6 +433,7 @@ class Worker:
         return WorkerStatistics(
             legs=len(self._legs),
             links=len(self._links),
+            kv_watchers=self.kv_feed.watchers_count(),
             leases=len(self._leases),
             is_draining=self.is_draining,
             kv_blocks_announced=self.kv_feed.blocks_count(),
@@ -366,11 +441,13 @@ class Worker:
 
     async def aclose(self) -> None:
         """Fails what is left as lost, frees leased KV, ends the engine. Idempotent."""
-        self._is_closing = True
-        self.set_draining(True, "stopping")
+        self.stop_nowait()
         for handle_id in self._leases.handle_ids():
             self.release_nowait(handle_id)
         await self.engine.aclose()
+        if self._tasks:
+            # The engine's last words are on their way to whoever waits for a finish.
+            await asyncio.wait(self._tasks[:1], timeout=LAST_STEPS_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -5,6 +5,7 @@ on both sides and most of all in the frontend, which then also writes a client's
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from kvmesh.rpc.codec.legs import to_finish
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.worker.slots import LinkStep, key_of
 from kvmesh.worker.worker import Link
+
+log = logging.getLogger(__name__)
 
 STEPS_PER_FRAME_MAX = 64
 """Bounds a frame: the client of a stalled stream gets its tokens in pieces of at most this many steps."""
@@ -35,10 +38,12 @@ class _Waiting:
 class FrameOutlet:
     """At most `steps_max` steps wait, in order.
 
-    A frontend that lags further behind is cut off: its requests fail as lost there, and cannot hold the worker up.
+    A frontend that lags further behind is cut off at once: its legs are cancelled and no step is taken for it any more. It
+    hears of it when it reads again; until then gRPC can tell it nothing.
     """
 
-    def __init__(self, steps_max: int) -> None:
+    def __init__(self, steps_max: int, frontend_id: str = "") -> None:
+        self.frontend_id = frontend_id
         self.link: Link | None = None
         self._waiting: deque[_Waiting] = deque()
         self._steps_max = steps_max
@@ -70,11 +75,21 @@ class FrameOutlet:
         self._put(_Waiting(step=frame.step, share=LinkStep(), frame=frame))
 
     def _put(self, waiting: _Waiting) -> None:
+        if self.error is not None:
+            # A step after one that was left out would be a gap in somebody's tokens.
+            return
         if len(self._waiting) >= self._steps_max:
-            self.fail_nowait(OverloadedError("the frontend does not read its frames", reason="link_stalled"))
+            self._cut_off()
             return
         self._waiting.append(waiting)
         self._wakeup.set()
+
+    def _cut_off(self) -> None:
+        log.warning("link_stalled", extra={"data": {"frontend": self.frontend_id, "steps": len(self._waiting)}})
+        self.fail_nowait(OverloadedError("the frontend does not read its frames", reason="link_stalled"))
+        if self.link is not None:
+            # The handler may be waiting for the frontend to read, and cannot do this then.
+            self.link.close_nowait()
 
     def fail_nowait(self, error: MeshError) -> None:
         """Ends the stream after what is queued."""

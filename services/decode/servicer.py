@@ -1,6 +1,8 @@
 """DecodeService: protobuf to worker and back, no decisions."""
 
 import asyncio
+import itertools
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,18 +10,32 @@ from grpc.aio import ServicerContext
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1 import decode_pb2_grpc
+from kvmesh.checks import check_length
 from kvmesh.core import FinishReason
 from kvmesh.engines.base import Leg
-from kvmesh.errors import InvalidRequestError, MeshError
+from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.clients import LegFinish
-from kvmesh.rpc.codec.legs import from_submission, generation_of, handle_of, rendezvous_of, to_finish
+from kvmesh.rpc.codec.legs import (
+    REQUEST_ID_MAX,
+    from_submission,
+    generation_of,
+    handle_of,
+    rendezvous_of,
+    to_finish,
+)
 from kvmesh.rpc.codec.scalars import required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
-from kvmesh.worker.direct import DirectCalls
+from kvmesh.worker.direct import DirectCalls, raise_failure
 from kvmesh.worker.worker import Link, Submission, Worker
 from services.decode.admit import DecodeAdmission
 from services.decode.frames import FrameOutlet, engine_finish_to_pb
+
+log = logging.getLogger(__name__)
+
+SUBMISSIONS_PER_MESSAGE = 1024
+HELLO_TIMEOUT_S = 10.0
+"""Longest silence of a stream that was opened and says nothing."""
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
@@ -29,27 +45,33 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._worker = worker
         self._admission = admission
         self._direct = DirectCalls(worker)
+        self._numbers = itertools.count()
+
+    def _own_id(self) -> str:
+        return f"plain-{self._worker.identity.epoch:x}-{next(self._numbers)}"
 
     async def Attach(  # type: ignore[override]  # writes through the context, so that reading goes on beside it
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
     ) -> None:
         """All requests of one frontend; see the protocol in decode.proto."""
-        first = await anext(aiter(request_iterator), None)
+        first = await _first_message(request_iterator)
         if first is None or not first.HasField("hello"):
             raise InvalidRequestError("the first message must be hello", field="hello")
-        required_text(first.hello.frontend_id, "hello.frontend_id", 128)
         settings = self._worker.settings
-        outlet = FrameOutlet(settings.link_buffer_frames)
-        outlet.link = link = self._worker.open_link(outlet)
-        await context.write(pb.AttachResponse(welcome=self._welcome()))
-        reader = asyncio.create_task(self._read_requests(request_iterator, link, outlet))
+        frontend_id = required_text(first.hello.frontend_id, "hello.frontend_id", 128)
+        outlet = FrameOutlet(settings.link_buffer_frames, frontend_id)
+        outlet.link = link = self._worker.open_link(outlet, settings.submissions_max)
+        reader: asyncio.Task[None] | None = None
         try:
+            await context.write(pb.AttachResponse(welcome=self._welcome()))
+            reader = asyncio.create_task(self._read_requests(first, request_iterator, link, outlet))
             async for response in outlet.frames(settings.heartbeat_s):
                 await context.write(response)
         finally:
             link.close_nowait()
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            if reader is not None:
+                reader.cancel()
+                await asyncio.wait({reader})
 
     def _welcome(self) -> pb.Welcome:
         settings = self._worker.settings
@@ -60,18 +82,38 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             submissions_max=settings.submissions_max,
         )
 
-    async def _read_requests(self, requests: AsyncIterator[pb.AttachRequest], link: Link, outlet: FrameOutlet) -> None:
+    async def _read_requests(
+        self, first: pb.AttachRequest, requests: AsyncIterator[pb.AttachRequest], link: Link, outlet: FrameOutlet
+    ) -> None:
         try:
+            self._take(first, link, outlet)
             async for request in requests:
-                for submission in request.submissions:
-                    self._submit(submission, link, outlet)
-                for slot in request.cancels:
-                    link.cancel_nowait(slot)
+                if request.HasField("hello"):
+                    raise InvalidRequestError("hello may come once", field="hello")
+                self._take(request, link, outlet)
+        except MeshError as error:
+            outlet.fail_nowait(error)
+        except Exception:
+            log.exception("attach_defect")
+            outlet.fail_nowait(InternalError("a defect of the worker", where=self._worker.identity.worker_id))
         finally:
             outlet.close_nowait()
 
+    def _take(self, request: pb.AttachRequest, link: Link, outlet: FrameOutlet) -> None:
+        """Submissions before cancels, so that a message may hold both of one slot."""
+        check_length(len(request.submissions), "submissions", 0, SUBMISSIONS_PER_MESSAGE, "entries")
+        for submission in request.submissions:
+            self._submit(submission, link, outlet)
+        for slot in request.cancels:
+            link.cancel_nowait(slot)
+
     def _submit(self, message: pb.Submission, link: Link, outlet: FrameOutlet) -> None:
-        """Hands a submission to the worker; a refusal is the slot's finish."""
+        """Hands a submission to the worker; a refusal is the slot's finish.
+
+        A slot in use ends the stream instead: its finish would be taken for that of the leg that has the slot.
+        """
+        if link.has_leg(message.slot):
+            raise InvalidRequestError(f"slot {message.slot} is in use", field="slot", reason="slot_in_use")
         try:
             self._admission.check(self._worker.engine.load())
             leg = from_submission(message)
@@ -97,7 +139,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self._admission.check(self._worker.engine.load())
         submission = Submission(
             slot=0,
-            request_id=request.request_id or f"plain-{id(context):x}-{self._worker.identity.epoch:x}",
+            request_id=required_text(request.request_id or self._own_id(), "request_id", REQUEST_ID_MAX),
             leg=Leg.DECODE,
             generation=generation_of(request),
             timeout_s=remaining_s(context),
@@ -107,8 +149,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         stream = self._direct.stream(submission)
         try:
             async for step in stream:
-                if step.finish is not None and step.finish.error is not None:
-                    raise step.finish.error
+                if step.finish is not None:
+                    raise_failure(step.finish)
                 yield pb.GenerateResponse(
                     token_ids=step.token_ids,
                     logprobs=None if step.logprobs is None else to_logprobs(step.logprobs),
@@ -116,3 +158,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 )
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def _first_message(requests: AsyncIterator[pb.AttachRequest]) -> pb.AttachRequest | None:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            return await anext(aiter(requests), None)
+    except TimeoutError:
+        raise DeadlineError(f"no hello within {HELLO_TIMEOUT_S:g} s", reason="no_hello") from None

@@ -61,7 +61,7 @@ class SimulatedWorker:
         self.worker = Worker(self.engine, WorkerIdentity(worker_id=worker_id, epoch=epoch), worker, world.clock)
         self.registry = world.agent.registry()
         self.membership = Membership(
-            self.worker, self.registry, world.clock, host=worker_id, uses_tls=False, make_presence=world.make_presence
+            self.worker, self.registry, host=worker_id, uses_tls=False, make_presence=world.make_presence
         )
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
@@ -126,6 +126,7 @@ class SimulatedWorker:
         # A dead process cannot sign off: the registry says so, and what stands there is left to its checks.
         with suppress(MeshError):
             await self.membership.aclose()
+        self.worker.stop_nowait()
         if self._server is not None:
             await self._server.stop(None)
         await self.worker.aclose()

@@ -52,6 +52,8 @@ class LegState:
     transferred_tokens: int = 0
     was_admitted: bool = False
     was_recomputed: bool = False
+    submitted_at_s: float = 0.0
+    queue_s: float = 0.0
 
     @property
     def key(self) -> int:

@@ -90,6 +90,7 @@ class Scheduler:
                 retry_after_s=self.settings.overload_retry_s,
             )
         leg = make_leg(request, self._orders, self.settings, self.card, self._range)
+        leg.submitted_at_s = now_s
         self._orders += 1
         if payload is not None and request.handle is not None:
             leg.payload, leg.payload_expires_at_s = payload, now_s + request.handle.lease_s
@@ -125,6 +126,7 @@ class Scheduler:
                 stop_token_id=stop_token_id,
                 handle=handle,
                 was_recomputed=leg.was_recomputed,
+                queue_s=leg.queue_s,
             )
         )
 
@@ -229,6 +231,7 @@ class Scheduler:
         leg.computed, leg.named_blocks = len(cached) * size, len(cached)
         if not leg.was_admitted:
             leg.was_admitted = True
+            leg.queue_s = now_s - leg.submitted_at_s
             leg.cached_tokens = leg.computed
             self.cached_tokens_total += leg.computed
         self._start(leg, step, now_s)

@@ -96,6 +96,11 @@ class VllmCore:
         """True while the scheduler knows the request, a finished one with leased blocks included."""
         return request_id in self._scheduler.requests
 
+    def has_begun(self, request_id: str) -> bool:
+        """True once a step has taken the request up; also when it is over and forgotten."""
+        request = self._scheduler.requests.get(request_id)
+        return request is None or request.num_computed_tokens > 0
+
     def is_pulling(self, request_id: str) -> bool:
         """True from the allocation of blocks until the transfer is over."""
         request = self._scheduler.requests.get(request_id)

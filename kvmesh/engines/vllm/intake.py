@@ -58,6 +58,7 @@ class Intake:
             adapter_number=adapter.lora_int_id if adapter is not None else 0,
             pull_by_s=now + (request.handle.lease_s - self.settings.lease_margin_s if request.handle else 0.0),
             was_recomputed=is_late,
+            submitted_at_s=now,
             logprobs=generation.sampling.logprobs,
         )
 

@@ -25,6 +25,8 @@ class LegState:
     pull_by_s: float = 0.0
     pull_ends_s: float | None = None
     was_recomputed: bool = False
+    submitted_at_s: float = 0.0
+    queue_s: float = 0.0
     attempt: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0

@@ -32,6 +32,8 @@ class Runner:
         self._now = now
         self._legs: dict[str, LegState] = {}
         self._inner_ids: dict[int, str] = {}
+        self._queued: dict[str, LegState] = {}
+        """Prefill legs that no step has taken up yet."""
         self._pulls: dict[str, LegState] = {}
         self._leaving: dict[str, float] = {}
         self._leases: dict[str, int] = {}
@@ -48,6 +50,8 @@ class Runner:
             return
         self._legs[leg.inner_id] = leg
         self._inner_ids[leg.key] = leg.inner_id
+        if leg.is_prefill:
+            self._queued[leg.inner_id] = leg
         if leg.parameters is not None and not leg.is_prefill:
             self._pulls[leg.inner_id] = leg
 
@@ -81,6 +85,7 @@ class Runner:
         """One step of vLLM. True when the model ran or something came out."""
         began = self._now()
         outputs, was_executed = self._core.step()
+        self._note_begun(began)
         for output in outputs:
             leg = self._legs.get(output.request_id)
             if leg is not None:
@@ -91,6 +96,12 @@ class Runner:
         if was_executed:
             self._load = replace(self._load, step_s=self._now() - began)
         return was_executed or bool(outputs)
+
+    def _note_begun(self, step_began_s: float) -> None:
+        for inner_id, leg in list(self._queued.items()):
+            if self._core.has_begun(inner_id):
+                leg.queue_s = max(0.0, step_began_s - leg.submitted_at_s)
+                del self._queued[inner_id]
 
     def take_output(self) -> StepOutput | None:
         """What happened since the last call."""
@@ -166,9 +177,17 @@ class Runner:
     def _finish(self, leg: LegState, reason: FinishReason, **more: Any) -> None:
         self._legs.pop(leg.inner_id, None)
         self._pulls.pop(leg.inner_id, None)
+        self._queued.pop(leg.inner_id, None)
         self._inner_ids.pop(leg.key, None)
         self._load = replace(self._load, output_tokens_total=self._load.output_tokens_total + leg.output_tokens)
-        finish = EngineFinish(key=leg.key, reason=reason, usage=leg.usage(), was_recomputed=leg.was_recomputed, **more)
+        finish = EngineFinish(
+            key=leg.key,
+            reason=reason,
+            usage=leg.usage(),
+            was_recomputed=leg.was_recomputed,
+            queue_s=leg.queue_s,
+            **more,
+        )
         self._building.finishes.append(finish)
 
     def _abort(self, leg: LegState) -> None:

@@ -1,9 +1,11 @@
 """Legs on the wire: prefill calls, decode submissions, finishes."""
 
+import math
 from dataclasses import replace
 
 from kvmesh.api.decode.v1 import decode_pb2
 from kvmesh.api.prefill.v1 import prefill_pb2
+from kvmesh.checks import check_length
 from kvmesh.core import FinishReason, Generation, KvHandle, Rendezvous
 from kvmesh.errors import InternalError, InvalidRequestError
 from kvmesh.rpc.clients import DecodeLeg, LegFinish, PrefillResult
@@ -13,7 +15,7 @@ from kvmesh.rpc.codec.scalars import (
     optional_field,
     positive_duration,
     required_text,
-    to_duration,
+    to_positive_duration,
 )
 from kvmesh.rpc.codec.types import (
     FINISH_REASON_NUMBERS,
@@ -30,6 +32,7 @@ from kvmesh.rpc.codec.types import (
 from kvmesh.rpc.status import from_detail, to_detail
 
 REQUEST_ID_MAX = 128
+RESERVATION_ID_MAX = 128
 
 
 def to_submission(slot: int, leg: DecodeLeg) -> decode_pb2.Submission:
@@ -40,7 +43,7 @@ def to_submission(slot: int, leg: DecodeLeg) -> decode_pb2.Submission:
         generation=to_generation(leg.generation),
         handle=None if leg.handle is None else to_handle(leg.handle),
         rendezvous=None if leg.rendezvous is None else to_rendezvous(leg.rendezvous),
-        timeout=to_duration(leg.timeout_s),
+        timeout=None if math.isinf(leg.timeout_s) else to_positive_duration(leg.timeout_s),
         reservation_id=leg.reservation_id,
     )
 
@@ -48,6 +51,7 @@ def to_submission(slot: int, leg: DecodeLeg) -> decode_pb2.Submission:
 def from_submission(message: decode_pb2.Submission) -> DecodeLeg:
     """A checked decode leg; the slot is the caller's to read."""
     timeout_s = positive_duration(message, "timeout", "timeout")
+    check_length(len(message.reservation_id), "reservation_id", 0, RESERVATION_ID_MAX, "characters")
     return DecodeLeg(
         request_id=required_text(message.request_id, "request_id", REQUEST_ID_MAX),
         generation=generation_of(message),
@@ -106,7 +110,14 @@ def from_finish(message: decode_pb2.Finish) -> LegFinish:
 
 
 def from_prefill_response(message: prefill_pb2.PrefillResponse) -> PrefillResult:
-    """The value."""
+    """The value. InternalError when a worker answers what the contract forbids: the client's request is not to blame."""
+    try:
+        return _prefill_result(message)
+    except InvalidRequestError as error:
+        raise InternalError(f"the prefill worker's answer cannot be used: {error.message}") from error
+
+
+def _prefill_result(message: prefill_pb2.PrefillResponse) -> PrefillResult:
     return PrefillResult(
         handle=from_handle(message.handle) if message.HasField("handle") else None,
         usage=from_usage(message.usage),

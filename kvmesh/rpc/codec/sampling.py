@@ -1,11 +1,15 @@
 """SamplingParams and constraints."""
 
 from kvmesh.api.types.v1 import sampling_pb2 as pb
-from kvmesh.checks import check_sampling
+from kvmesh.checks import check_length, check_sampling
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.scalars import optional_field
 
+DOCUMENT_BYTES_MAX = 256 << 10
+REGEX_BYTES_MAX = 16 << 10
+OPTIONS_MAX = 1024
+OPTION_CHARACTERS_MAX = 4096
 _SCALARS = (
     "temperature",
     "top_p",
@@ -75,8 +79,12 @@ def from_constraint(message: pb.Constraint, prefix: str) -> Constraint:
     if kind is None or (kind == "json_object" and not message.json_object):
         raise InvalidRequestError(f"{field} must set one kind", field=field)
     if kind == "choice":
-        if not message.choice.options:
-            raise InvalidRequestError(f"{field}.choice must have options", field=f"{field}.choice")
+        check_length(len(message.choice.options), f"{field}.choice.options", 1, OPTIONS_MAX, "entries")
+        for option in message.choice.options:
+            check_length(len(option), f"{field}.choice.options", 1, OPTION_CHARACTERS_MAX, "characters")
         return Constraint(kind=ConstraintKind.CHOICE, options=tuple(message.choice.options))
     text = "" if kind == "json_object" else getattr(message, kind)
+    if kind != "json_object":
+        bytes_max = REGEX_BYTES_MAX if kind == "regex" else DOCUMENT_BYTES_MAX
+        check_length(len(text.encode()), f"{field}.{kind}", 1, bytes_max, "bytes")
     return Constraint(kind=ConstraintKind(kind), text=text)

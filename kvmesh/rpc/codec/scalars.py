@@ -20,6 +20,11 @@ def to_duration(seconds: float) -> Duration:
     return Duration(seconds=whole, nanos=min(_NANOS - 1, round((seconds - whole) * _NANOS)))
 
 
+def to_positive_duration(seconds: float) -> Duration:
+    """Seconds as a Duration that stays above 0, for fields that must be: what is over is told as 1 ns."""
+    return to_duration(max(1 / _NANOS, seconds))
+
+
 def from_duration(duration: Duration) -> float:
     """A Duration in seconds."""
     return float(duration.seconds + duration.nanos / _NANOS)
@@ -67,7 +72,9 @@ def optional_field(message: Message, name: str) -> Any:
 
 
 def required_text(value: str, field: str, characters_max: int) -> str:
-    """A string of 1 to `characters_max` characters."""
+    """A string of 1 to `characters_max` characters, none of them a control character: it goes into logs and names."""
     if not 1 <= len(value) <= characters_max:
         raise InvalidRequestError(f"{field} must have 1 to {characters_max} characters, not {len(value)}", field=field)
+    if not value.isprintable():
+        raise InvalidRequestError(f"{field} must have printable characters only", field=field)
     return value

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvmesh.api.types.v1 import kv_pb2, output_pb2, prompt_pb2
 from kvmesh.api.types.v1.model_pb2 import WorkerRef as WorkerRefPb
-from kvmesh.checks import MEDIA_MAX, check_length
+from kvmesh.checks import MEDIA_MAX, TRACEPARENT_BYTES_MAX, check_length, check_range, check_text
 from kvmesh.core import (
     FinishReason,
     Generation,
@@ -19,8 +19,11 @@ from kvmesh.core import (
 )
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.sampling import from_sampling, to_sampling
-from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text, to_duration
+from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text, to_positive_duration
 
+MEDIA_BYTES_MAX = 16 << 20
+PAYLOAD_BYTES_MAX = 1 << 20
+FIRST_TOKENS_MAX = 1024
 MEDIA_KINDS = {
     prompt_pb2.MEDIA_KIND_IMAGE: MediaKind.IMAGE,
     prompt_pb2.MEDIA_KIND_AUDIO: MediaKind.AUDIO,
@@ -58,6 +61,7 @@ def to_generation(generation: Generation) -> prompt_pb2.Generation:
 def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
     """The value; what depends on the model (vocabulary, context) is checked by the worker that knows it."""
     check_length(len(message.media), f"{prefix}media", 0, MEDIA_MAX, "entries")
+    check_text(message.traceparent, f"{prefix}traceparent", TRACEPARENT_BYTES_MAX)
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
         model=required_text(message.model, f"{prefix}model", 256),
@@ -89,6 +93,8 @@ def to_media(media: Media) -> prompt_pb2.Media:
 def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
     """The value, checked."""
     check_length(len(message.content_hash), f"{prefix}content_hash", 16, 64, "bytes")
+    check_length(len(message.data), f"{prefix}data", 0, MEDIA_BYTES_MAX, "bytes")
+    check_range(message.length, f"{prefix}length", 1, 2**32 - 1)
     source = message.WhichOneof("source")
     return Media(
         kind=known_enum(message.kind, MEDIA_KINDS, f"{prefix}kind"),
@@ -112,7 +118,7 @@ def to_handle(handle: KvHandle) -> kv_pb2.KvHandle:
         worker_epoch=handle.worker_epoch,
         tokens=handle.tokens,
         kv_bytes=handle.kv_bytes,
-        lease=to_duration(max(0.0, handle.lease_s)),
+        lease=to_positive_duration(handle.lease_s),
         first_token_ids=handle.first_token_ids,
     )
 
@@ -121,6 +127,9 @@ def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandl
     """The value, checked."""
     lease_s = positive_duration(message, "lease", f"{prefix}lease", required=True)
     assert lease_s is not None
+    check_range(message.tokens, f"{prefix}tokens", 1, 2**32 - 1)
+    check_length(len(message.payload), f"{prefix}payload", 0, PAYLOAD_BYTES_MAX, "bytes")
+    check_length(len(message.first_token_ids), f"{prefix}first_token_ids", 0, FIRST_TOKENS_MAX, "entries")
     return KvHandle(
         handle_id=required_text(message.handle_id, f"{prefix}handle_id", 128),
         format=required_text(message.format, f"{prefix}format", 128),
@@ -149,6 +158,7 @@ def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") 
     """The value, checked."""
     if not 1 <= message.port <= 65535:
         raise InvalidRequestError(f"{prefix}port must be 1 to 65535, not {message.port}", field=f"{prefix}port")
+    check_range(message.room, f"{prefix}room", 0, 2**63 - 1)
     return Rendezvous(
         host=required_text(message.host, f"{prefix}host", 255),
         port=message.port,
@@ -191,13 +201,15 @@ def to_logprobs(logprobs: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
 
 
 def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
-    """The values, one per token."""
+    """The values, one per token. ValueError when the arrays do not fit each other."""
     alternatives = list(zip(message.alternative_token_ids, message.alternative_logprobs, strict=True))
     entries: list[TokenLogprob] = []
     start = 0
     for logprob, count in zip(message.token_logprobs, message.alternatives_counts, strict=True):
         entries.append(TokenLogprob(logprob=logprob, alternatives=tuple(alternatives[start : start + count])))
         start += count
+    if start != len(alternatives):
+        raise ValueError(f"{len(alternatives)} alternatives for {start} places")
     return entries
 
 

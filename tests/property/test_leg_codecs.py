@@ -1,0 +1,409 @@
+"""What crosses the wire between frontend and workers arrives as it was sent, or is refused with the field's name."""
+
+from dataclasses import replace
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.api.decode.v1 import decode_pb2
+from kvmesh.api.prefill.v1 import prefill_pb2
+from kvmesh.api.types.v1 import kv_pb2, prompt_pb2, sampling_pb2
+from kvmesh.checks import check_generation, check_range, check_sampling
+from kvmesh.core import (
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    Generation,
+    KvHandle,
+    Media,
+    MediaKind,
+    Rendezvous,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+    WorkerRef,
+)
+from kvmesh.errors import InternalError, InvalidRequestError, LostError, OverloadedError
+from kvmesh.rpc.clients import DecodeLeg, LegFinish
+from kvmesh.rpc.codec import legs, types
+from kvmesh.rpc.codec.sampling import from_sampling, to_sampling
+from kvmesh.rpc.codec.scalars import from_duration, to_duration, to_positive_duration
+
+COUNTS = st.integers(0, 2**32 - 1)
+IDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=128)
+WORDS = st.text(st.characters(codec="utf-8", categories=["L", "N", "Zs"]), max_size=20)
+TOKENS = st.lists(COUNTS, max_size=8)
+
+
+def floats(low: float, high: float) -> st.SearchStrategy[float | None]:
+    """What a 32-bit field holds exactly, or None."""
+    return st.none() | st.floats(low, high, width=32)
+
+
+CONSTRAINTS = st.one_of(
+    st.builds(
+        Constraint,
+        kind=st.sampled_from([kind for kind in ConstraintKind if kind.value not in ("choice", "json_object")]),
+        text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=30),
+    ),
+    st.just(Constraint(kind=ConstraintKind.JSON_OBJECT)),
+    st.builds(
+        Constraint,
+        kind=st.just(ConstraintKind.CHOICE),
+        options=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), min_size=1, max_size=4).map(
+            tuple
+        ),
+    ),
+)
+SAMPLING = st.builds(
+    SamplingParams,
+    temperature=floats(0, 2),
+    top_p=floats(0.0625, 1),
+    top_k=st.none() | st.integers(0, 2**31 - 1),
+    min_p=floats(0, 1),
+    presence_penalty=floats(-2, 2),
+    frequency_penalty=floats(-2, 2),
+    repetition_penalty=floats(0.0625, 10),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    max_tokens=st.none() | st.integers(1000, 2**31 - 1),
+    min_tokens=st.none() | st.integers(0, 1000),
+    stop=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), max_size=3).map(tuple),
+    stop_token_ids=st.lists(COUNTS, max_size=4).map(tuple),
+    ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    logit_bias=st.lists(st.tuples(COUNTS, st.floats(-100, 100, width=32)), max_size=3).map(tuple),
+    constraint=st.none() | CONSTRAINTS,
+    skip_special_tokens=st.booleans(),
+)
+MEDIA = st.builds(
+    Media,
+    kind=st.sampled_from(MediaKind),
+    content_hash=st.binary(min_size=16, max_size=64),
+    position=COUNTS,
+    length=st.integers(1, 2**32 - 1),
+).flatmap(
+    lambda media: st.one_of(
+        st.just(media),
+        st.binary(max_size=9).map(lambda data: replace(media, data=data)),
+        WORDS.map(lambda url: replace(media, url=url)),
+        st.binary(max_size=9).map(lambda handle: replace(media, encoder_handle=handle)),
+    )
+)
+GENERATIONS = st.builds(
+    Generation,
+    model=IDS,
+    token_ids=TOKENS,
+    sampling=SAMPLING,
+    emitted_token_ids=TOKENS,
+    adapter=WORDS,
+    cache_salt=WORDS,
+    priority=st.integers(-100, 100),
+    media=st.lists(MEDIA, max_size=2).map(tuple),
+    traceparent=st.sampled_from(["", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]),
+    data_parallel_rank=st.none() | COUNTS,
+)
+HANDLES = st.builds(
+    KvHandle,
+    handle_id=IDS,
+    format=IDS,
+    compatibility_hash=IDS,
+    payload=st.binary(max_size=40),
+    worker_id=IDS,
+    worker_epoch=st.integers(0, 2**64 - 1),
+    tokens=st.integers(1, 2**32 - 1),
+    lease_s=st.floats(1e-6, 1e6),
+    kv_bytes=st.none() | st.integers(0, 2**64 - 1),
+    first_token_ids=st.lists(COUNTS, max_size=3).map(tuple),
+)
+RENDEZVOUS = st.builds(
+    Rendezvous,
+    host=IDS,
+    port=st.integers(1, 65535),
+    room=st.integers(0, 2**63 - 1),
+    prefill_data_parallel_rank=st.none() | COUNTS,
+)
+USAGES = st.builds(
+    Usage,
+    prompt_tokens=COUNTS,
+    output_tokens=COUNTS,
+    cached_tokens=COUNTS,
+    transferred_tokens=COUNTS,
+    reasoning_tokens=COUNTS,
+)
+LEGS = st.builds(
+    DecodeLeg,
+    request_id=IDS,
+    generation=GENERATIONS,
+    timeout_s=st.just(float("inf")) | st.floats(1e-3, 1e6),
+    handle=st.none() | HANDLES,
+    rendezvous=st.none() | RENDEZVOUS,
+    reservation_id=WORDS,
+)
+
+
+def over_the_wire(message: Message) -> Message:
+    """The message as the other side parses it."""
+    return type(message).FromString(message.SerializeToString())
+
+
+def about(handle: KvHandle | None) -> KvHandle | None:
+    """A handle with its lease in whole nanoseconds, which is what a Duration holds."""
+    return None if handle is None else replace(handle, lease_s=from_duration(to_duration(handle.lease_s)))
+
+
+@given(params=SAMPLING)
+def test_sampling_survives(params: SamplingParams) -> None:
+    """None stays absent, zero stays zero."""
+    assert from_sampling(over_the_wire(to_sampling(params))) == params  # type: ignore[arg-type]
+
+
+@given(generation=GENERATIONS)
+def test_a_generation_survives(generation: Generation) -> None:
+    """Prompt, emitted tokens, media and all options."""
+    assert types.from_generation(over_the_wire(types.to_generation(generation))) == generation  # type: ignore[arg-type]
+
+
+@given(handle=HANDLES)
+def test_a_handle_survives(handle: KvHandle) -> None:
+    """The lease to the nanosecond, everything else exactly."""
+    assert types.from_handle(over_the_wire(types.to_handle(handle))) == about(handle)  # type: ignore[arg-type]
+
+
+@given(rendezvous=RENDEZVOUS, usage=USAGES)
+def test_small_records_survive(rendezvous: Rendezvous, usage: Usage) -> None:
+    """Rendezvous and usage."""
+    assert types.from_rendezvous(over_the_wire(types.to_rendezvous(rendezvous))) == rendezvous  # type: ignore[arg-type]
+    assert types.from_usage(over_the_wire(types.to_usage(usage))) == usage  # type: ignore[arg-type]
+
+
+@given(ref=st.builds(WorkerRef, worker_id=IDS, address=IDS, epoch=COUNTS, data_parallel_rank=st.none() | COUNTS))
+def test_a_worker_reference_survives(ref: WorkerRef) -> None:
+    """Rank 0 is not "any rank"."""
+    assert types.from_worker_ref(over_the_wire(types.to_worker_ref(ref))) == ref  # type: ignore[arg-type]
+
+
+@given(
+    entries=st.lists(
+        st.builds(
+            TokenLogprob,
+            logprob=st.floats(-100, 0, width=32),
+            alternatives=st.lists(st.tuples(COUNTS, st.floats(-100, 0, width=32)), max_size=3).map(tuple),
+        ),
+        max_size=4,
+    )
+)
+def test_log_probabilities_survive_packing(entries: list[TokenLogprob]) -> None:
+    """Each token keeps its own alternatives."""
+    assert types.from_logprobs(over_the_wire(types.to_logprobs(entries))) == entries  # type: ignore[arg-type]
+
+
+@given(slot=st.integers(0, 2**31 - 1), leg=LEGS)
+def test_a_submission_survives(slot: int, leg: DecodeLeg) -> None:
+    """A leg without a deadline has none on the other side."""
+    message = over_the_wire(legs.to_submission(slot, leg))
+    assert isinstance(message, decode_pb2.Submission) and message.slot == slot
+    heard = legs.from_submission(message)
+    assert heard.timeout_s == pytest.approx(leg.timeout_s)
+    assert replace(heard, timeout_s=0) == replace(leg, timeout_s=0, handle=about(leg.handle))
+
+
+@given(
+    slot=st.integers(0, 2**31 - 1),
+    finish=st.builds(
+        LegFinish,
+        reason=st.sampled_from([reason for reason in FinishReason if reason is not FinishReason.ERROR]),
+        usage=USAGES,
+        stop_token_id=st.none() | COUNTS,
+        was_recomputed=st.booleans(),
+    ),
+)
+def test_a_finish_survives(slot: int, finish: LegFinish) -> None:
+    """Every reason that is not a failure."""
+    message = over_the_wire(legs.to_finish(slot, finish))
+    assert isinstance(message, decode_pb2.Finish) and message.slot == slot
+    assert legs.from_finish(message) == finish
+
+
+def test_a_failed_finish_keeps_its_error() -> None:
+    """Class, reason word, field and time to wait; without any, the worker is at fault."""
+    sent = OverloadedError("full", reason="worker_full", field="slot", retry_after_s=1.5, where="d1")
+    error = legs.from_finish(legs.to_finish(3, LegFinish(reason=FinishReason.ERROR, error=sent))).error
+    assert isinstance(error, OverloadedError)
+    assert (error.reason, error.field, error.retry_after_s, error.where) == ("worker_full", "slot", 1.5, "d1")
+    bare = legs.from_finish(legs.to_finish(3, LegFinish(reason=FinishReason.ERROR)))
+    assert isinstance(bare.error, InternalError) and not isinstance(bare.error, LostError)
+
+
+@given(handle=HANDLES, usage=USAGES, queue_s=st.floats(0, 1e4), compute_s=st.floats(0, 1e4))
+def test_a_prefill_answer_survives(handle: KvHandle, usage: Usage, queue_s: float, compute_s: float) -> None:
+    """Both times, and the handle."""
+    message = prefill_pb2.PrefillResponse(
+        handle=types.to_handle(handle),
+        usage=types.to_usage(usage),
+        queue_time=to_duration(queue_s),
+        compute_time=to_duration(compute_s),
+    )
+    result = legs.from_prefill_response(message)
+    assert result.handle == about(handle) and result.usage == usage
+    assert (result.queue_s, result.compute_s) == (pytest.approx(queue_s), pytest.approx(compute_s))
+
+
+def test_a_worker_that_answers_nonsense_is_not_the_clients_fault() -> None:
+    """A handle without a lease in a prefill answer is InternalError, not the INVALID_ARGUMENT of a bad request."""
+    with pytest.raises(InternalError):
+        legs.from_prefill_response(prefill_pb2.PrefillResponse(handle=kv_pb2.KvHandle(handle_id="h")))
+
+
+@given(seconds=st.floats(-1e-3, 1e9))
+def test_a_duration_that_must_be_positive_is(seconds: float) -> None:
+    """What is nearly or quite over arrives above zero: the receiver gives it up as late, not as malformed."""
+    assert 0 < from_duration(to_positive_duration(seconds)) <= max(seconds, 1e-9) * (1 + 1e-6)
+
+
+GOOD = KvHandle(
+    handle_id="h", format="f", compatibility_hash="c", payload=b"", worker_id="w", worker_epoch=1, tokens=4, lease_s=1.0
+)
+HANDLE_FAULTS = [
+    ({"handle_id": ""}, "handle.handle_id"),
+    ({"handle_id": "x" * 129}, "handle.handle_id"),
+    ({"handle_id": "a\nb"}, "handle.handle_id"),
+    ({"format": ""}, "handle.format"),
+    ({"compatibility_hash": ""}, "handle.compatibility_hash"),
+    ({"worker_id": ""}, "handle.worker_id"),
+    ({"tokens": 0}, "handle.tokens"),
+    ({"payload": bytes((1 << 20) + 1)}, "handle.payload"),
+    ({"first_token_ids": (1,) * 1025}, "handle.first_token_ids"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), HANDLE_FAULTS, ids=[str(field) for _, field in HANDLE_FAULTS])
+def test_a_bad_handle_is_refused_by_name(change: dict[str, object], field: str) -> None:
+    """Each rule of the contract's KvHandle."""
+    with pytest.raises(InvalidRequestError) as caught:
+        types.from_handle(types.to_handle(replace(GOOD, **change)))  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("lease", [None, to_duration(0), to_duration(-1)])
+def test_a_lease_is_required_and_positive(lease: object) -> None:
+    """Absent, zero and negative."""
+    message = types.to_handle(GOOD)
+    message.ClearField("lease")
+    if lease is not None:
+        message.lease.CopyFrom(lease)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError) as caught:
+        types.from_handle(message)
+    assert caught.value.field == "handle.lease"
+
+
+CONSTRAINT_FAULTS = [
+    sampling_pb2.Constraint(),
+    sampling_pb2.Constraint(json_object=False),
+    sampling_pb2.Constraint(json_schema=""),
+    sampling_pb2.Constraint(json_schema="x" * ((256 << 10) + 1)),
+    sampling_pb2.Constraint(regex="x" * ((16 << 10) + 1)),
+    sampling_pb2.Constraint(choice=sampling_pb2.Choice()),
+    sampling_pb2.Constraint(choice=sampling_pb2.Choice(options=[""])),
+    sampling_pb2.Constraint(choice=sampling_pb2.Choice(options=["a"] * 1025)),
+    sampling_pb2.Constraint(choice=sampling_pb2.Choice(options=["a" * 4097])),
+]
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINT_FAULTS, ids=range(len(CONSTRAINT_FAULTS)))
+def test_a_bad_constraint_is_refused(constraint: sampling_pb2.Constraint) -> None:
+    """Empty, false, too long, too many."""
+    with pytest.raises(InvalidRequestError) as caught:
+        from_sampling(sampling_pb2.SamplingParams(constraint=constraint))
+    assert caught.value.field.startswith("sampling.constraint")
+
+
+def submission(**changes: object) -> decode_pb2.Submission:
+    """A good one, changed."""
+    message = decode_pb2.Submission(
+        slot=1, request_id="r", generation=prompt_pb2.Generation(model="m", token_ids=[1, 2, 3])
+    )
+    for name, value in changes.items():
+        message.ClearField(name)  # type: ignore[arg-type]
+        if isinstance(value, Message):
+            getattr(message, name).CopyFrom(value)
+        elif value is not None:
+            setattr(message, name, value)
+    return message
+
+
+BIG_MEDIA = prompt_pb2.Media(
+    kind=prompt_pb2.MEDIA_KIND_IMAGE, content_hash=bytes(16), length=1, data=bytes((16 << 20) + 1)
+)
+SUBMISSION_FAULTS = [
+    ({"request_id": ""}, "request_id"),
+    ({"request_id": "r\x00"}, "request_id"),
+    ({"request_id": "r" * 129}, "request_id"),
+    ({"reservation_id": "r" * 129}, "reservation_id"),
+    ({"generation": None}, "generation"),
+    ({"generation": prompt_pb2.Generation(token_ids=[1])}, "generation.model"),
+    ({"generation": prompt_pb2.Generation(model="m", traceparent="0" * 300)}, "generation.traceparent"),
+    ({"generation": prompt_pb2.Generation(model="m", media=[prompt_pb2.Media()] * 65)}, "generation.media"),
+    ({"generation": prompt_pb2.Generation(model="m", media=[prompt_pb2.Media()])}, "generation.media[0].content_hash"),
+    ({"generation": prompt_pb2.Generation(model="m", media=[BIG_MEDIA])}, "generation.media[0].data"),
+    ({"timeout": to_duration(0)}, "timeout"),
+    ({"timeout": to_duration(-5)}, "timeout"),
+    ({"rendezvous": kv_pb2.Rendezvous(host="h", port=0)}, "rendezvous.port"),
+    ({"rendezvous": kv_pb2.Rendezvous(host="h", port=70000)}, "rendezvous.port"),
+    ({"rendezvous": kv_pb2.Rendezvous(host="", port=1)}, "rendezvous.host"),
+    ({"rendezvous": kv_pb2.Rendezvous(host="h", port=1, room=2**63)}, "rendezvous.room"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), SUBMISSION_FAULTS, ids=range(len(SUBMISSION_FAULTS)))
+def test_a_bad_submission_is_refused_by_name(change: dict[str, object], field: str) -> None:
+    """Absent, empty, malformed and too large, each with the path of its field."""
+    legs.from_submission(submission())
+    with pytest.raises(InvalidRequestError) as caught:
+        legs.from_submission(submission(**change))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("reason", [0, 99])
+def test_an_unknown_finish_reason_is_refused(reason: int) -> None:
+    """Unspecified, and one of a newer contract."""
+    with pytest.raises(InvalidRequestError):
+        legs.from_finish(decode_pb2.Finish(slot=1, reason=reason))  # type: ignore[arg-type]
+
+
+VOCABULARY_FAULTS = [
+    (Generation(model="m", token_ids=[10]), "generation.token_ids"),
+    (Generation(model="m", token_ids=[]), "generation.token_ids"),
+    (Generation(model="m", token_ids=[1], emitted_token_ids=[10]), "generation.emitted_token_ids"),
+    (
+        Generation(model="m", token_ids=[1], sampling=SamplingParams(stop_token_ids=[10])),
+        "generation.sampling.stop_token_ids",
+    ),
+    (
+        Generation(model="m", token_ids=[1], sampling=SamplingParams(logit_bias=[(10, 1.0)])),
+        "generation.sampling.logit_bias",
+    ),
+    (Generation(model="m", token_ids=[1], cache_salt="\ud800"), "generation.cache_salt"),
+    (Generation(model="m", token_ids=[1], cache_salt="s" * 257), "generation.cache_salt"),
+    (Generation(model="m", token_ids=[1], adapter="a" * 2000), "generation.adapter"),
+    (Generation(model="m", token_ids=[1] * 16), "generation.token_ids"),
+]
+
+
+@pytest.mark.parametrize(("generation", "field"), VOCABULARY_FAULTS, ids=range(len(VOCABULARY_FAULTS)))
+def test_an_engine_never_sees_an_id_that_its_model_lacks(generation: Generation, field: str) -> None:
+    """Wherever ids can stand: an index beyond a table would end the engine and everybody's requests with it."""
+    with pytest.raises(InvalidRequestError) as caught:
+        check_generation(generation, vocabulary_size=10, context_tokens_max=16)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400)])
+def test_absurd_numbers_are_refused_not_crashed_on(value: float) -> None:
+    """NaN, infinities and integers that no float can hold, all of which JSON or Python can bring."""
+    with pytest.raises(InvalidRequestError):
+        check_range(value, "x", 0, 1)
+    with pytest.raises(InvalidRequestError):
+        check_sampling(SamplingParams(seed=value))  # type: ignore[arg-type]
