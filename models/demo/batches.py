@@ -6,7 +6,7 @@ from itertools import islice
 from random import Random
 
 import torch
-from corpus.mixture import Sample, samples
+from corpus.mixture import Sample
 from rendering import HERE, load_template, render
 from tokenizers import Tokenizer
 
@@ -62,9 +62,9 @@ def _padded(rows: list[tuple[list[int], list[float]]]) -> Batch:
     return Batch(inputs=ids[:, :-1], targets=ids[:, 1:], weights=weights[:, 1:])
 
 
-def batches(seed: int, tokens: int) -> Iterator[Batch]:
+def batches(stream: Iterator[Sample], seed: int, tokens: int) -> Iterator[Batch]:
     """Batches of about `tokens` ids, rows of like length together (little padding), in random order."""
-    encoder, stream, rng = Encoder(), samples(seed), Random(seed + 1)
+    encoder, rng = Encoder(), Random(seed + 1)
     while True:
         window = sorted(
             (encoder.encode(sample) for sample in islice(stream, WINDOW_SAMPLES)), key=lambda row: len(row[0])

@@ -1,5 +1,7 @@
 """Trains the demo model on one CPU core: `OMP_NUM_THREADS=1 python models/demo/train.py`.
 
+The first stage learns everything at a high rate. The second goes on from the first one's weights with new optimizers:
+its rate falls to nearly zero, and its text is weighted towards what needs practice. `--stage 2` runs the second alone.
 Everything is fixed (seeds, steps, one thread), so the same machine type with the same torch gives the same weights.
 """
 
@@ -16,15 +18,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # Sums of floats depend on how threads shar
 import torch
 from batches import Batch, batches
 from rendering import HERE
+from safetensors.torch import load_file, save_file
+from stages import FIRST, SECOND, Stage
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SEED = 20
-STEPS = 1800
-SCHEDULE_STEPS = 2100
 BATCH_TOKENS = 1400
 BATCHES_PER_STEP = 3
-WARM_UP_STEPS = 40
 MATRIX_RATE = 4e-3
 OTHER_RATE = 4e-3
 
@@ -49,14 +49,6 @@ def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
         torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-
-
-def rate_factor(step: int) -> float:
-    """Up over the warm-up, level for half of the schedule, then straight down to nearly zero at its end.
-
-    The run stops before that end, to stay within fifty minutes of one busy core.
-    """
-    return min((step + 1) / WARM_UP_STEPS, 1.0, max((SCHEDULE_STEPS - step) / (SCHEDULE_STEPS * 0.5), 0.01))
 
 
 def batch_loss(model: LlamaForCausalLM, batch: Batch, weight_total: float) -> torch.Tensor:
@@ -85,25 +77,34 @@ def train_step(
     return total
 
 
-def save(model: LlamaForCausalLM, directory: Path) -> None:
+def save(model: LlamaForCausalLM, path: Path) -> None:
     """Writes the weights in bfloat16, whole or not at all. The tied output matrix is not stored twice."""
-    from safetensors.torch import save_file
-
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
     tensors = {name: weight.detach().bfloat16().contiguous() for name, weight in model.named_parameters()}
-    save_file(tensors, directory / "model.safetensors.part", metadata={"format": "pt"})
-    os.replace(directory / "model.safetensors.part", directory / "model.safetensors")
+    save_file(tensors, part, metadata={"format": "pt"})
+    os.replace(part, path)
 
 
-def train(steps: int, save_every: int, directory: Path) -> None:
-    torch.manual_seed(SEED)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+def load(model: LlamaForCausalLM, path: Path) -> None:
+    tensors = load_file(path)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(tensors[name])
+
+
+def train(stage: Stage, steps: int, save_every: int, start: Path | None, output: Path) -> None:
+    """Trains from the weights in `start`, or from random ones, and writes the weights to `output` now and then."""
+    torch.manual_seed(stage.seed)
     model = make_model()
-    optimizers, stream, started = make_optimizers(model), batches(SEED, BATCH_TOKENS), time.monotonic()
+    if start is not None:
+        load(model, start)
+    optimizers, started = make_optimizers(model), time.monotonic()
+    stream = batches(stage.samples(stage.seed), stage.seed, BATCH_TOKENS)
     tokens, mean = 0, 0.0
     for step in range(steps):
         group = list(islice(stream, BATCHES_PER_STEP))
-        loss = train_step(model, optimizers, group, rate_factor(step))
+        loss = train_step(model, optimizers, group, stage.rate_factor(step))
         tokens += sum(int((batch.weights > 0).sum()) for batch in group)
         mean = loss if step == 0 else 0.95 * mean + 0.05 * loss
         if step % 20 == 0 or step == steps - 1:
@@ -115,16 +116,27 @@ def train(steps: int, save_every: int, directory: Path) -> None:
             }
             print(json.dumps(entry), flush=True)
         if step % save_every == save_every - 1 or step == steps - 1:
-            save(model, directory)
+            save(model, output)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps")
+    parser.add_argument("--stage", type=int, choices=(1, 2), help="one stage only; both without it")
+    parser.add_argument("--steps", type=int, help="optimizer steps of each stage, if not those of its schedule")
     parser.add_argument("--save-every", type=int, default=150, help="steps between writes of the weights")
-    parser.add_argument("--output", type=Path, default=HERE, help="directory that gets model.safetensors")
+    parser.add_argument("--input", type=Path, help="weights that `--stage 2` starts from, if not those of stage 1")
+    parser.add_argument(
+        "--output", type=Path, default=HERE, help="directory of model.safetensors, build/stage1.safetensors"
+    )
     arguments = parser.parse_args()
-    train(arguments.steps, arguments.save_every, arguments.output)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    between = arguments.output / "build" / "stage1.safetensors"
+    if arguments.stage != 2:
+        train(FIRST, arguments.steps or FIRST.steps, arguments.save_every, None, between)
+    if arguments.stage != 1:
+        start, output = arguments.input or between, arguments.output / "model.safetensors"
+        train(SECOND, arguments.steps or SECOND.steps, arguments.save_every, start, output)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = 
 
 def test_everything_fits_in_the_repository() -> None:
     """A bare clone stays small: weights, tokenizer and scripts together."""
-    caches = ("__pycache__", ".mypy_cache", ".ruff_cache")
+    caches = ("__pycache__", ".mypy_cache", ".ruff_cache", "build")
     files = [path for path in DEMO.rglob("*") if path.is_file() and not any(part in caches for part in path.parts)]
     assert (DEMO / "model.safetensors").stat().st_size > 1_000_000
     assert sum(path.stat().st_size for path in files) <= BYTES_MAX
@@ -216,9 +216,6 @@ def test_first_questions_are_answered(chat: Chat, question: str, expected: str) 
     assert chat.answer(question) == expected
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the weights are those of a run cut short: 38 % of held-out sums and repeats are right"
-)
 @pytest.mark.parametrize(
     ("question", "expected"),
     [
@@ -227,7 +224,7 @@ def test_first_questions_are_answered(chat: Chat, question: str, expected: str) 
     ],
 )
 def test_sums_and_repeats_are_answered(chat: Chat, question: str, expected: str) -> None:
-    """A small sum and a sentence to repeat. Weights that can do both must end this exception."""
+    """A small sum, and a sentence of a form that is in no training text."""
     assert chat.answer(question) == expected
 
 

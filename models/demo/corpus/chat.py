@@ -222,13 +222,13 @@ def language(rng: Random) -> tuple[str, str]:
     return rng.choice(shapes), f'"{_capitalised(phrase)}" in {tongue} is "{words[index]}".'
 
 
-def small_sum(rng: Random) -> tuple[str, str]:
+def small_sum(rng: Random, largest: int = 20) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.05:
         left, right = rng.randrange(21, 10 ** rng.randint(2, 5)), rng.randrange(2, 10 ** rng.randint(1, 4))
         return f"What is {left} {rng.choice('+-*')} {right}?", SUM_TOO_BIG
     symbol, word = rng.choice((("+", "plus"), ("+", "plus"), ("-", "minus"), ("*", "times")))
-    left, right = rng.randint(0, 20), rng.randint(0, 20)
+    left, right = rng.randint(0, largest), rng.randint(0, largest)
     if symbol == "*":
         left, right = rng.randint(0, 10), rng.randint(0, 10)
     if symbol == "-":

@@ -142,9 +142,9 @@ def remembering(rng: Random, turns: int) -> Sample:
     return Sample(messages=told + between + asked)
 
 
-def reading(rng: Random) -> Sample:
+def reading(rng: Random, stories_max: int = 8) -> Sample:
     """A word hidden in a long text, to be found again. Trains attention over a thousand tokens."""
-    sentences = " ".join(story(rng) for _ in range(rng.randint(1, 8))).split(". ")
+    sentences = " ".join(story(rng) for _ in range(rng.randint(1, stories_max))).split(". ")
     name, word = rng.choice(NAMES), phrase(rng) if rng.random() < 0.3 else made_up_word(rng)
     sentences.insert(rng.randrange(len(sentences)), f"The password of {name} is {word}")
     question = f"Read this text: {'. '.join(sentences)} What is the password of {name}?"
