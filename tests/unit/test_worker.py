@@ -1,0 +1,363 @@
+"""The Worker object over the simulated engine: what it owes its links, its leases and whoever waits for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from kvmesh.core import FinishReason, KvStored, TokenLogprob
+from kvmesh.engines.base import EngineFinish, Leg
+from kvmesh.engines.simulated import Die, Stall
+from kvmesh.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from kvmesh.worker.direct import DirectCalls, DirectStep
+from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvFeed
+from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of
+from kvmesh.worker.worker import Submission
+from tests.worker_rig import SLOW, WORKER, WorkerRig, generation, make_worker, wait_until
+
+
+@dataclass
+class Ear:
+    """A link's outlet that notes what it hears."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    finishes: list[EngineFinish] = field(default_factory=list)
+    lost: list[MeshError] = field(default_factory=list)
+    breaks: bool = False
+
+    def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
+        if self.breaks:
+            raise KeyError("a defect of the outlet")
+        for position, slot in enumerate(share.slots):
+            count = share.counts[position] if share.counts else 1
+            self.tokens[slot] = self.tokens.get(slot, 0) + count
+        self.finishes += share.finishes
+
+    def on_lost(self, error: MeshError) -> None:
+        self.lost.append(error)
+
+    def slots(self) -> list[int]:
+        return sorted(finish.key & SLOT_MASK for finish in self.finishes)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[WorkerRig]:
+    one = make_worker(replace(SLOW, role="prefill"), WORKER)
+    await one.worker.start()
+    yield one
+    await one.worker.aclose()
+
+
+def decode(slot: int = 1, request_id: str = "", tokens: int = 4000, **more: object) -> Submission:
+    return Submission(
+        slot=slot,
+        request_id=request_id or f"r{slot}",
+        leg=Leg.DECODE,
+        generation=generation(tokens=tokens),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def prefill(request_id: str = "p", **more: object) -> Submission:
+    return Submission(slot=0, request_id=request_id, leg=Leg.PREFILL, generation=generation(), **more)  # type: ignore[arg-type]
+
+
+async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:
+    """Done, cancelled, overdue; then nothing is known of any of them."""
+    ear = Ear()
+    link = rig.worker.open_link(ear)
+    link.submit_nowait(decode(1, tokens=5))
+    link.submit_nowait(decode(2))
+    link.submit_nowait(decode(3, timeout_s=0.05))
+    link.cancel_nowait(2)
+    link.cancel_nowait(2)
+    link.cancel_nowait(99)
+    await wait_until(lambda: len(ear.finishes) == 3, "three finishes")
+    reasons = {finish.key & SLOT_MASK: finish.reason for finish in ear.finishes}
+    assert reasons == {1: FinishReason.LENGTH, 2: FinishReason.CANCELLED, 3: FinishReason.ERROR}
+    assert ear.tokens[1] == 5
+    assert [type(finish.error) for finish in ear.finishes if finish.error] == [DeadlineError]
+    await rig.worker.wait_idle()
+    await rig.wait_free()
+
+
+async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
+    """Each with its class, and nothing in the table, so that the slot and the id can be used again."""
+    link = rig.worker.open_link(Ear(), legs_max=1)
+    bad = decode(1)
+    cases: list[tuple[Submission, type[MeshError]]] = [
+        (replace(bad, generation=replace(bad.generation, model="other")), NotFoundError),
+        (replace(bad, generation=replace(bad.generation, token_ids=[10**6])), InvalidRequestError),
+        (replace(bad, slot=1 << 31), InvalidRequestError),
+        (replace(bad, timeout_s=0.0), DeadlineError),
+        (replace(bad, timeout_s=-1.0), DeadlineError),
+    ]
+    for submission, error in cases:
+        with pytest.raises(error):
+            link.submit_nowait(submission)
+        assert rig.worker.statistics().legs == 0 and rig.engine.load().waiting_requests == 0
+    link.submit_nowait(bad)
+    with pytest.raises(OverloadedError):
+        link.submit_nowait(decode(2))
+    other = rig.worker.open_link(Ear())
+    with pytest.raises(InvalidRequestError):
+        other.submit_nowait(decode(5, request_id="r1"))
+
+
+async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
+    """Its legs are cancelled, their finishes swallowed; another link with the same slots is not touched."""
+    gone, stays = Ear(), Ear()
+    closing, standing = rig.worker.open_link(gone), rig.worker.open_link(stays)
+    closing.submit_nowait(decode(1, "a"))
+    standing.submit_nowait(decode(1, "b", tokens=20))
+    closing.close_nowait()
+    closing.close_nowait()
+    with pytest.raises(UnavailableError):
+        closing.submit_nowait(decode(2))
+    await wait_until(lambda: stays.slots() == [1], "the other link's leg is done")
+    assert not gone.finishes and stays.tokens == {1: 20}
+    await rig.wait_free()
+
+
+async def test_a_leg_in_the_engine_is_refused_while_draining_only(rig: WorkerRig) -> None:
+    """Drain waits for what runs; a worker that stops takes nothing again, whatever is asked."""
+    ear = Ear()
+    link = rig.worker.open_link(ear)
+    link.submit_nowait(decode(1, tokens=30))
+    assert await rig.worker.drain(0.0) == 1
+    with pytest.raises(UnavailableError):
+        link.submit_nowait(decode(2))
+    assert await rig.worker.drain(20.0) == 0 and ear.slots() == [1]
+    rig.worker.set_draining(False)
+    link.submit_nowait(decode(2, tokens=1))
+    rig.worker.stop_nowait()
+    rig.worker.set_draining(False)
+    with pytest.raises(UnavailableError):
+        link.submit_nowait(decode(3))
+
+
+async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
+    """Links hear it, watches end, `run` raises it, later links hear it at once."""
+    ear = Ear()
+    rig.worker.open_link(ear).submit_nowait(decode(1))
+    running = asyncio.ensure_future(rig.worker.run())
+    watch = asyncio.ensure_future(_read_watch(rig.worker.kv_feed))
+    await wait_until(lambda: rig.worker.statistics().kv_watchers == 1, "the watch is open")
+    rig.engine.inject(Die())
+    with pytest.raises(LostError):
+        await asyncio.wait_for(running, 10)
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(watch, 10)
+    assert len(ear.lost) == 1 and rig.worker.statistics().legs == 0
+    late = Ear()
+    link = rig.worker.open_link(late)
+    assert len(late.lost) == 1
+    with pytest.raises(UnavailableError):
+        link.submit_nowait(decode(2))
+    assert await rig.worker.drain(0.0) == 0
+
+
+async def _read_watch(feed: KvFeed) -> None:
+    async for _ in feed.watch():
+        pass
+
+
+async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
+    """An exception in the step loop ends the worker with a reason, and nobody waits for ever."""
+    broken = Ear(breaks=True)
+    calls = DirectCalls(rig.worker)
+    waiting = asyncio.ensure_future(calls.run(decode(1, "waits")))
+    await asyncio.sleep(0)
+    rig.worker.open_link(broken).submit_nowait(decode(1, "breaks"))
+    with pytest.raises(LostError) as caught:
+        await asyncio.wait_for(rig.worker.run(), 10)
+    assert caught.value.reason == "worker_defect"
+    with pytest.raises(LostError):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_closing_answers_everybody() -> None:
+    """Every leg in flight ends as lost, not as cancelled, and no handle or block is left."""
+    rig = make_worker(replace(SLOW, role="prefill"), WORKER)
+    await rig.worker.start()
+    calls = DirectCalls(rig.worker)
+    handed = await calls.run(prefill("handed"))
+    assert handed.handle is not None and rig.worker.lease_left_s(handed.handle.handle_id) > 0
+    rig.engine.inject(Stall(duration_s=10))
+    waiting = [asyncio.ensure_future(calls.run(prefill(f"p{i}"))) for i in range(3)]
+    await asyncio.sleep(0.02)
+    await asyncio.wait_for(rig.worker.aclose(), 10)
+    await rig.worker.aclose()
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+    assert all(isinstance(result, LostError) for result in results)
+    assert rig.worker.statistics().leases == 0 and rig.engine.load().kv_blocks_used == 0
+    await asyncio.wait_for(rig.worker.run(), 10)
+
+
+async def test_closing_delivers_the_last_finishes() -> None:
+    """The engine's last words are read before the reader is ended."""
+    rig = make_worker(SLOW, WORKER)
+    await rig.worker.start()
+    ear = Ear()
+    link = rig.worker.open_link(ear)
+    for slot in range(5):
+        link.submit_nowait(decode(slot))
+    await asyncio.sleep(0.02)
+    await rig.worker.aclose()
+    assert ear.slots() == [0, 1, 2, 3, 4]
+    assert all(isinstance(finish.error, LostError) for finish in ear.finishes)
+
+
+# Leases
+
+
+async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
+    """The caller leaves before, and in the very moment in which the finish arrives."""
+    calls = DirectCalls(rig.worker)
+    for turns in range(12):
+        task = asyncio.ensure_future(calls.run(prefill(f"p{turns}")))
+        if turns < 4:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        else:
+            # The steps of 5 ms make the finish arrive about here.
+            await asyncio.sleep(0.0045 + 0.0003 * turns)
+        task.cancel()
+        result = (await asyncio.gather(task, return_exceptions=True))[0]
+        if isinstance(result, EngineFinish):
+            assert result.handle is not None
+            assert rig.worker.release_nowait(result.handle.handle_id)
+        await rig.wait_free()
+        assert rig.worker.statistics().leases == 0
+
+
+async def test_a_finish_that_crosses_with_leaving_is_given_back(rig: WorkerRig) -> None:
+    """The finish waits in the caller's queue when the caller is cancelled."""
+    calls = DirectCalls(rig.worker)
+    task = asyncio.ensure_future(calls.run(prefill()))
+    await wait_until(lambda: rig.worker.statistics().legs == 1, "submitted")
+    while rig.worker.statistics().leases == 0:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled():
+        handle = task.result().handle
+        assert handle is not None and rig.worker.release_nowait(handle.handle_id)
+    await rig.wait_free()
+
+
+async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
+    """Its deadline passed while the last step ran: the leg fails, and nothing is left to the lease."""
+    ear = Ear()
+    link = rig.worker.open_link(ear)
+    link.submit_nowait(replace(prefill(), slot=4))
+    rig.worker._fail(key_of(link.number, 4), DeadlineError("late"))
+    await wait_until(lambda: bool(ear.finishes), "its finish")
+    assert ear.finishes[0].handle is None and isinstance(ear.finishes[0].error, DeadlineError)
+    await rig.wait_free()
+
+
+async def test_leases_end() -> None:
+    """By release, once; by time."""
+    rig = make_worker(replace(SLOW, role="prefill", lease_s=0.2), WORKER)
+    await rig.worker.start()
+    calls = DirectCalls(rig.worker)
+    first, second = [(await calls.run(prefill(name))).handle for name in ("a", "b")]
+    assert first is not None and second is not None
+    assert first.worker_id == "w1" and first.worker_epoch == 7
+    assert [rig.worker.release_nowait(first.handle_id) for _ in range(2)] == [True, False]
+    assert 0 < rig.worker.lease_left_s(second.handle_id) <= 0.2
+    await wait_until(lambda: rig.worker.statistics().leases == 0, "the lease is over")
+    assert rig.worker.lease_left_s(second.handle_id) == 0
+    await rig.wait_free()
+    await rig.worker.aclose()
+
+
+# DirectCalls
+
+
+async def test_a_direct_stream_gives_tokens_then_the_finish(rig: WorkerRig) -> None:
+    """Steps in order, the finish last."""
+    calls = DirectCalls(rig.worker)
+    steps: list[DirectStep] = [step async for step in calls.stream(decode(tokens=6))]
+    assert sum(len(step.token_ids) for step in steps) == 6
+    assert [step.finish is not None for step in steps] == [False] * (len(steps) - 1) + [True]
+
+
+async def test_leaving_a_direct_stream_cancels_its_leg(rig: WorkerRig) -> None:
+    """And a deadline fails it."""
+    calls = DirectCalls(rig.worker)
+    stream = calls.stream(decode())
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    await rig.wait_free()
+    with pytest.raises(DeadlineError):
+        await calls.run(decode(timeout_s=0.05))
+    await rig.wait_free()
+
+
+# The tables
+
+
+def test_deadlines_do_not_pile_up() -> None:
+    """Legs that ended long before their deadline leave nothing; a slot's next leg is not judged by the last one's."""
+    legs = LegTable()
+    for number in range(10_000):
+        legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=600.0 + number))
+        legs.remove(key_of(0, 1))
+        assert legs.deadlines_count() < 100
+    legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=1.0))
+    legs.remove(key_of(0, 1))
+    legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=2.0))
+    assert legs.collect_overdue(1.5) == []
+    assert legs.collect_overdue(2.0) == [key_of(0, 1)]
+    assert legs.collect_overdue(3.0) == []
+
+
+async def test_no_kv_message_exceeds_the_contract() -> None:
+    """Whatever an engine tells at once, and whatever a snapshot holds: 4 096 events, 65 536 blocks, in order."""
+    feed = KvFeed(epoch=1, history_max=10, buffer_max=10_000)
+    long_run = KvStored(block_hashes=range(1, 3 * BLOCKS_PER_MESSAGE))
+    many = [KvStored(block_hashes=[10**6 + i]) for i in range(2 * EVENTS_PER_MESSAGE + 1)]
+    feed.append_nowait([long_run, *many])
+    blocks = 3 * BLOCKS_PER_MESSAGE - 1 + len(many)
+    assert feed.blocks_count() == blocks
+    parents: dict[int, int | None] = {}
+    async for batch in feed.watch():
+        assert batch.is_snapshot
+        assert len(batch.events) <= EVENTS_PER_MESSAGE
+        assert sum(len(event.block_hashes) for event in batch.events if isinstance(event, KvStored)) <= 65_536
+        for event in batch.events:
+            assert isinstance(event, KvStored)
+            parent = event.parent_hash
+            for block_hash in event.block_hashes:
+                parents[block_hash], parent = parent, block_hash
+        if batch.is_complete:
+            break
+    assert len(parents) == blocks
+    assert all(parents[h] == (h - 1 or None) for h in range(1, 3 * BLOCKS_PER_MESSAGE))
+
+
+async def test_a_closed_feed_ends_its_watches() -> None:
+    """Those that stand after what they have, later ones at once."""
+    feed = KvFeed(epoch=1, history_max=10, buffer_max=10)
+    watch = feed.watch()
+    assert (await anext(watch)).is_snapshot
+    feed.append_nowait([KvStored(block_hashes=[1])])
+    feed.close_nowait(InternalError("over"))
+    assert (await anext(watch)).sequence == 1
+    with pytest.raises(InternalError):
+        await anext(watch)
+    with pytest.raises(InternalError):
+        await anext(feed.watch())
+    assert feed.watchers_count() == 0

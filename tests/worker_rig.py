@@ -1,0 +1,227 @@
+"""A worker of either role behind either transport, and a frontend that notes every breach of the Attach protocol."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc.aio
+
+from kvmesh.api.decode.v1 import decode_pb2 as pb
+from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub, add_DecodeServiceServicer_to_server
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
+from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from kvmesh.clock import SystemClock
+from kvmesh.core import Generation, Role, SamplingParams, WorkerRef
+from kvmesh.discovery.memory import MemoryAgent
+from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
+from kvmesh.kv.memory_transport import MemoryNetwork as KvNetwork
+from kvmesh.kv.memory_transport import MemoryTransport
+from kvmesh.rpc.channels import ChannelPool, Channels
+from kvmesh.rpc.clients import DecodeLeg
+from kvmesh.rpc.codec.legs import to_submission
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.memory import MemoryNetwork
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.telemetry import Telemetry
+from kvmesh.worker.membership import Membership
+from kvmesh.worker.servicer import WorkerServicer
+from kvmesh.worker.settings import WorkerSettings
+from kvmesh.worker.worker import Worker, WorkerIdentity
+from services.decode.admit import DecodeAdmission
+from services.decode.servicer import DecodeServicer
+from services.prefill.admit import PrefillAdmission
+from services.prefill.servicer import PrefillServicer
+
+MODEL = "demo"
+EPOCH = 7
+SLOW = SimulatedSettings(profile=StepProfile(base_s=0.005), vocabulary_size=1000, lease_s=20.0)
+WORKER = WorkerSettings(heartbeat_s=0.2, lease_check_s=0.02)
+WAIT_S = 20.0
+
+AddServices = Callable[[Any], None]
+
+
+def generation(prompt: Sequence[int] = tuple(range(3, 40)), tokens: int = 8, **more: Any) -> Generation:
+    """A small greedy request."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    return Generation(**{"model": MODEL, "token_ids": list(prompt), "sampling": sampling, **more})
+
+
+async def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Polls, since what is waited for has no event of its own."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"did not happen in {timeout_s} s: {what}") from None
+
+
+@asynccontextmanager
+async def serving(
+    kind: str, add_services: AddServices, grace_s: float = 5.0
+) -> AsyncIterator[tuple[str, Channels, Any]]:
+    """Any services behind grpc.aio on loopback or in memory: address, channels to it, and what stops it."""
+    telemetry = Telemetry.create("decode")
+    if kind == "memory":
+        network = MemoryNetwork()
+        memory = network.server("worker:1", server_interceptors(telemetry))
+        add_services(memory)
+        await memory.start()
+        pool: Any = network.pool()
+        try:
+            yield "worker:1", pool, lambda: memory.stop(grace_s)
+        finally:
+            await pool.aclose()
+            await memory.stop(0.1)
+        return
+    settings = RpcSettings(grace_s=grace_s)
+    server = RpcServer(
+        settings, service_names=(), add_services=add_services, interceptors=server_interceptors(telemetry)
+    )
+    await server.start()
+    pool = ChannelPool(settings)
+    try:
+        yield server.address, pool, server.aclose
+    finally:
+        await pool.aclose()
+        await server.aclose()
+
+
+@dataclass
+class WorkerRig:
+    """One worker, running."""
+
+    engine: SimulatedEngine
+    worker: Worker
+    address: str = ""
+    channels: Any = None
+    stop_server: Any = None
+
+    @property
+    def ref(self) -> WorkerRef:
+        return WorkerRef(worker_id="w1", address=self.address, epoch=EPOCH)
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        return self.channels.channel(self.address)  # type: ignore[no-any-return]
+
+    async def wait_free(self) -> None:
+        """Until no leg is left and no block is held, leased ones included."""
+        await wait_until(
+            lambda: self.worker.statistics().legs == 0 and self.engine.load().kv_blocks_used == 0, "all blocks are free"
+        )
+
+
+def make_worker(engine: SimulatedSettings, settings: WorkerSettings) -> WorkerRig:
+    """An engine over the memory transport and its worker, not started."""
+    clock = SystemClock()
+    simulated = SimulatedEngine(engine, clock, MemoryTransport(KvNetwork(clock=clock)))
+    return WorkerRig(simulated, Worker(simulated, WorkerIdentity(worker_id="w1", epoch=EPOCH), settings, clock))
+
+
+@asynccontextmanager
+async def running_worker(
+    kind: str,
+    role: Role = Role.DECODE,
+    *,
+    engine: SimulatedSettings = SLOW,
+    settings: WorkerSettings = WORKER,
+    waiting_requests_max: int = 0,
+) -> AsyncIterator[WorkerRig]:
+    """A worker that serves its role and WorkerService."""
+    rig = make_worker(replace(engine, role=role.value), settings)
+    clock = SystemClock()
+    membership = Membership(rig.worker, MemoryAgent().registry(), host="w", uses_tls=False)
+    await rig.worker.start()
+
+    def add_services(server: Any) -> None:
+        if role is Role.DECODE:
+            servicer = DecodeServicer(rig.worker, DecodeAdmission(waiting_requests_max=waiting_requests_max))
+            add_DecodeServiceServicer_to_server(servicer, server)
+        else:
+            prefill = PrefillServicer(rig.worker, PrefillAdmission(waiting_prompt_tokens_max=0), clock)
+            add_PrefillServiceServicer_to_server(prefill, server)
+        add_WorkerServiceServicer_to_server(WorkerServicer(rig.worker, membership, clock), server)
+
+    try:
+        async with serving(kind, add_services) as (rig.address, rig.channels, rig.stop_server):
+            try:
+                yield rig
+            finally:
+                rig.worker.stop_nowait()
+    finally:
+        await rig.worker.aclose()
+
+
+@dataclass
+class RawFrontend:
+    """An Attach stream spoken by hand."""
+
+    call: Any
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finishes: dict[int, list[pb.Finish]] = field(default_factory=dict)
+    frames: int = 0
+    heartbeats: int = 0
+
+    @classmethod
+    async def attach(cls, channel: grpc.aio.Channel, name: str = "f1") -> "RawFrontend":
+        """Hello and Welcome."""
+        frontend = cls(DecodeServiceStub(channel).Attach())
+        await frontend.call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=name)))
+        response = await frontend.call.read()
+        assert response.WhichOneof("kind") == "welcome"
+        assert response.welcome.epoch == EPOCH and response.welcome.worker_id == "w1"
+        return frontend
+
+    async def submit(self, *slots: int, timeout_s: float = 30.0, **more: Any) -> None:
+        """The same generation on each slot, in one message."""
+        legs = [DecodeLeg(request_id=f"r{slot}", generation=generation(**more), timeout_s=timeout_s) for slot in slots]
+        await self.send(*(to_submission(slot, leg) for slot, leg in zip(slots, legs, strict=True)))
+
+    async def send(self, *submissions: pb.Submission, cancels: Sequence[int] = ()) -> None:
+        await self.call.write(pb.AttachRequest(submissions=submissions, cancels=cancels))
+
+    async def read_one(self) -> bool:
+        """One message; False at the end."""
+        response = await self.call.read()
+        if response is grpc.aio.EOF:
+            return False
+        assert response.WhichOneof("kind") == "frame"
+        frame = response.frame
+        self.frames += 1
+        self.heartbeats += not frame.slots and not frame.finishes
+        assert len(set(frame.slots)) == len(frame.slots), "each slot at most once"
+        start = 0
+        for slot, count in zip(frame.slots, frame.counts or [1] * len(frame.slots), strict=True):
+            assert slot not in self.finishes, "no token after its finish"
+            self.tokens.setdefault(slot, []).extend(frame.token_ids[start : start + count])
+            start += count
+        assert start == len(frame.token_ids)
+        for finish in frame.finishes:
+            self.finishes.setdefault(finish.slot, []).append(finish)
+        return True
+
+    async def read_until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                assert await self.read_one(), "the stream ended"
+
+    async def read_finishes(self, *slots: int) -> dict[int, pb.Finish]:
+        """One finish for each, and no second one."""
+        await self.read_until(lambda: set(slots) <= set(self.finishes))
+        assert all(len(self.finishes[slot]) == 1 for slot in slots)
+        return {slot: self.finishes[slot][0] for slot in slots}
+
+    async def read_to_end(self) -> grpc.aio.AioRpcError | None:
+        """How the stream ended; None: well."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while await self.read_one():
+                    pass
+        except grpc.aio.AioRpcError as error:
+            return error
+        return None
