@@ -44,9 +44,11 @@ WAIT_S = 20.0
 AddServices = Callable[[Any], None]
 
 
-def generation(prompt: Sequence[int] = tuple(range(3, 40)), tokens: int = 8, **more: Any) -> Generation:
+def generation(
+    prompt: Sequence[int] = tuple(range(3, 40)), tokens: int = 8, logprobs: int | None = None, **more: Any
+) -> Generation:
     """A small greedy request."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=logprobs)
     return Generation(**{"model": MODEL, "token_ids": list(prompt), "sampling": sampling, **more})
 
 

@@ -254,7 +254,8 @@ async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
     async with running_worker(kind, engine=engine, settings=settings) as rig:
         slow = await RawFrontend.attach(rig.channel, "slow")
         other = await RawFrontend.attach(rig.channel, "other")
-        await slow.submit(*range(100), tokens=90_000)
+        # Log-probabilities fill the connection's window, which grows to megabytes, within a second or two.
+        await slow.submit(*range(50), tokens=90_000, logprobs=20)
         await other.send(to_submission(1, leg("other", tokens=2000)))
         finishes = await other.read_finishes(1)
         assert finishes[1].reason == output_pb2.FINISH_REASON_LENGTH and len(other.tokens[1]) == 2000
