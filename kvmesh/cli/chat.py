@@ -1,4 +1,4 @@
-"""`kvmesh chat`: a conversation in the terminal. An empty line or Ctrl-D ends it, `/new` starts over."""
+"""`kvmesh chat`: a conversation in the terminal. An empty line or Ctrl-D ends it, Ctrl-C stops an answer, `/new` starts over."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ import aiohttp
 
 from kvmesh.cli.answer import stream_answer
 from kvmesh.cli.state import read_state
-from kvmesh.errors import MeshError
+from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.settings import SettingsError, load, setting
 
 HISTORY_MESSAGES_MAX = 200
@@ -26,13 +26,16 @@ class ChatSettings:
 
 async def _models(url: str) -> list[str]:
     async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        if response.status != 200:
+            raise UnavailableError(f"{url} answered {response.status}: {await response.text()}")
         return [entry["id"] for entry in (await response.json())["data"]]
 
 
-async def _chat(settings: ChatSettings, url: str) -> int:
+def _chat(settings: ChatSettings, url: str) -> int:
+    """Reads lines in the main thread, where Ctrl-C reaches them; a loop runs only while an answer comes."""
     model = settings.model
     if not model:
-        models = await _models(url)
+        models = asyncio.run(_models(url))
         if not models:
             print("kvmesh: the mesh serves no model yet", file=sys.stderr)
             return 1
@@ -40,13 +43,16 @@ async def _chat(settings: ChatSettings, url: str) -> int:
     start = [{"role": "system", "content": settings.system}] if settings.system else []
     messages = list(start)
     print(f"talking to {model} at {url}; an empty line ends, /new starts over", file=sys.stderr)
-    while line := await _read_line():
+    while line := _read_line():
         if line == "/new":
             messages = list(start)
             continue
         messages.append({"role": "user", "content": line})
         try:
-            messages.append({"role": "assistant", "content": await stream_answer(url, model, messages)})
+            messages.append({"role": "assistant", "content": asyncio.run(stream_answer(url, model, messages))})
+        except KeyboardInterrupt:
+            print("\nkvmesh: stopped", file=sys.stderr)
+            messages.pop()
         except MeshError as error:
             print(f"kvmesh: {error.message}", file=sys.stderr)
             messages.pop()
@@ -54,11 +60,11 @@ async def _chat(settings: ChatSettings, url: str) -> int:
     return 0
 
 
-async def _read_line() -> str:
+def _read_line() -> str:
     """A line from the person; empty at the end of input."""
     try:
-        return (await asyncio.to_thread(input, "> ")).strip()
-    except EOFError:
+        return input("> ").strip()
+    except (EOFError, KeyboardInterrupt):
         return ""
 
 
@@ -75,7 +81,9 @@ def main(argv: Sequence[str]) -> int:
         print("kvmesh: no mesh runs here; start one with `kvmesh up` or give --url", file=sys.stderr)
         return 1
     try:
-        return asyncio.run(_chat(settings, url.rstrip("/")))
-    except aiohttp.ClientError as error:
+        return _chat(settings, url.rstrip("/"))
+    except (aiohttp.ClientError, TimeoutError) as error:
         print(f"kvmesh: {url} cannot be reached: {error}", file=sys.stderr)
-        return 1
+    except MeshError as error:
+        print(f"kvmesh: {error.message}", file=sys.stderr)
+    return 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import time
@@ -87,7 +88,9 @@ class Mesh:
                 return serving.result()
             except MeshError as error:
                 self._progress.say(error.message)
-                return 1
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                self._progress.say(f"{type(error).__name__}: {error}")
+            return 1
 
     async def _start_registry(self, stack: AsyncExitStack) -> str:
         if self._settings.consul:
@@ -147,21 +150,32 @@ class Mesh:
             policy=settings.policy,
             log_level=settings.log_level,
             run_dir=Path(settings.run_dir).resolve(),
-            engine_argv=tuple(settings.engine_args.split()),
+            engine_argv=tuple(shlex.split(settings.engine_args)),
         )
 
     async def _start_children(self, plan: MeshPlan) -> None:
         """Workers are forked from one process that imported the engine, where that is slow; meanwhile the rest starts."""
+        workers: list[Child] = []
+        self._groups.append(workers)
         forking = None
         if self._settings.engine == "vllm":
             forking = asyncio.create_task(self._start_fork_server())
         else:
-            self._groups.append([await self._start(spec) for spec in plan.workers])
+            await self._start_group(plan.workers, workers)
         for specs in (plan.routers, plan.frontends, plan.planners):
-            self._groups.append([await self._start(spec) for spec in specs])
+            group: list[Child] = []
+            self._groups.append(group)
+            await self._start_group(specs, group)
         if forking is not None:
-            server = await forking
-            self._groups.insert(0, [await self._start(spec, server) for spec in plan.workers])
+            await self._start_group(plan.workers, workers, await forking)
+
+    async def _start_group(
+        self, specs: Sequence[ChildSpec], group: list[Child], server: ForkServer | None = None
+    ) -> None:
+        """Each child is in its group as soon as it runs: a stop that comes in between must find it."""
+        for spec in specs:
+            child = await self._start(spec, server)
+            group.append(child)
 
     async def _start_fork_server(self) -> ForkServer:
         self._progress.say("importing vLLM")
