@@ -31,11 +31,14 @@ class DecodeServiceStub:
     Attach, for frontends: one stream per frontend and worker, for all its requests.
     1. The frontend speaks first, with Hello; the worker answers Welcome.
     2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-    answers each submission with exactly one Finish in some frame, whatever happens.
+    answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
+    second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
+    come before cancels.
     3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
     come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
     tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks.
+    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
+    it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
@@ -65,11 +68,14 @@ class DecodeServiceServicer:
     Attach, for frontends: one stream per frontend and worker, for all its requests.
     1. The frontend speaks first, with Hello; the worker answers Welcome.
     2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-    answers each submission with exactly one Finish in some frame, whatever happens.
+    answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
+    second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
+    come before cancels.
     3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
     come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
     tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks.
+    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
+    it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
@@ -116,11 +122,14 @@ class DecodeService:
     Attach, for frontends: one stream per frontend and worker, for all its requests.
     1. The frontend speaks first, with Hello; the worker answers Welcome.
     2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-    answers each submission with exactly one Finish in some frame, whatever happens.
+    answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
+    second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
+    come before cancels.
     3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
     come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
     tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks.
+    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
+    it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.

@@ -31,7 +31,8 @@ class PrefillServiceStub:
     1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
     under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same.
+    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
+    cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -61,7 +62,8 @@ class PrefillServiceServicer:
     1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
     under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same.
+    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
+    cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -108,7 +110,8 @@ class PrefillService:
     1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
     under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same.
+    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
+    cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).

@@ -32,7 +32,8 @@ class PrefillServiceStub:
     1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
        under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same.
+    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
+       cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -54,7 +55,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
        under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same.
+    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
+       cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -72,7 +74,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
        under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same.
+    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
+       cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).

@@ -37,7 +37,7 @@ class WorkerServiceStub:
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. Deadlines on watches are not needed; keepalive finds dead peers.
+    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
     """
 
     def __init__(self, channel):
@@ -110,7 +110,7 @@ class WorkerServiceServicer:
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. Deadlines on watches are not needed; keepalive finds dead peers.
+    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
     """
 
     def Describe(self, request, context):
@@ -256,7 +256,7 @@ class WorkerService:
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. Deadlines on watches are not needed; keepalive finds dead peers.
+    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
     """
 
     @staticmethod

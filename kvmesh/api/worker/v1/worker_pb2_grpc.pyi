@@ -38,7 +38,7 @@ class WorkerServiceStub:
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. Deadlines on watches are not needed; keepalive finds dead peers.
+    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
     """
 
     @_typing.overload
@@ -79,7 +79,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. Deadlines on watches are not needed; keepalive finds dead peers.
+    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -116,7 +116,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. Deadlines on watches are not needed; keepalive finds dead peers.
+    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
     """
 
     @_abc_1.abstractmethod
