@@ -224,7 +224,11 @@ class GrpcDecodeLink:
     async def _watch(self) -> None:
         limit_s = SILENT_HEARTBEATS * self._heartbeat_s
         while (left_s := self._heard_at_s + limit_s - self._clock.now()) > 0:
+            due_s = self._clock.now() + left_s
             await self._clock.sleep(left_s)
+            if self._clock.now() - due_s > self._heartbeat_s / 10:
+                # This process stood still, not the worker: what came meanwhile is unread. One more heartbeat shows it.
+                self._heard_at_s = max(self._heard_at_s, self._clock.now() - limit_s + self._heartbeat_s)
         self._on_end(LostError("the worker has gone silent", reason="worker_silent", where=self.worker.worker_id))
 
     async def aclose(self) -> None:

@@ -310,18 +310,20 @@ async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) 
     await links.aclose()
 
 
-async def test_legs_beyond_one_message_and_their_cancels(rig: WorkerRig) -> None:
+async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
     """1 024 long prompts at once: none is forgotten, and a cancel given at once is not sent before its submission."""
-    links = links_to(rig)
-    link = await links.link(rig.ref, timeout_s=5)
-    sinks = [Sink() for _ in range(1024)]
-    cancels = [link.submit_nowait(leg(f"r{i}", prompt=[5] * 3000, tokens=4000), s) for i, s in enumerate(sinks)]
-    for cancel in cancels:
-        cancel()
-    await wait_until(lambda: all(sink.finishes for sink in sinks), "all are cancelled")
-    assert {sink.finishes[0].reason for sink in sinks} == {FinishReason.CANCELLED}
-    await links.aclose()
-    await rig.wait_free()
+    # The frontend's own work of a second must not look like the worker's silence.
+    async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
+        links = links_to(rig)
+        link = await links.link(rig.ref, timeout_s=5)
+        sinks = [Sink() for _ in range(1024)]
+        cancels = [link.submit_nowait(leg(f"r{i}", prompt=[5] * 3000, tokens=4000), s) for i, s in enumerate(sinks)]
+        for cancel in cancels:
+            cancel()
+        await wait_until(lambda: all(sink.finishes for sink in sinks), "all are cancelled")
+        assert {sink.finishes[0].reason for sink in sinks} == {FinishReason.CANCELLED}
+        await links.aclose()
+        await rig.wait_free()
 
 
 class ScriptedDecode(DecodeServiceServicer):
@@ -522,10 +524,11 @@ async def test_the_queues_time_is_told(kind: str) -> None:
     engine = replace(SLOW, kv_blocks=4, context_tokens_max=60, lease_s=0.3)
     async with running_worker(kind, Role.PREFILL, engine=engine) as rig:
         stub = PrefillServiceStub(rig.channel)
-        first, second = await asyncio.gather(
+        answers = await asyncio.gather(
             stub.Prefill(prompt_request("a")), stub.Prefill(prompt_request("b", prompt=range(300, 337)))
         )
-        assert from_duration(first.queue_time) < 0.2 <= from_duration(second.queue_time)
+        first_s, second_s = sorted(from_duration(answer.queue_time) for answer in answers)
+        assert first_s < 0.2 <= second_s
 
 
 @pytest.mark.parametrize("phase", ["waiting", "computing"])
