@@ -16,6 +16,7 @@ class RpcSettings:
     """What a process's gRPC server and its channels share."""
 
     host: str = setting("127.0.0.1", "Address the server listens on.")
+    advertise_host: str = setting("", "Host that others reach this process at; empty: the one it listens on.")
     port: int = setting(0, "Port the server listens on; 0: a free one.", min=0, max=65535)
     message_bytes_max: int = setting(
         64 << 20,
@@ -43,6 +44,11 @@ class RpcSettings:
         """Certificate and key go together; an authority without them can only be a client's."""
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):
             raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
+
+    @property
+    def advertised_host(self) -> str:
+        """What the registry is told."""
+        return self.advertise_host or self.host
 
     @property
     def has_tls(self) -> bool:

@@ -82,7 +82,7 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
         make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock, telemetry.tracing
     )
     WorkerMetrics(worker, telemetry.registry)
-    membership = Membership(worker, registry, host=settings.rpc.host, uses_tls=settings.rpc.has_tls)
+    membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
 
     def add_services(server: grpc.aio.Server) -> None:
         add_servicer(server, worker, clock)

@@ -124,7 +124,7 @@ class _Announcement:
         registration = Registration(
             service=FRONTEND,
             instance_id=frontend.instance_id,
-            host=frontend.settings.rpc.host,
+            host=frontend.settings.rpc.advertised_host,
             port=frontend.server.port,
             meta={"http_port": str(frontend.http.port), "metrics_port": str(frontend.metrics_server.port)},
             uses_tls=frontend.settings.rpc.has_tls,

@@ -66,7 +66,7 @@ async def serve(settings: PlannerSettings) -> None:
         registration = Registration(
             service=PLANNER,
             instance_id=planner_id,
-            host=settings.rpc.host,
+            host=settings.rpc.advertised_host,
             port=server.port,
             meta={"metrics_port": str(metrics_server.port)},
             uses_tls=settings.rpc.has_tls,

@@ -84,7 +84,7 @@ async def serve(settings: RouterSettings) -> None:
         registration = Registration(
             service=ROUTER,
             instance_id=router_id,
-            host=settings.rpc.host,
+            host=settings.rpc.advertised_host,
             port=server.port,
             meta={"metrics_port": str(metrics_server.port), "policy": core.policy_name},
             uses_tls=settings.rpc.has_tls,

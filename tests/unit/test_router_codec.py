@@ -67,6 +67,7 @@ FULL_ASK = Ask(
     pinned_prefill_worker_id="p",
     pinned_decode_worker_id="d",
     attempt=1,
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
 
 
