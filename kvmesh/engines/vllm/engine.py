@@ -5,11 +5,13 @@ and the KV events together.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -83,13 +85,33 @@ class VllmEngine:
         self._thread.start()
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
-                await self._ready
+                with self._failing_with_threads():
+                    await self._ready
         except TimeoutError as error:
             self._thread.stop()
             raise UnavailableError("vLLM did not start in time", reason="engine_start_failed") from error
         except asyncio.CancelledError:
             self._thread.stop()
             raise
+
+    @contextlib.contextmanager
+    def _failing_with_threads(self) -> Iterator[None]:
+        """Inside, the death of any thread ends the start: vLLM waits for ever for a listener that could not listen."""
+        before, loop, ready = threading.excepthook, asyncio.get_running_loop(), self._ready
+
+        def died(words: str) -> None:
+            if not ready.done():
+                ready.set_exception(UnavailableError(f"a thread of vLLM died: {words}", reason="engine_start_failed"))
+
+        def hook(args: threading.ExceptHookArgs) -> None:
+            before(args)
+            loop.call_soon_threadsafe(died, repr(args.exc_value))
+
+        threading.excepthook = hook
+        try:
+            yield
+        finally:
+            threading.excepthook = before
 
     def describe(self) -> EngineDescription:
         """What the engine is."""

@@ -35,6 +35,9 @@ def set_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
+PORTS_TRIED = 64
+
+
 def prepare(settings: VllmSettings) -> int:
     """Sets the environment for one engine in this process; the NIXL side channel's port."""
     set_defaults()
@@ -51,10 +54,36 @@ def prepare(settings: VllmSettings) -> int:
 
 
 def free_port(host: str, port: int) -> int:
-    """`port` if it is free, or any free one for 0. UnavailableError otherwise: vLLM would wait for its listener for ever.
+    """`port` if it is free, or a free one for 0. UnavailableError otherwise: vLLM would wait for its listener for ever.
 
-    vLLM takes a number only, so another process may still win the port; the engine's start limit covers that.
+    vLLM takes a number only and listens some seconds later. Until then any outgoing connection may be given a port of the
+    kernel's own range, so one outside it is chosen, and by process, so that engines that start together do not meet.
     """
+    if port:
+        _probe(host, port)
+        return port
+    first, count = _quiet_ports()
+    for attempt in range(PORTS_TRIED):
+        candidate = first + (os.getpid() * PORTS_TRIED + attempt) % count
+        try:
+            _probe(host, candidate)
+        except UnavailableError:
+            continue
+        return candidate
+    raise UnavailableError(f"no free port for the NIXL side channel on {host}", reason="no_free_port")
+
+
+def _quiet_ports() -> tuple[int, int]:
+    """First and number of ports below the range that the kernel gives to outgoing connections; 20000 up by default."""
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        lowest = 32768
+    first = min(20000, lowest // 2)
+    return max(1024, first), max(1, lowest - max(1024, first))
+
+
+def _probe(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,7 +91,6 @@ def free_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except OSError as error:
             raise UnavailableError(f"the NIXL side channel cannot listen on {host}:{port}: {error.strerror}") from error
-        return int(probe.getsockname()[1])
 
 
 def mend_nixl() -> None:
