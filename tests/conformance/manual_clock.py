@@ -28,7 +28,8 @@ class ManualClock:
             self._sleepers.remove(sleeper)
 
     async def advance(self, delay_s: float) -> None:
-        """Moves time on, and lets who wakes run."""
+        """Moves time on, and lets who wakes run. Who is about to sleep gets there first, or it would sleep too long."""
+        await settle()
         end = self._now + delay_s
         while due := sorted(time for time, future in self._sleepers if time <= end and not future.done()):
             self._now = due[0]
