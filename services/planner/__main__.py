@@ -1,6 +1,5 @@
 """Starts a planner: `python -m services.planner --help`."""
 
-import asyncio
 import os
 import socket
 import sys
@@ -11,7 +10,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import PLANNER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
-from kvmesh.lifecycle import run_parts, run_process, stop_on_signals
+from kvmesh.lifecycle import run_process, run_until_signalled
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
@@ -79,22 +78,18 @@ async def serve(settings: PlannerSettings) -> None:
             await presence.set_draining(True, reason="stopping")
         await server.set_serving(False)
 
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    with stop_on_signals(stop, hurry):
-        try:
-            await run_parts(
-                [telemetry.tracing, metrics_server, planner, server],
-                stop=stop,
-                on_ready=on_ready,
-                drain=drain,
-                hurry=hurry,
-                settings=settings.lifecycle,
-            )
-        finally:
-            if presence is not None:
-                await presence.aclose()
-            await session.close()
-            await registry.aclose()
+    try:
+        await run_until_signalled(
+            [telemetry.tracing, metrics_server, planner, server],
+            on_ready=on_ready,
+            drain=drain,
+            settings=settings.lifecycle,
+        )
+    finally:
+        if presence is not None:
+            await presence.aclose()
+        await session.close()
+        await registry.aclose()
 
 
 def main() -> int:

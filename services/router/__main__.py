@@ -1,6 +1,5 @@
 """Starts a router: `python -m services.router --help`."""
 
-import asyncio
 import os
 import socket
 import sys
@@ -10,7 +9,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
-from kvmesh.lifecycle import run_parts, run_process, stop_on_signals
+from kvmesh.lifecycle import run_process, run_until_signalled
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.server import RpcServer
@@ -99,21 +98,17 @@ async def serve(settings: RouterSettings) -> None:
         servicer.end_streams()
 
     upkeep = Upkeep(core, metrics, clock, sweep_blocks=settings.sweep_blocks)
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    with stop_on_signals(stop, hurry):
-        try:
-            await run_parts(
-                [telemetry.tracing, channels, metrics_server, membership, upkeep, server],
-                stop=stop,
-                on_ready=on_ready,
-                drain=drain,
-                hurry=hurry,
-                settings=settings.lifecycle,
-            )
-        finally:
-            if presence is not None:
-                await presence.aclose()
-            await registry.aclose()
+    try:
+        await run_until_signalled(
+            [telemetry.tracing, channels, metrics_server, membership, upkeep, server],
+            on_ready=on_ready,
+            drain=drain,
+            settings=settings.lifecycle,
+        )
+    finally:
+        if presence is not None:
+            await presence.aclose()
+        await registry.aclose()
 
 
 def main() -> int:
