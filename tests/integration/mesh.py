@@ -87,7 +87,7 @@ async def running_mesh(
     finally:
         left = _children(process.pid) if process.returncode is None else []
         if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)  # What Ctrl-C sends.
         await asyncio.wait_for(process.wait(), 60)
         reader.cancel()
         alive = [pid for pid in left if _state(pid) != "Z"]

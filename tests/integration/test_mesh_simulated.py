@@ -159,6 +159,31 @@ async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
     assert all(word in text for word in ("frontend", "router", "prefill", "decode", "planner", "passing", "RUNNING"))
 
 
+async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
+    """Each line is answered, `/new` starts over, an empty line ends; an address where nothing listens is told in a line."""
+
+    async def chat_with(url: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kvmesh.cli", "chat", "--url", url),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        out, _ = await asyncio.wait_for(process.communicate(b"hello\n/new\nhello\n\n"), 30)
+        return process.returncode, out.decode()
+
+    status, text = await chat_with(mesh.url)
+    first, _, rest = text.partition("> ")[2].partition("> > ")
+    assert status == 0, text
+    assert len(first.split()) > 5, text
+    assert rest.strip().startswith(first.strip()[:20]), "a conversation that starts over gets the first answer again"
+    status, text = await chat_with("http://127.0.0.1:9")
+    assert status == 1
+    assert "cannot be reached" in text
+    assert "Traceback" not in text
+
+
 async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_path: Path) -> None:
     """Never a hang: the stream ends with an error event; the router uses the worker no more; the rest serves on."""
     async with running_mesh(tmp_path, *argv_simulated("--decode", "2", *SLOW_STEPS)) as mesh:
