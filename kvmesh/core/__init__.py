@@ -5,7 +5,16 @@ from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvS
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
 from kvmesh.core.routing import Ask, Placement, ReportKind
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
-from kvmesh.core.worker import Capabilities, Handoff, LoadRecord, ModelCard, Role, WorkerDescription, WorkerRef
+from kvmesh.core.worker import (
+    Capabilities,
+    Handoff,
+    LoadRecord,
+    ModelCard,
+    PerformanceProfile,
+    Role,
+    WorkerDescription,
+    WorkerRef,
+)
 
 __all__ = [
     "Ask",
@@ -26,6 +35,7 @@ __all__ = [
     "Media",
     "MediaKind",
     "ModelCard",
+    "PerformanceProfile",
     "Placement",
     "Rendezvous",
     "ReportKind",

@@ -45,6 +45,8 @@ class Placement:
     cached_tokens: int = 0
     expected_ttft_s: float | None = None
     reasons: Sequence[str] = ()
+    queued_s: float | None = None
+    decode_cached_tokens: int = 0
 
 
 class ReportKind(StrEnum):

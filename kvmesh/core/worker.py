@@ -70,6 +70,21 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PerformanceProfile:
+    """How fast a worker is; fields as in `protos/kvmesh/types/v1/model.proto`. None: unknown."""
+
+    prefill_base_s: float | None = None
+    prefill_s_per_token: float | None = None
+    prefill_s_per_token_pair: float | None = None
+    decode_step_base_s: float | None = None
+    decode_s_per_request: float | None = None
+    decode_s_per_kv_token: float | None = None
+    kv_bytes_per_token: int | None = None
+    transfer_bytes_per_s: float | None = None
+    itl_target_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDescription:
     """A worker as it describes itself. `lease_s` None: it hands nothing out; `rendezvous_address` empty: it needs none."""
 
@@ -83,6 +98,7 @@ class WorkerDescription:
     lease_s: float | None = None
     rendezvous_address: str = ""
     is_draining: bool = False
+    profile: PerformanceProfile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

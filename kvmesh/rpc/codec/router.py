@@ -174,6 +174,8 @@ def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
         cached_tokens=placement.cached_tokens,
         expected_ttft=to_duration(placement.expected_ttft_s) if placement.expected_ttft_s is not None else None,
         reasons=placement.reasons,
+        queued=to_duration(placement.queued_s) if placement.queued_s is not None else None,
+        decode_cached_tokens=placement.decode_cached_tokens,
     )
 
 
@@ -190,6 +192,8 @@ def from_placement(message: pb.Placement) -> Placement:
         cached_tokens=message.cached_tokens,
         expected_ttft_s=optional_duration(message, "expected_ttft"),
         reasons=tuple(message.reasons),
+        queued_s=optional_duration(message, "queued"),
+        decode_cached_tokens=message.decode_cached_tokens,
     )
 
 

@@ -1,5 +1,7 @@
 """Descriptions, load records and KV events of workers."""
 
+from dataclasses import fields
+
 from kvmesh.api.types.v1 import kv_pb2, load_pb2, model_pb2
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.checks import check_length, check_range
@@ -14,6 +16,7 @@ from kvmesh.core import (
     KvTier,
     LoadRecord,
     ModelCard,
+    PerformanceProfile,
     Role,
     WorkerDescription,
 )
@@ -75,6 +78,9 @@ _LOAD_SCALARS = (
     "is_draining",
     "preempted_requests_total",
 )
+
+
+_PROFILE_FIELDS = tuple(field.name for field in fields(PerformanceProfile))
 
 
 def to_load(load: LoadRecord) -> load_pb2.LoadRecord:
@@ -157,6 +163,7 @@ def to_description(description: WorkerDescription) -> pb.DescribeResponse:
         lease=to_duration(description.lease_s) if description.lease_s is not None else None,
         rendezvous_address=description.rendezvous_address,
         is_draining=description.is_draining,
+        profile=to_profile(description.profile) if description.profile is not None else None,
     )
 
 
@@ -175,7 +182,22 @@ def from_description(message: pb.DescribeResponse) -> WorkerDescription:
         lease_s=optional_duration(message, "lease"),
         rendezvous_address=message.rendezvous_address,
         is_draining=message.is_draining,
+        profile=from_profile(message.profile) if message.HasField("profile") else None,
     )
+
+
+def to_profile(profile: PerformanceProfile) -> model_pb2.PerformanceProfile:
+    """The wire form."""
+    return model_pb2.PerformanceProfile(**{name: getattr(profile, name) for name in _PROFILE_FIELDS})
+
+
+def from_profile(message: model_pb2.PerformanceProfile) -> PerformanceProfile:
+    """The value, checked."""
+    values = {name: optional_field(message, name) for name in _PROFILE_FIELDS}
+    for name, value in values.items():
+        if value is not None:
+            check_range(value, f"profile.{name}", 0, 1e18)
+    return PerformanceProfile(**values)
 
 
 def to_kv_event(event: KvEvent) -> kv_pb2.KvEvent:

@@ -31,6 +31,20 @@ class IndexTrust(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_TRUST_EXACT: _ClassVar[IndexTrust]
     INDEX_TRUST_RECOVERING: _ClassVar[IndexTrust]
     INDEX_TRUST_APPROXIMATE: _ClassVar[IndexTrust]
+
+class CoefficientSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COEFFICIENT_SOURCE_UNSPECIFIED: _ClassVar[CoefficientSource]
+    COEFFICIENT_SOURCE_DEFAULT: _ClassVar[CoefficientSource]
+    COEFFICIENT_SOURCE_PROFILE: _ClassVar[CoefficientSource]
+    COEFFICIENT_SOURCE_LEARNED: _ClassVar[CoefficientSource]
+
+class BreakerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BREAKER_STATE_UNSPECIFIED: _ClassVar[BreakerState]
+    BREAKER_STATE_CLOSED: _ClassVar[BreakerState]
+    BREAKER_STATE_OPEN: _ClassVar[BreakerState]
+    BREAKER_STATE_HALF_OPEN: _ClassVar[BreakerState]
 REPORT_KIND_UNSPECIFIED: ReportKind
 REPORT_KIND_PREFILLED: ReportKind
 REPORT_KIND_FIRST_TOKEN: ReportKind
@@ -42,16 +56,32 @@ INDEX_TRUST_UNSPECIFIED: IndexTrust
 INDEX_TRUST_EXACT: IndexTrust
 INDEX_TRUST_RECOVERING: IndexTrust
 INDEX_TRUST_APPROXIMATE: IndexTrust
+COEFFICIENT_SOURCE_UNSPECIFIED: CoefficientSource
+COEFFICIENT_SOURCE_DEFAULT: CoefficientSource
+COEFFICIENT_SOURCE_PROFILE: CoefficientSource
+COEFFICIENT_SOURCE_LEARNED: CoefficientSource
+BREAKER_STATE_UNSPECIFIED: BreakerState
+BREAKER_STATE_CLOSED: BreakerState
+BREAKER_STATE_OPEN: BreakerState
+BREAKER_STATE_HALF_OPEN: BreakerState
 
 class RouteRequest(_message.Message):
-    __slots__ = ("hello", "ask", "report")
+    __slots__ = ("hello", "ask", "report", "reports")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ask: Ask
     report: Report
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    reports: ReportBatch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., reports: _Optional[_Union[ReportBatch, _Mapping]] = ...) -> None: ...
+
+class ReportBatch(_message.Message):
+    __slots__ = ("reports",)
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[Report]
+    def __init__(self, reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("frontend_id",)
@@ -128,7 +158,7 @@ class RouteResponse(_message.Message):
     def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("ask_id", "reservation_id", "prefill", "decode", "handoff", "rendezvous_address", "cached_tokens", "expected_ttft", "reasons")
+    __slots__ = ("ask_id", "reservation_id", "prefill", "decode", "handoff", "rendezvous_address", "cached_tokens", "expected_ttft", "reasons", "queued", "decode_cached_tokens")
     ASK_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +168,8 @@ class Placement(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TTFT_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ask_id: int
     reservation_id: str
     prefill: _model_pb2.WorkerRef
@@ -147,7 +179,9 @@ class Placement(_message.Message):
     cached_tokens: int
     expected_ttft: _duration_pb2.Duration
     reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ask_id: _Optional[int] = ..., reservation_id: _Optional[str] = ..., prefill: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., handoff: _Optional[_Union[_kv_pb2.Handoff, str]] = ..., rendezvous_address: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., expected_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    queued: _duration_pb2.Duration
+    decode_cached_tokens: int
+    def __init__(self, ask_id: _Optional[int] = ..., reservation_id: _Optional[str] = ..., prefill: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., handoff: _Optional[_Union[_kv_pb2.Handoff, str]] = ..., rendezvous_address: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., expected_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("ask_id", "error")
@@ -158,7 +192,7 @@ class Refusal(_message.Message):
     def __init__(self, ask_id: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id")
+    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id", "reservation_id", "transferred_tokens")
     ASK_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +200,8 @@ class Report(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FAILED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ask_id: int
     kind: ReportKind
     elapsed: _duration_pb2.Duration
@@ -173,7 +209,9 @@ class Report(_message.Message):
     output_tokens: int
     error: _errors_pb2.ErrorDetail
     failed_worker_id: str
-    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ...) -> None: ...
+    reservation_id: str
+    transferred_tokens: int
+    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., transferred_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -182,7 +220,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "policy", "decided_at", "candidates", "placement", "error", "reports")
+    __slots__ = ("request_id", "policy", "decided_at", "candidates", "placement", "error", "reports", "margin", "observed_ttft", "queued", "cost_unit")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +228,10 @@ class ExplainResponse(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_TTFT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    COST_UNIT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     policy: str
     decided_at: _timestamp_pb2.Timestamp
@@ -197,7 +239,11 @@ class ExplainResponse(_message.Message):
     placement: Placement
     error: _errors_pb2.ErrorDetail
     reports: _containers.RepeatedCompositeFieldContainer[Report]
-    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., decided_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ...) -> None: ...
+    margin: float
+    observed_ttft: _duration_pb2.Duration
+    queued: _duration_pb2.Duration
+    cost_unit: str
+    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., decided_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., margin: _Optional[float] = ..., observed_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cost_unit: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("prefill", "decode", "cost", "terms", "removed_by")
@@ -236,7 +282,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ..., index_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerView(_message.Message):
-    __slots__ = ("worker", "role", "model", "trust", "trust_reason", "load", "index_blocks", "requests_in_flight", "prompt_tokens_in_flight", "excluded_by", "kv_compatibility_hash")
+    __slots__ = ("worker", "role", "model", "trust", "trust_reason", "load", "index_blocks", "requests_in_flight", "prompt_tokens_in_flight", "excluded_by", "kv_compatibility_hash", "coefficients", "breaker", "tiers")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +294,9 @@ class WorkerView(_message.Message):
     PROMPT_TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_BY_FIELD_NUMBER: _ClassVar[int]
     KV_COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     worker: _model_pb2.WorkerRef
     role: _model_pb2.Role
     model: str
@@ -259,44 +308,97 @@ class WorkerView(_message.Message):
     prompt_tokens_in_flight: int
     excluded_by: str
     kv_compatibility_hash: str
-    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[str] = ..., trust: _Optional[_Union[IndexTrust, str]] = ..., trust_reason: _Optional[str] = ..., load: _Optional[_Union[_load_pb2.LoadRecord, _Mapping]] = ..., index_blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., prompt_tokens_in_flight: _Optional[int] = ..., excluded_by: _Optional[str] = ..., kv_compatibility_hash: _Optional[str] = ...) -> None: ...
+    coefficients: _containers.RepeatedCompositeFieldContainer[Coefficient]
+    breaker: BreakerState
+    tiers: _containers.RepeatedCompositeFieldContainer[TierBlocks]
+    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[str] = ..., trust: _Optional[_Union[IndexTrust, str]] = ..., trust_reason: _Optional[str] = ..., load: _Optional[_Union[_load_pb2.LoadRecord, _Mapping]] = ..., index_blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., prompt_tokens_in_flight: _Optional[int] = ..., excluded_by: _Optional[str] = ..., kv_compatibility_hash: _Optional[str] = ..., coefficients: _Optional[_Iterable[_Union[Coefficient, _Mapping]]] = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., tiers: _Optional[_Iterable[_Union[TierBlocks, _Mapping]]] = ...) -> None: ...
+
+class Coefficient(_message.Message):
+    __slots__ = ("name", "value", "source", "observations")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    source: CoefficientSource
+    observations: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., source: _Optional[_Union[CoefficientSource, str]] = ..., observations: _Optional[int] = ...) -> None: ...
+
+class TierBlocks(_message.Message):
+    __slots__ = ("tier", "blocks")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    tier: _kv_pb2.KvTier
+    blocks: int
+    def __init__(self, tier: _Optional[_Union[_kv_pb2.KvTier, str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class SyncPeersRequest(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence")
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
     sequence: int
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
+    is_snapshot: bool
+    is_complete: bool
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
 
 class SyncPeersResponse(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence")
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
     sequence: int
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
+    is_snapshot: bool
+    is_complete: bool
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_prompt_tokens", "kv_blocks", "is_prefilled")
+    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_prompt_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_data_parallel_rank", "decode_data_parallel_rank", "session_id", "block_hashes")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     UNCACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     IS_PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
+    ASK_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    DECODE_DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     reservation_id: str
     prefill_worker_id: str
     decode_worker_id: str
     uncached_prompt_tokens: int
     kv_blocks: int
     is_prefilled: bool
-    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_prompt_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ...) -> None: ...
+    frontend_id: str
+    ask_id: int
+    request_id: str
+    choices: int
+    ends_after: _duration_pb2.Duration
+    prefill_data_parallel_rank: int
+    decode_data_parallel_rank: int
+    session_id: str
+    block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_prompt_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_data_parallel_rank: _Optional[int] = ..., decode_data_parallel_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -32,10 +32,21 @@ class RouterServiceStub:
     1. The frontend speaks first, with Hello, then sends Asks and Reports as they come.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-    then exactly one of finished, failed, cancelled, which settles the reservation.
+    then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
     back under the same id and reports.
-    Cancelling an Ask is a Report `cancelled` with its ask_id.
+    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait.
+    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits.
+
+    A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
+    the other again what was not answered, and reports there what the lost one had placed.
+
+    SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
+    1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
+    2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
+    3. A sequence that is not the next one means loss: the stream is ended and opened anew.
+    4. Each side tells only of reservations that it made, or took over from a router that is gone. When a stream ends, what the peer
+    told stays counted until it is settled by a frontend's report, or its own end comes.
     """
 
     def __init__(self, channel):
@@ -73,10 +84,21 @@ class RouterServiceServicer:
     1. The frontend speaks first, with Hello, then sends Asks and Reports as they come.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-    then exactly one of finished, failed, cancelled, which settles the reservation.
+    then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
     back under the same id and reports.
-    Cancelling an Ask is a Report `cancelled` with its ask_id.
+    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait.
+    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits.
+
+    A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
+    the other again what was not answered, and reports there what the lost one had placed.
+
+    SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
+    1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
+    2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
+    3. A sequence that is not the next one means loss: the stream is ended and opened anew.
+    4. Each side tells only of reservations that it made, or took over from a router that is gone. When a stream ends, what the peer
+    told stays counted until it is settled by a frontend's report, or its own end comes.
     """
 
     def Route(self, request_iterator, context):
@@ -145,10 +167,21 @@ class RouterService:
     1. The frontend speaks first, with Hello, then sends Asks and Reports as they come.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-    then exactly one of finished, failed, cancelled, which settles the reservation.
+    then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
     back under the same id and reports.
-    Cancelling an Ask is a Report `cancelled` with its ask_id.
+    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait.
+    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits.
+
+    A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
+    the other again what was not answered, and reports there what the lost one had placed.
+
+    SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
+    1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
+    2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
+    3. A sequence that is not the next one means loss: the stream is ended and opened anew.
+    4. Each side tells only of reservations that it made, or took over from a router that is gone. When a stream ends, what the peer
+    told stays counted until it is settled by a frontend's report, or its own end comes.
     """
 
     @staticmethod

@@ -66,3 +66,25 @@ class Capabilities(_message.Message):
     logprobs_max: int
     data_parallel_size: int
     def __init__(self, engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., handoffs: _Optional[_Iterable[_Union[_kv_pb2.Handoff, str]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., features: _Optional[_Iterable[str]] = ..., logprobs_max: _Optional[int] = ..., data_parallel_size: _Optional[int] = ...) -> None: ...
+
+class PerformanceProfile(_message.Message):
+    __slots__ = ("prefill_base_s", "prefill_s_per_token", "prefill_s_per_token_pair", "decode_step_base_s", "decode_s_per_request", "decode_s_per_kv_token", "kv_bytes_per_token", "transfer_bytes_per_s", "itl_target_s")
+    PREFILL_BASE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_PER_TOKEN_PAIR_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_BASE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_PER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_PER_KV_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    prefill_base_s: float
+    prefill_s_per_token: float
+    prefill_s_per_token_pair: float
+    decode_step_base_s: float
+    decode_s_per_request: float
+    decode_s_per_kv_token: float
+    kv_bytes_per_token: int
+    transfer_bytes_per_s: float
+    itl_target_s: float
+    def __init__(self, prefill_base_s: _Optional[float] = ..., prefill_s_per_token: _Optional[float] = ..., prefill_s_per_token_pair: _Optional[float] = ..., decode_step_base_s: _Optional[float] = ..., decode_s_per_request: _Optional[float] = ..., decode_s_per_kv_token: _Optional[float] = ..., kv_bytes_per_token: _Optional[int] = ..., transfer_bytes_per_s: _Optional[float] = ..., itl_target_s: _Optional[float] = ...) -> None: ...

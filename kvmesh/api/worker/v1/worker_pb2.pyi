@@ -17,7 +17,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker", "role", "model", "capabilities", "kv_compatibility_hash", "block_size_tokens", "kv_blocks_total", "lease", "rendezvous_address", "is_draining")
+    __slots__ = ("worker", "role", "model", "capabilities", "kv_compatibility_hash", "block_size_tokens", "kv_blocks_total", "lease", "rendezvous_address", "is_draining", "profile")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class DescribeResponse(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     worker: _model_pb2.WorkerRef
     role: _model_pb2.Role
     model: _model_pb2.ModelCard
@@ -38,7 +39,8 @@ class DescribeResponse(_message.Message):
     lease: _duration_pb2.Duration
     rendezvous_address: str
     is_draining: bool
-    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., capabilities: _Optional[_Union[_model_pb2.Capabilities, _Mapping]] = ..., kv_compatibility_hash: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rendezvous_address: _Optional[str] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    profile: _model_pb2.PerformanceProfile
+    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., capabilities: _Optional[_Union[_model_pb2.Capabilities, _Mapping]] = ..., kv_compatibility_hash: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rendezvous_address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., profile: _Optional[_Union[_model_pb2.PerformanceProfile, _Mapping]] = ...) -> None: ...
 
 class WatchKvRequest(_message.Message):
     __slots__ = ("resume_epoch", "resume_sequence")
