@@ -4,12 +4,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 from kvmesh.core import Placement, ReportKind, Role
 from kvmesh.errors import MeshError
-from services.router.fleet import Target
-from services.router.place import Choice, WeighedLeg
-from services.router.policies import LegKind
+from services.router.choice import Choice
+from services.router.target import Target
 
 REPORTS_MAX = 16
 CANDIDATES_MAX = 256
@@ -95,27 +95,8 @@ def weighed_candidates(choice: Choice) -> list[WeighedCandidate]:
 
 
 def _pairs(choice: Choice) -> Iterator[WeighedCandidate]:
-    if len(choice.legs) == 1:
-        (leg,) = choice.legs
-        for i, target in enumerate(leg.targets):
-            yield WeighedCandidate(decode=target, cost=leg.costs[i], terms=_terms(leg, i))
-        return
-    prefill, decode = choice.legs
-    for first, second in choice.pool.pairings.values():
-        # The best of each leg are enough: a pair of two others is worse than one of these.
-        for i in sorted(first, key=prefill.costs.__getitem__)[:32]:
-            for j in sorted(second, key=decode.costs.__getitem__)[:32]:
-                yield WeighedCandidate(
-                    prefill=prefill.targets[i],
-                    decode=decode.targets[j],
-                    cost=prefill.costs[i] + decode.costs[j],
-                    terms=(*_terms(prefill, i), *_terms(decode, j)),
-                )
-
-
-def _terms(leg: WeighedLeg, position: int) -> tuple[tuple[str, float], ...]:
-    """Terms of both legs may have the same name (`turn`), so a pair's carry the leg."""
-    prefix = "" if leg.kind is LegKind.ALONE else f"{leg.kind.value}_"
-    named = [(f"{prefix}{name}", column[position]) for name, column in leg.columns.items()]
-    rest = leg.costs[position] - sum(value for _, value in named)
-    return (*named, (f"{prefix}preference", rest)) if rest > 1e-9 else tuple(named)
+    """An infinite cost is that of a candidate with a full half, or one that the policy did not consider."""
+    for prefill, decode, cost, terms in choice.pairs():
+        yield WeighedCandidate(
+            prefill=prefill, decode=decode, cost=cost, terms=terms, removed_by="" if cost < inf else "full"
+        )

@@ -24,7 +24,8 @@ class RouterMetrics:
             "cached_prompt_tokens", "Those believed to be cached where they were placed."
         )
         self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
-        self._by_placement = {reason: self._placed.labels(reason) for reason in _REASONS}
+        for reason in (*_REASONS, core.policy_name):
+            self._placed.labels(reason)
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
         for role in (Role.PREFILL, Role.DECODE):
@@ -43,7 +44,7 @@ class RouterMetrics:
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
         """A request was placed."""
-        self._by_placement[placement.reasons[0]].inc()
+        self._placed.labels(placement.reasons[0]).inc()
         self._prompt.inc(prompt_tokens)
         self._cached.inc(placement.cached_tokens)
         self._seconds.observe(elapsed_s)
@@ -78,4 +79,6 @@ _REASONS = (
     "pinned",
     "no_prefill_pool",
     "local_prefill",
+    "short_prompt",
+    "prefill_congested",
 )
