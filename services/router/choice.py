@@ -7,7 +7,7 @@ from math import inf
 from kvmesh.core import Handoff
 from services.router.board import Floats
 from services.router.learning import Forecast
-from services.router.policies import Columns, LegKind
+from services.router.policies import Candidates, Policy
 from services.router.pools import Pool
 from services.router.target import Target
 from services.router.topology import Group
@@ -18,12 +18,9 @@ PAIRS_PER_SIDE = 32
 
 @dataclass(slots=True, eq=False)
 class WeighedLeg:
-    """One leg: terms by name, and costs with preferences and without those that are full (infinite)."""
+    """One leg: its candidates, and their costs with preferences, infinite for those that are full."""
 
-    kind: LegKind
-    targets: Sequence[Target]
-    held: Floats | None
-    columns: Columns
+    candidates: Candidates
     costs: Floats
 
 
@@ -43,6 +40,7 @@ class Choice:
     forecast: Forecast
     reasons: tuple[str, ...]
     legs: Sequence[WeighedLeg]
+    policy: Policy
     pool: Pool
     lines: Sequence[tuple[float, float]] | None
     """Time of a handoff by distance as it was then (`Links.lines`). None: not counted."""
@@ -52,7 +50,7 @@ class Choice:
         if len(self.legs) == 1:
             (leg,) = self.legs
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
-                yield None, leg.targets[i], float(leg.costs[i]), tuple(_terms(leg, i))
+                yield None, leg.candidates.targets[i], float(leg.costs[i]), tuple(self._terms(leg, i))
             return
         for group in self.pool.groups:
             yield from self._pairs_of(group, *self.legs)
@@ -63,22 +61,23 @@ class Choice:
         for i in left.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
             for j in right.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
                 first, second = i + group.prefills.start, j + group.decodes.start
-                terms = [*_terms(left, first, right), *_terms(right, second, left)]
+                terms = [*self._terms(left, first, right), *self._terms(right, second, left)]
                 cost = float(left.costs[first] + right.costs[second])
                 if self.lines is not None:
                     base_s, s_per_byte = self.lines[group.distance(i, j)]
-                    held = 0.0 if right.held is None else float(right.held[second])
-                    transfer_s = base_s + (self.forecast.prompt_tokens - held) * group.kv_bytes_per_token * s_per_byte
+                    held = right.candidates.held
+                    lacking = self.forecast.prompt_tokens - (0.0 if held is None else float(held[second]))
+                    transfer_s = base_s + lacking * group.kv_bytes_per_token * s_per_byte
                     terms.append(("transfer", transfer_s))
                     cost += transfer_s
-                yield left.targets[first], right.targets[second], cost, terms
+                yield left.candidates.targets[first], right.candidates.targets[second], cost, terms
 
-
-def _terms(leg: WeighedLeg, position: int, other: WeighedLeg | None = None) -> Iterator[tuple[str, float]]:
-    """Terms that both legs have (`turn`) carry the leg's name."""
-    rest = float(leg.costs[position])
-    for name, column in leg.columns.items():
-        rest -= (value := float(column[position]))
-        yield f"{leg.kind.value}_{name}" if other is not None and name in other.columns else name, value
-    if 1e-9 < rest < inf:
-        yield "preference" if other is None else f"{leg.kind.value}_preference", rest
+    def _terms(self, leg: WeighedLeg, position: int, other: WeighedLeg | None = None) -> Iterator[tuple[str, float]]:
+        """Terms that both legs have (`turn`) carry the leg's name."""
+        kind, rest = leg.candidates.kind.value, float(leg.costs[position])
+        others = () if other is None else self.policy.terms(other.candidates)
+        for name, column in self.policy.terms(leg.candidates).items():
+            rest -= (value := float(column[position]))
+            yield f"{kind}_{name}" if name in others else name, value
+        if 1e-9 < rest < inf:
+            yield "preference" if other is None else f"{kind}_preference", rest

@@ -105,21 +105,14 @@ class Placer:
         pair = best_pair(self._selector, pool.groups, left, right, ask.prompt_tokens, lines)
         if pair is None:
             raise self._full(ask)
-        prefill, decode = left.targets[pair.prefill], right.targets[pair.decode]
+        prefill, decode = pool.prefills.targets[pair.prefill], pool.decodes.targets[pair.decode]
         held = 0 if prefill_held is None else int(prefill_held[pair.prefill])
         uncached = ask.prompt_tokens - held
-        queue_s = wait_s = 0.0
+        queue_s, wait_s = prefill.queue_s(now), decode.wait_s()
+        prefill_s = prefill.coefficients.prefill_s(uncached, ask.prompt_tokens)
         expected_ttft_s = None
-        if lines is None:
-            prefill_s = prefill.coefficients.prefill_s(uncached, ask.prompt_tokens)
-        else:
-            queue_s, prefill_s = (
-                float(left.columns["queue"][pair.prefill]),
-                float(left.columns["prefill"][pair.prefill]),
-            )
-            wait_s = float(right.columns["wait"][pair.decode])
-            step_s = decode.coefficients.decode.values[0]
-            expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + step_s
+        if lines is not None:
+            expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + decode.coefficients.decode.values[0]
         return Choice(
             prefill,
             decode,
@@ -133,6 +126,7 @@ class Placer:
             Forecast(ask.prompt_tokens, queue_s, wait_s, pair.distance, pair.transfer_bytes),
             self._reasons(ask, held, prefill, decode, now),
             (left, right),
+            self.policy,
             pool,
             lines,
         )
@@ -150,20 +144,15 @@ class Placer:
         leg = self._weigh(LegKind.ALONE, ask, pool.decodes, held, now)
         if without is not None:
             leg.costs = np.where(without, np.inf, leg.costs)
-        chosen = self._selector.lowest(leg.costs, held, leg.targets)
+        chosen = self._selector.lowest(leg.costs, held, pool.decodes.targets)
         if chosen is None:
             raise self._full(ask)
-        target = leg.targets[chosen]
+        target = pool.decodes.targets[chosen]
         cached = 0 if held is None else int(held[chosen])
         uncached = ask.prompt_tokens - cached
-        queue_s = wait_s = 0.0
-        expected_ttft_s = None
-        if self.policy.counts_transfer:
-            queue_s, prefill_s = float(leg.columns["queue"][chosen]), float(leg.columns["prefill"][chosen])
-            wait_s = float(leg.columns["wait"][chosen])
-            expected_ttft_s = queue_s + prefill_s + wait_s
-        else:
-            prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
+        queue_s, wait_s = target.queue_s(now), target.wait_s()
+        prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
+        expected_ttft_s = queue_s + prefill_s + wait_s if self.policy.cost_unit == "s" else None
         return Choice(
             None,
             target,
@@ -177,6 +166,7 @@ class Placer:
             Forecast(ask.prompt_tokens, queue_s, wait_s, None, 0.0),
             (reason, *self._reasons(ask, cached, None, target, now)),
             (leg,),
+            self.policy,
             pool,
             None,
         )
@@ -208,23 +198,14 @@ class Placer:
 
     def _weigh(self, kind: LegKind, ask: Ask, side: Side, held: Floats | None, now: float) -> WeighedLeg:
         board = self._fleet.board
-        columns = self.policy.weigh(Candidates(kind, ask, now, side.targets, side.columns, held, board))
-        rows = iter(columns.values())
-        costs = next(rows)
-        for column in rows:
-            costs = costs + column
+        rows = board.values.take(side.columns, 1)
+        candidates = Candidates(kind, ask, now, side.targets, held, rows, board.has_pairs)
+        costs = self.policy.costs(candidates)
         if not self.policy.counts_transfer:
-            costs = self._without_full(kind, side, costs)
+            costs = _without_full(candidates, costs)
         if ask.preferred_labels or ask.session_id or ask.adapter:
             costs = self._preferring(kind, ask, side, costs, now)
-        return WeighedLeg(kind, side.targets, held, columns, costs)
-
-    def _without_full(self, kind: LegKind, side: Side, costs: Floats) -> Floats:
-        """For policies that do not look at the board, on which full targets have infinite rows."""
-        values = self._fleet.board.values
-        rows = {LegKind.PREFILL: [FLOOR], LegKind.DECODE: [WAIT], LegKind.ALONE: [FLOOR, WAIT]}[kind]
-        full = np.isinf(values[rows].take(side.columns, 1)).any(0)
-        return np.where(full, np.inf, costs) if full.any() else costs
+        return WeighedLeg(candidates, costs)
 
     def _preferring(self, kind: LegKind, ask: Ask, side: Side, costs: Floats, now: float) -> Floats:
         """Something on top for those that lack a preferred label, have not run the adapter lately, or are not the session's."""
@@ -280,3 +261,10 @@ class Placer:
             for target in side.targets
             if target.worker.worker_id not in excluded and (not pinned or target.worker.worker_id == pinned)
         ]
+
+
+def _without_full(candidates: Candidates, costs: Floats) -> Floats:
+    """For policies that do not look at the rows, of which those of full targets are infinite."""
+    rows = {LegKind.PREFILL: [FLOOR], LegKind.DECODE: [WAIT], LegKind.ALONE: [FLOOR, WAIT]}[candidates.kind]
+    full = np.isinf(candidates.rows[rows]).any(0)
+    return np.where(full, np.inf, costs) if full.any() else costs
