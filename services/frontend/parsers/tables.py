@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from kvmesh.errors import UnsupportedError
-from services.frontend.parsers import hermes, llama, mistral, pythonic
+from services.frontend.parsers import hermes, llama, mistral, pythonic, qwen_coder
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 
 TOOL_FAMILIES: Mapping[str, ToolFamily | WholeFamily] = {
     "hermes": hermes.FAMILY,
     "llama3_json": llama.FAMILY,
     "mistral": mistral.FAMILY,
+    "qwen3_coder": qwen_coder.FAMILY,
     "pythonic": pythonic.FAMILY,
 }
 
@@ -18,6 +19,7 @@ TOOL_ALIASES: Mapping[str, str] = {
     "qwen25": "hermes",
     "qwen3": "hermes",
     "qwen3_json": "hermes",
+    "qwen3_xml": "qwen3_coder",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
     "llama4": "pythonic",
