@@ -44,6 +44,7 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random) -> Ro
             reservation_grace_s=settings.reservation_grace_s,
             history_max=settings.history_max,
         ),
+        health=settings.health,
         generator=generator,
     )
 

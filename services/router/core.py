@@ -9,6 +9,7 @@ from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError
 from services.router.explain import History, Record, ReportNote
 from services.router.feed import KvIndex
 from services.router.fleet import Fleet
+from services.router.health import HealthEvent, HealthSettings
 from services.router.place import Choice, Limits, Placer
 from services.router.policies import POLICIES, Weights
 from services.router.reservations import Book, Reservation
@@ -35,10 +36,12 @@ class RouterCore:
         weights: Weights | None = None,
         limits: Limits | None = None,
         core_limits: CoreLimits | None = None,
+        health: HealthSettings | None = None,
         generator: Random,
     ) -> None:
         self.index = KvIndex()
-        self.fleet = Fleet(self.index)
+        self.fleet = Fleet(self.index, health)
+        self.health = self.fleet.health
         self.book = Book()
         self._core_limits = core_limits or CoreLimits()
         self._limits = limits or Limits()
@@ -47,6 +50,7 @@ class RouterCore:
         self._placer = Placer(self.fleet, self.index, weighing, self._limits, generator)
         self._router_id = router_id
         self._placed = 0
+        self._now = 0.0
 
     @property
     def policy_name(self) -> str:
@@ -57,26 +61,37 @@ class RouterCore:
         """Places a request and reserves for it, or raises the refusal. Both are remembered for Explain."""
         record = Record(request_id=ask.request_id, ask_id=ask_id, policy=self.policy_name, decided_at_s=wall)
         self.history.add(record)
+        self._now = now
+        self.health.turn(now)
         try:
             if len(self.book) >= self._core_limits.reservations_max:
                 raise self._full()
             self._free_number(frontend_id, ask_id, ask.request_id)
             choice = self._placer.choose(ask)
-        except MeshError as error:
+        except MeshError as problem:
+            error = self.health.refusal(problem, ask.model, now)
             error.request_id = ask.request_id
             record.error = error
-            raise
+            raise error from None
         record.choice = choice
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
         return record.placement
 
-    def report(self, frontend_id: str, ask_id: int, note: ReportNote) -> Reservation | None:
-        """Takes news of a placed request. None: nothing is known under that number; it is then ignored."""
+    def report(
+        self, frontend_id: str, ask_id: int, note: ReportNote, *, now: float | None = None
+    ) -> Reservation | None:
+        """Takes news of a placed request. None: nothing is known under that number; it is then ignored.
+
+        `now` None: the time of the latest ask.
+        """
         reservation = self.book.get(frontend_id, ask_id)
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
         self.book.frontend_spoke(reservation)
+        self._now = self._now if now is None else now
+        reservation.due_at = self._now
+        self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
         if note.kind.settles:
             self.book.settle(reservation)
         elif note.kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS):
@@ -90,6 +105,13 @@ class RouterCore:
     def expire(self, *, now: float) -> Iterable[Reservation]:
         """Settles reservations whose end has come."""
         return self.book.expire(now)
+
+    def check_health(self, *, now: float) -> list[HealthEvent]:
+        """Lets breakers turn and looks for wedged workers; gives what happened to workers since the last call."""
+        self.health.check(self.book, now)
+        events = list(self.health.events)
+        self.health.events.clear()
+        return events
 
     def _full(self) -> OverloadedError:
         message = f"the router holds {len(self.book)} reservations, which is its limit"
@@ -119,14 +141,20 @@ class RouterCore:
             choices=max(1, ask.choices),
             ends_at=ends_at,
             ends_at_latest=ends_at,
+            due_at=now,
         )
         self.book.add(reservation)
+        self.health.placed(reservation, ask, now, self._holders_of)
         for target in (choice.prefill, choice.decode):
             if target is not None:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
                     target.worker.feed.remember(target.rank, ask.block_hashes)
         return _placement(reservation, choice)
+
+    def _holders_of(self, block_hash: int) -> int:
+        matches = self.index.device.match((block_hash,))
+        return matches[0].holders if matches else 0
 
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:

@@ -133,7 +133,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             return pb.RouteResponse(placement=to_placement(ask_id, placement))
         report = from_report(message.report)
         self._metrics.reported(report.kind.value)
-        self._core.report(frontend_id, ask_id, _note(report))
+        self._core.report(frontend_id, ask_id, _note(report), now=self._clock.now())
         return None
 
     def _placed(self, frontend_id: str, ask_id: int, message: pb.Ask) -> Placement:
