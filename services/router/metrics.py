@@ -3,8 +3,12 @@
 from kvmesh.core import Placement, Role
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
+from services.router.admission import Answer
+from services.router.breaker import BreakerState
 from services.router.core import RouterCore
 from services.router.feed import Trust
+from services.router.health import HealthEvent
+from services.router.overlap import OverlapFault
 
 # A decision takes tens of microseconds.
 DECISION_BUCKETS_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
@@ -27,6 +31,18 @@ class RouterMetrics:
         self._by_placement = {reason: self._placed.labels(reason) for reason in _REASONS}
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
+        self._waits = instruments.histogram(
+            "queue_wait_seconds", "Time in the queue of asks that waited, by how it ended.", ("outcome",)
+        )
+        self._served = instruments.counter(
+            "queue_served_prompt_tokens", "Prompt tokens of asks that waited and were placed.", ("priority",)
+        )
+        requests = instruments.gauge("queue_requests", "Asks that wait.", ("priority",))
+        tokens = instruments.gauge("queue_tokens", "Prompt tokens that wait and that nobody holds.", ("priority",))
+        for name in PRIORITY_CLASSES:
+            requests.labels(name).set_function(lambda name=name: self._waiting(name)[0])  # type: ignore[misc]
+            tokens.labels(name).set_function(lambda name=name: self._waiting(name)[1])  # type: ignore[misc]
+        instruments.gauge_function("queue_lanes", "Kinds of asks that wait.", lambda: len(core.queue.lanes))
         for role in (Role.PREFILL, Role.DECODE):
             instruments.gauge_function(
                 f"{role.value}_workers",
@@ -38,6 +54,20 @@ class RouterMetrics:
                 f"{trust.value}_feeds",
                 f"Workers whose index is {trust.value}.",
                 lambda trust=trust: self._trusted(trust),  # type: ignore[misc]
+            )
+        self._health_events = instruments.counter("health_events", "News of workers' health by kind.", ("kind",))
+        for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
+            instruments.gauge_function(
+                f"{state.value}_breakers",
+                f"Workers whose breaker is {state.value}.",
+                lambda state=state: core.health.count(state),  # type: ignore[misc]
+            )
+        instruments.gauge_function("wedged_workers", "Workers with work that make no step.", core.health.wedged)
+        for fault in OverlapFault:
+            instruments.gauge_function(
+                f"{fault.value}_workers",
+                "Workers whose blocks can never match what is asked for.",
+                lambda fault=fault: core.health.faulty(fault),  # type: ignore[misc]
             )
         instruments.gauge_function("kv_feed_gaps", "Gaps seen in KV feeds of present workers.", self._gaps)
 
@@ -52,6 +82,18 @@ class RouterMetrics:
         """A request was refused."""
         self._refused.labels(error.reason).inc()
 
+    def waited(self, answer: Answer) -> None:
+        """An ask waits no more."""
+        if isinstance(answer.outcome, MeshError):
+            self._waits.labels("refused").observe(answer.waited_s)
+            self.refused(answer.outcome)
+            return
+        self._waits.labels("placed").observe(answer.waited_s)
+        self._served.labels(priority_class(answer.ask.priority)).inc(answer.ask.prompt_tokens)
+        self._by_placement[answer.outcome.reasons[0]].inc()
+        self._prompt.inc(answer.ask.prompt_tokens)
+        self._cached.inc(answer.outcome.cached_tokens)
+
     def reported(self, kind: str) -> None:
         """A report came."""
         self._reports.labels(kind).inc()
@@ -59,6 +101,15 @@ class RouterMetrics:
     def expired(self, count: int) -> None:
         """Reservations ran out."""
         self._expired.inc(count)
+
+    def health_changed(self, event: HealthEvent) -> None:
+        """Something happened to a worker."""
+        self._health_events.labels(event.kind).inc()
+
+    def _waiting(self, name: str) -> tuple[int, int]:
+        """Requests and tokens of a class of priorities."""
+        sums = [each for priority, each in self._core.queue.sums().items() if priority_class(priority) == name]
+        return sum(requests for requests, _ in sums), sum(tokens for _, tokens in sums)
 
     def _taking(self, role: Role) -> int:
         return sum(1 for w in self._core.fleet.workers.values() if w.role is role and not w.excluded_by)
@@ -68,6 +119,14 @@ class RouterMetrics:
 
     def _gaps(self) -> int:
         return sum(w.feed.gaps for w in self._core.fleet.workers.values() if w.feed is not None)
+
+
+PRIORITY_CLASSES = ("high", "normal", "low")
+
+
+def priority_class(priority: int) -> str:
+    """Above, at or below 0: 201 priorities would be too many labels."""
+    return "normal" if priority == 0 else "high" if priority > 0 else "low"
 
 
 _REASONS = (
