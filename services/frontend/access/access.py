@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
 from kvmesh.discovery.base import FRONTEND, Registry
@@ -19,6 +21,8 @@ from services.frontend.access.caller import ANYBODY, Caller, current_caller
 from services.frontend.access.keys import KeyBook, read_keys
 from services.frontend.access.quotas import Permit, Quotas
 from services.frontend.access.settings import AccessSettings
+from services.frontend.prepare import Prepared
+from services.frontend.request import Request
 
 _log = logging.getLogger(__name__)
 DOCUMENT_BYTES_MAX = 64 << 20
@@ -29,8 +33,14 @@ class Access:
     """A running part. `run` follows the keys until cancelled."""
 
     def __init__(
-        self, settings: AccessSettings, clock: Clock, *, instruments: Instruments, registry: Registry | None = None
+        self,
+        settings: AccessSettings,
+        clock: Clock,
+        *,
+        instruments: Instruments | None = None,
+        registry: Registry | None = None,
     ) -> None:
+        instruments = instruments or Instruments(CollectorRegistry(), "frontend")
         self._settings = settings
         self._clock = clock
         self._registry = registry
@@ -39,7 +49,9 @@ class Access:
         self.quotas = Quotas(tenants_max=settings.tenants_max)
         self._refused = instruments.counter("refused_requests", "Requests refused for keys or quotas.", ["reason"])
         self._used = instruments.counter(
-            "usage_tokens", "Tokens of requests that ended, each counted once however often it was placed.", ["model", "kind"]
+            "usage_tokens",
+            "Tokens of requests that ended, each counted once however often it was placed.",
+            ["model", "kind"],
         )
 
     @property
@@ -76,14 +88,27 @@ class Access:
             self._refused.labels(error.reason).inc()
             raise
 
-    def enter(self, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
+    def check(self, request: Request) -> None:
+        """What the current caller may not ask for: NotFoundError for models, InvalidRequestError for the priority."""
+        caller = current_caller.get()
+        caller.check_model(request.adapter or request.model)
+        most = caller.quota.priority_max
+        if most is not None and request.priority > most:
+            field = request.named("priority")
+            raise InvalidRequestError(f"{field} must be at most {most} with this key", field=field)
+
+    def enter(self, prepared: Prepared) -> Permit | None:
         """Reserves for the current caller's request. Raises OverloadedError (quota) or InvalidRequestError (never fits)."""
         caller = current_caller.get()
         if caller is ANYBODY:
             return None
+        output_tokens_max = (prepared.generation.sampling.max_tokens or 0) * prepared.request.choices
         try:
             return self.quotas.enter(
-                caller, prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max, now_s=self._clock.now()
+                caller,
+                prompt_tokens=prepared.ask.prompt_tokens,
+                output_tokens_max=output_tokens_max,
+                now_s=self._clock.now(),
             )
         except MeshError as error:
             self._refused.labels(error.reason).inc()

@@ -21,7 +21,6 @@ from kvmesh.errors import InvalidRequestError, UnauthenticatedError
 from services.frontend.access.caller import Caller, Quota
 
 KEYS_MAX = 100_000
-PREFIX = "kvm-"
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 _TENANT = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _QUOTAS = tuple(each.name for each in fields(Quota))
@@ -65,7 +64,9 @@ def read_keys(document: bytes) -> KeyBook:
         raise InvalidRequestError(f"the key document is not JSON: {error}", field="keys") from error
     rows = value.get("keys") if isinstance(value, dict) else None
     if not isinstance(rows, list) or len(rows) > KEYS_MAX:
-        raise InvalidRequestError(f"the document must be an object with a list `keys` of at most {KEYS_MAX}", field="keys")
+        raise InvalidRequestError(
+            f"the document must be an object with a list `keys` of at most {KEYS_MAX}", field="keys"
+        )
     problems: list[str] = []
     entries: dict[str, Entry] = {}
     for number, row in enumerate(rows):

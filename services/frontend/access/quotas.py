@@ -11,6 +11,7 @@ from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, OverloadedError
 from services.frontend.access.caller import Caller, Quota
 
+# kvmesh.rpc.http_status knows these words: they are answered with 429, other overloads with 503.
 REQUESTS, TOKENS, CONCURRENCY = "requests_quota", "tokens_quota", "concurrency_quota"
 
 
