@@ -47,6 +47,7 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random) -> Ro
             reservation_grace_s=settings.reservation_grace_s,
             history_max=settings.history_max,
         ),
+        health=settings.health,
         queue_limits=QueueLimits(
             requests_max=settings.queue.requests_max,
             prompt_tokens_max=settings.queue.prompt_tokens_max,

@@ -10,6 +10,7 @@ from services.router.admission import Admission, Answer, Queued
 from services.router.explain import History, Record, ReportNote
 from services.router.feed import KvIndex
 from services.router.fleet import Fleet
+from services.router.health import HealthEvent, HealthSettings
 from services.router.lanes import QueueLimits, Waiting
 from services.router.place import Choice, Limits, Placer
 from services.router.policies import POLICIES, Weights
@@ -37,11 +38,13 @@ class RouterCore:
         weights: Weights | None = None,
         limits: Limits | None = None,
         core_limits: CoreLimits | None = None,
+        health: HealthSettings | None = None,
         queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
         self.index = KvIndex()
-        self.fleet = Fleet(self.index)
+        self.fleet = Fleet(self.index, health)
+        self.health = self.fleet.health
         self.book = Book()
         self._core_limits = core_limits or CoreLimits()
         self._limits = limits or Limits()
@@ -52,6 +55,7 @@ class RouterCore:
         self.queue = self._admission.queue
         self._router_id = router_id
         self._placed = 0
+        self._now = 0.0
 
     @property
     def policy_name(self) -> str:
@@ -67,6 +71,8 @@ class RouterCore:
         """Places a request and reserves for it, lets it wait, or raises the refusal. Remembered for Explain."""
         record = Record(request_id=ask.request_id, ask_id=ask_id, policy=self.policy_name, decided_at_s=wall)
         self.history.add(record)
+        self._now = now
+        self.health.turn(now)
         try:
             if len(self.book) >= self._core_limits.reservations_max:
                 raise self._full()
@@ -81,10 +87,11 @@ class RouterCore:
                 if not self.queue.limits.requests_max:
                     raise
                 return self._wait(frontend_id, ask_id, ask, record, now)
-        except MeshError as error:
+        except MeshError as problem:
+            error = self.health.refusal(problem, ask.model, now)
             error.request_id = ask.request_id
             record.error = error
-            raise
+            raise error from None
         record.choice = choice
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
         return record.placement
@@ -115,13 +122,21 @@ class RouterCore:
             self._admission.forget(waiting, now)
         return True
 
-    def report(self, frontend_id: str, ask_id: int, note: ReportNote) -> Reservation | None:
-        """Takes news of a placed request. None: nothing is known under that number; it is then ignored."""
+    def report(
+        self, frontend_id: str, ask_id: int, note: ReportNote, *, now: float | None = None
+    ) -> Reservation | None:
+        """Takes news of a placed request. None: nothing is known under that number; it is then ignored.
+
+        `now` None: the time of the latest ask.
+        """
         reservation = self.book.get(frontend_id, ask_id)
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
         self.book.frontend_spoke(reservation)
+        self._now = self._now if now is None else now
+        reservation.due_at = self._now
+        self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
         if note.kind.settles:
             self.book.settle(reservation)
         elif note.kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS):
@@ -135,6 +150,13 @@ class RouterCore:
     def expire(self, *, now: float) -> Iterable[Reservation]:
         """Settles reservations whose end has come."""
         return self.book.expire(now)
+
+    def check_health(self, *, now: float) -> list[HealthEvent]:
+        """Lets breakers turn and looks for wedged workers; gives what happened to workers since the last call."""
+        self.health.check(self.book, now)
+        events = list(self.health.events)
+        self.health.events.clear()
+        return events
 
     def _full(self) -> OverloadedError:
         message = f"the router holds {len(self.book)} reservations, which is its limit"
@@ -178,6 +200,7 @@ class RouterCore:
         """Everything is looked up anew: while it waited, blocks came and went."""
         if len(self.book) >= self._core_limits.reservations_max:
             raise self._full()
+        self._now = now
         ask, record, waited_s = waiting.ask, waiting.record, now - waiting.arrived_s
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - waited_s)
@@ -203,14 +226,20 @@ class RouterCore:
             choices=max(1, ask.choices),
             ends_at=ends_at,
             ends_at_latest=ends_at,
+            due_at=now,
         )
         self.book.add(reservation)
+        self.health.placed(reservation, ask, now, self._holders_of)
         for target in (choice.prefill, choice.decode):
             if target is not None:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
                     target.worker.feed.remember(target.rank, ask.block_hashes)
         return _placement(reservation, choice)
+
+    def _holders_of(self, block_hash: int) -> int:
+        matches = self.index.device.match((block_hash,))
+        return matches[0].holders if matches else 0
 
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:

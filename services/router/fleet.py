@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.core import Handoff, LoadRecord, Role, WorkerDescription, WorkerRef
 from services.router.feed import KvFeed, KvIndex
+from services.router.health import Health, HealthSettings
 
 CONNECTING = "unreachable"
 """Why a worker gets no requests until its streams stand, and whenever they break."""
@@ -52,7 +53,7 @@ class Target:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One registered worker. `stream_fault` is empty exactly while its watches stand."""
+    """One registered worker. `stream_fault` is empty exactly while its watches stand; `health_fault` belongs to `Health`."""
 
     worker_id: str
     address: str
@@ -62,6 +63,7 @@ class Worker:
     is_marked_draining: bool = False
     is_draining_itself: bool = False
     stream_fault: str = CONNECTING
+    health_fault: str = ""
     description: WorkerDescription | None = None
     block_size_tokens: int = 1
     targets: list[Target] = field(default_factory=list)
@@ -74,7 +76,7 @@ class Worker:
             return "draining"
         if self.is_critical:
             return "critical"
-        return self.stream_fault
+        return self.stream_fault or self.health_fault
 
     @property
     def pairs_as(self) -> tuple[str, Handoff] | None:
@@ -88,10 +90,11 @@ class Worker:
 class Fleet:
     """All known workers."""
 
-    def __init__(self, index: KvIndex) -> None:
+    def __init__(self, index: KvIndex, health: HealthSettings | None = None) -> None:
         self.index = index
         self.workers: dict[str, Worker] = {}
         self.version = 0
+        self.health = Health(health or HealthSettings(), self.workers, self._pools_changed)
 
     def targets(self) -> Iterable[Target]:
         """All ranks of all described workers."""
@@ -122,6 +125,7 @@ class Fleet:
         """The registry lists the worker no more. Idempotent."""
         worker = self.workers.pop(worker_id, None)
         if worker is not None:
+            self.health.left(worker_id)
             if worker.feed is not None:
                 worker.feed.drop()
             self.version += 1
@@ -171,6 +175,9 @@ class Fleet:
             for other in self.workers.values()
         )
 
+    def _pools_changed(self) -> None:
+        self.version += 1
+
     def _set_fault(self, worker: Worker, fault: str) -> None:
         if worker.stream_fault != fault:
             worker.stream_fault = fault
@@ -201,3 +208,4 @@ class Fleet:
             )
             for rank in range(ranks)
         ]
+        self.health.began(worker)

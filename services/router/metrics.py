@@ -4,8 +4,11 @@ from kvmesh.core import Placement, Role
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
 from services.router.admission import Answer
+from services.router.breaker import BreakerState
 from services.router.core import RouterCore
 from services.router.feed import Trust
+from services.router.health import HealthEvent
+from services.router.overlap import OverlapFault
 
 # A decision takes tens of microseconds.
 DECISION_BUCKETS_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
@@ -52,6 +55,20 @@ class RouterMetrics:
                 f"Workers whose index is {trust.value}.",
                 lambda trust=trust: self._trusted(trust),  # type: ignore[misc]
             )
+        self._health_events = instruments.counter("health_events", "News of workers' health by kind.", ("kind",))
+        for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
+            instruments.gauge_function(
+                f"{state.value}_breakers",
+                f"Workers whose breaker is {state.value}.",
+                lambda state=state: core.health.count(state),  # type: ignore[misc]
+            )
+        instruments.gauge_function("wedged_workers", "Workers with work that make no step.", core.health.wedged)
+        for fault in OverlapFault:
+            instruments.gauge_function(
+                f"{fault.value}_workers",
+                "Workers whose blocks can never match what is asked for.",
+                lambda fault=fault: core.health.faulty(fault),  # type: ignore[misc]
+            )
         instruments.gauge_function("kv_feed_gaps", "Gaps seen in KV feeds of present workers.", self._gaps)
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
@@ -84,6 +101,10 @@ class RouterMetrics:
     def expired(self, count: int) -> None:
         """Reservations ran out."""
         self._expired.inc(count)
+
+    def health_changed(self, event: HealthEvent) -> None:
+        """Something happened to a worker."""
+        self._health_events.labels(event.kind).inc()
 
     def _waiting(self, name: str) -> tuple[int, int]:
         """Requests and tokens of a class of priorities."""

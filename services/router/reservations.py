@@ -6,7 +6,7 @@ Invariants:
 3. Every reservation ends: by a report, `grace_s` after its frontend's stream, or at its own end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.router.fleet import Target
@@ -29,6 +29,13 @@ class Reservation:
     ends_at_latest: float
     is_orphaned: bool = False
     is_prefilled: bool = False
+    due_at: float = 0.0
+    """When the worker that computes now should have shown a result."""
+
+    @property
+    def computing(self) -> Target:
+        """Whose turn it is."""
+        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
 
 
 class Book:
@@ -40,6 +47,9 @@ class Book:
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return (reservation for of_frontend in self._by_frontend.values() for reservation in of_frontend.values())
 
     def get(self, frontend_id: str, ask_id: int) -> Reservation | None:
         """The reservation made for an ask."""

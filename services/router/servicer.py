@@ -187,13 +187,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     def _on_reports(self, frontend_id: str, messages: Sequence[pb.Report]) -> None:
         """All of a bundle or, when one of it is wrong, none."""
-        makes_room = False
+        makes_room, now = False, self._clock.now()
         reports = [(message.ask_id, from_report(message)) for message in messages]
         for ask_id, report in reports:
             self._metrics.reported(report.kind.value)
-            reservation = self._core.report(frontend_id, ask_id, _note(report))
+            reservation = self._core.report(frontend_id, ask_id, _note(report), now=now)
             if reservation is None and report.kind.settles and self._core.queue.requests:
-                self._core.withdraw(frontend_id, ask_id, now=self._clock.now())
+                self._core.withdraw(frontend_id, ask_id, now=now)
                 self.dispatch.flush()
             makes_room = makes_room or report.kind is not ReportKind.PROGRESS
         if makes_room and self.dispatch.is_waiting:

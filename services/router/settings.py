@@ -7,6 +7,7 @@ from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.router.health import HealthSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class RouterSettings:
     sweep_blocks: int = setting(
         5000, "Blocks looked at per millisecond-long turn to free what workers left behind.", min=1
     )
+    health: HealthSettings = field(default_factory=HealthSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
