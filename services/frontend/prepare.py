@@ -118,6 +118,7 @@ def prepare(request: Request, model: ServedModel, token_ids: list[int], *, attem
         block_size_tokens=size,
         expected_output_tokens=sampling.max_tokens or 0,
         adapter=adapter,
+        tenant=request.tenant,
         priority=request.priority,
         timeout_s=attempt_timeout_s,
         session_id=request.session_id,
