@@ -59,7 +59,7 @@ class PipelineSettings:
     request_timeout_s: float = setting(600.0, "Longest life of a request; clients may ask for less.", min=0.1)
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
     idle_timeout_s: float = setting(60.0, "Longest silence between two tokens of a request.", min=0.1)
-    place_timeout_s: float = setting(10.0, "Longest wait for the router.", min=0.01)
+    place_timeout_s: float = setting(10.0, "Longest wait for a router, other than in its queue.", min=0.01)
     prefill_probe_interval_s: float = setting(
         3.0, "How often the worker of a long prefill is asked whether it still answers.", min=0.1
     )

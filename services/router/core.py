@@ -105,6 +105,9 @@ class RouterCore:
         def place(waiting: Waiting) -> tuple[Placement, int]:
             return self._place_waiting(waiting, now, wall)
 
+        if self.queue.requests:
+            self._now = now
+            self.health.turn(now)
         return self._admission.drain(place, now)
 
     def take_answers(self) -> list[Answer]:
@@ -200,11 +203,13 @@ class RouterCore:
         """Everything is looked up anew: while it waited, blocks came and went."""
         if len(self.book) >= self._core_limits.reservations_max:
             raise self._full()
-        self._now = now
         ask, record, waited_s = waiting.ask, waiting.record, now - waiting.arrived_s
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - waited_s)
-        choice = self._placer.choose(ask)
+        try:
+            choice = self._placer.choose(ask)
+        except MeshError as problem:
+            raise self.health.refusal(problem, ask.model, now) from None
         placement = self._reserve(waiting.frontend_id, waiting.ask_id, ask, choice, now)
         record.choice, record.placement = choice, replace(placement, queued_s=waited_s)
         record.decided_at_s = wall
