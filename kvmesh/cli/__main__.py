@@ -8,6 +8,7 @@ COMMANDS = {
     "up": ("kvmesh.cli.up", "start a whole mesh on this machine"),
     "chat": ("kvmesh.cli.chat", "talk to a mesh in the terminal"),
     "status": ("kvmesh.cli.status", "show a mesh as tables"),
+    "explain": ("kvmesh.cli.explain", "say why a request went where it went"),
 }
 
 

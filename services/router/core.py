@@ -59,7 +59,7 @@ class RouterCore:
 
     def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, now: float, wall: float) -> Placement:
         """Places a request and reserves for it, or raises the refusal. Both are remembered for Explain."""
-        record = Record(request_id=ask.request_id, ask_id=ask_id, policy=self.policy_name, decided_at_s=wall)
+        record = Record.of(ask, ask_id=ask_id, policy=self._placer.policy, decided_at_s=wall)
         self.history.add(record)
         self._now = now
         self.health.turn(now)
@@ -71,9 +71,9 @@ class RouterCore:
         except MeshError as problem:
             error = self.health.refusal(problem, ask.model, now)
             error.request_id = ask.request_id
-            record.error = error
+            record.refused(error, self._placer, ask)
             raise error from None
-        record.choice = choice
+        record.choice, record.considered = choice, self._placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
         return record.placement
 
@@ -150,7 +150,9 @@ class RouterCore:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
                     target.worker.feed.remember(target.rank, ask.block_hashes)
-        return _placement(reservation, choice)
+        placement = _placement(reservation, choice)
+        reservation.expected_ttft_s = placement.expected_ttft_s
+        return placement
 
     def _holders_of(self, block_hash: int) -> int:
         matches = self.index.device.match((block_hash,))

@@ -25,6 +25,8 @@ from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
+MESH_ID_HEADER = "x-kvmesh-request-id"
+"""The mesh's own id, which logs and `kvmesh explain` know, where the other header echoes the client's."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 
@@ -105,7 +107,7 @@ class HttpServer:
             began_s=began_s,
             client_id=client_id,
             request_id=request_id,
-            headers={REQUEST_ID_HEADER: client_id or request_id},
+            headers={REQUEST_ID_HEADER: client_id or request_id, MESH_ID_HEADER: request_id},
         )
         try:
             response = await self._served(exchange, read)
