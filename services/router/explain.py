@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Self
 
 from kvmesh.core import Ask, Placement, ReportKind, Role
-from kvmesh.errors import MeshError
+from kvmesh.errors import MeshError, OverloadedError
 from services.router.fleet import Target, Worker
 from services.router.place import Choice, Placer, WeighedLeg
 from services.router.policies import LegKind, Policy
@@ -179,7 +179,8 @@ def _own_filter(record: Record, target: Target, pinned: str) -> str:
         return "pinned"
     choice = record.choice
     if choice is None:
-        return record.error.reason if record.error is not None else ""
+        # It waits or was refused for want of room, or those that it allows are gone and this one is not to blame.
+        return "full" if record.error is None or isinstance(record.error, OverloadedError) else ""
     members = choice.pool.prefills if target.worker.role is Role.PREFILL else choice.pool.decodes
     # Who had room and was not weighed was left out by the decision where the prompt is computed.
     return choice.reasons[0] if target in members else "full"

@@ -5,6 +5,7 @@ from contextlib import suppress
 from kvmesh.core import Placement, ReportKind, Role
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
+from services.router.admission import Answer
 from services.router.breaker import BreakerState
 from services.router.core import RouterCore
 from services.router.feed import Trust
@@ -35,6 +36,18 @@ class RouterMetrics:
         self._by_placement = {reason: self._placed.labels(reason) for reason in _REASONS}
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
+        self._waits = instruments.histogram(
+            "queue_wait_seconds", "Time in the queue of asks that waited, by how it ended.", ("outcome",)
+        )
+        self._served = instruments.counter(
+            "queue_served_prompt_tokens", "Prompt tokens of asks that waited and were placed.", ("priority",)
+        )
+        requests = instruments.gauge("queue_requests", "Asks that wait.", ("priority",))
+        tokens = instruments.gauge("queue_tokens", "Prompt tokens that wait and that nobody holds.", ("priority",))
+        for name in PRIORITY_CLASSES:
+            requests.labels(name).set_function(lambda name=name: self._waiting(name)[0])  # type: ignore[misc]
+            tokens.labels(name).set_function(lambda name=name: self._waiting(name)[1])  # type: ignore[misc]
+        instruments.gauge_function("queue_lanes", "Kinds of asks that wait.", lambda: len(core.queue.lanes))
         for role in (Role.PREFILL, Role.DECODE):
             instruments.gauge_function(
                 f"{role.value}_workers",
@@ -82,6 +95,18 @@ class RouterMetrics:
         """A request was refused."""
         self._refused.labels(error.reason).inc()
 
+    def waited(self, answer: Answer) -> None:
+        """An ask waits no more."""
+        if isinstance(answer.outcome, MeshError):
+            self._waits.labels("refused").observe(answer.waited_s)
+            self.refused(answer.outcome)
+            return
+        self._waits.labels("placed").observe(answer.waited_s)
+        self._served.labels(priority_class(answer.ask.priority)).inc(answer.ask.prompt_tokens)
+        self._by_placement[answer.outcome.reasons[0]].inc()
+        self._prompt.inc(answer.ask.prompt_tokens)
+        self._cached.inc(answer.outcome.cached_tokens)
+
     def reported(self, kind: str) -> None:
         """A report came."""
         self._reports.labels(kind).inc()
@@ -113,6 +138,11 @@ class RouterMetrics:
         if ratio is not None:
             self._errors.labels(phase, self._labels.label(target.worker.worker_id)).observe(ratio)
 
+    def _waiting(self, name: str) -> tuple[int, int]:
+        """Requests and tokens of a class of priorities."""
+        sums = [each for priority, each in self._core.queue.sums().items() if priority_class(priority) == name]
+        return sum(requests for requests, _ in sums), sum(tokens for _, tokens in sums)
+
     def _taking(self, role: Role) -> int:
         return sum(1 for w in self._core.fleet.workers.values() if w.role is role and not w.excluded_by)
 
@@ -121,6 +151,14 @@ class RouterMetrics:
 
     def _gaps(self) -> int:
         return sum(w.feed.gaps for w in self._core.fleet.workers.values() if w.feed is not None)
+
+
+PRIORITY_CLASSES = ("high", "normal", "low")
+
+
+def priority_class(priority: int) -> str:
+    """Above, at or below 0: 201 priorities would be too many labels."""
+    return "normal" if priority == 0 else "high" if priority > 0 else "low"
 
 
 _REASONS = (

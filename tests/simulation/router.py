@@ -56,7 +56,8 @@ class SimulatedRouter:
 
     async def start(self) -> None:
         """Registers once both pools are known."""
-        self._tasks = [asyncio.create_task(self._membership.run()), asyncio.create_task(self._upkeep.run())]
+        parts = (self._membership, self._upkeep, self._servicer.dispatch)
+        self._tasks = [asyncio.create_task(part.run()) for part in parts]
         # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
         self._server = server

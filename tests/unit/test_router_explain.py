@@ -1,11 +1,12 @@
 """What Explain tells: every candidate, what took each one off, the margin, and what came of it."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from kvmesh.core import ReportKind
-from kvmesh.errors import MeshError, OverloadedError
+from kvmesh.errors import MeshError
 from services.router.core import CoreLimits, RouterCore
 from services.router.explain import REPORTS_MAX, Record, ReportNote, candidates_of, margin_of
 from services.router.place import Limits
@@ -67,11 +68,12 @@ def test_who_had_no_room_is_told_also_of_a_refusal():
     join(router, "d2", "decode")
     second = decide(router, 2)
     assert taken_off(first) == {}
-    assert list(taken_off(second)) == ["d1"]
-    third = decide(router, 3)
-    if third.error is not None:
-        assert isinstance(third.error, OverloadedError)
-        assert set(taken_off(third)) == {"d1", "d2"}
+    assert taken_off(second) == {"d1": "full"}
+    for number, waits in ((3, True), (4, False)):
+        router.queue.limits = replace(router.queue.limits, requests_max=1 if waits else 0)
+        record = decide(router, number)
+        assert (record.error is None) is waits
+        assert taken_off(record) == {"d1": "full", "d2": "full"}
 
 
 def test_a_refusal_says_who_was_taken_off():

@@ -38,6 +38,8 @@ EXCLUDED_MAX = 64
 LABELS_MAX = 64
 FEATURES_MAX = 64
 BLOCKS_MAX = 1 << 20
+TENANT_CHARACTERS_MAX = 128
+REPORTS_MAX = 1024
 REPORT_KINDS = {
     pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
     pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
@@ -171,6 +173,7 @@ def from_ask(message: pb.Ask) -> Ask:
     check_range(message.prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
     check_range(message.priority, "ask.priority", -PRIORITY_MAX, PRIORITY_MAX)
     check_length(len(message.block_hashes), "ask.block_hashes", 0, BLOCKS_MAX, "entries")
+    check_length(len(message.tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
     check_length(len(message.excluded_worker_ids), "ask.excluded_worker_ids", 0, EXCLUDED_MAX, "entries")
     check_length(len(message.required_features), "ask.required_features", 0, FEATURES_MAX, "entries")
     check_length(len(message.required_labels), "ask.required_labels", 0, LABELS_MAX, "entries")
@@ -378,6 +381,21 @@ def check_ask_id(message: pb.RouteRequest) -> int:
     if ask_id < 1:
         raise InvalidRequestError(f"{kind}.ask_id is required", field=f"{kind}.ask_id")
     return ask_id
+
+
+def reports_in(message: pb.RouteRequest) -> Sequence[pb.Report]:
+    """The reports of a message that carries one or a bundle of them, each with a number."""
+    kind = message.WhichOneof("kind")
+    if kind != "reports":
+        check_ask_id(message)
+        return (message.report,)
+    reports = message.reports.reports
+    check_length(len(reports), "reports.reports", 1, REPORTS_MAX, "entries")
+    for index, report in enumerate(reports):
+        if report.ask_id < 1:
+            field = f"reports.reports[{index}].ask_id"
+            raise InvalidRequestError(f"{field} is required", field=field)
+    return reports
 
 
 def _from_candidate(message: pb.Candidate) -> Candidate:

@@ -27,6 +27,9 @@ class EventStream:
     2. After `close_*` nothing is written.
     """
 
+    done = DONE
+    """What ends a stream that ended well."""
+
     def __init__(
         self,
         transport: asyncio.Transport,
@@ -155,11 +158,15 @@ class EventStream:
 
     def close_well(self, usage: Usage) -> None:
         """The end of a request that ended well."""
-        self._close(self._chunks.usage(usage) + DONE)
+        self._close(self._chunks.usage(usage) + self.done)
 
     def close_failed(self, error: MeshError) -> None:
         """The end of a request that failed after its stream began: the error is the last event."""
-        self._close(event(error_body(error)))
+        self._close(self.failure(error))
+
+    def failure(self, error: MeshError) -> bytes:
+        """The last event of a stream that failed."""
+        return event(error_body(error))
 
     def _close(self, data: bytes) -> None:
         self._pending.append(data)
