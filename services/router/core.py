@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kvmesh.core import Ask, Handoff, Placement, ReportKind
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError
+from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.admission import Admission, Answer, Queued
 from services.router.explain import History, Record, ReportNote
 from services.router.feed import KvIndex
@@ -69,7 +69,7 @@ class RouterCore:
 
     def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, now: float, wall: float) -> Placement | Queued:
         """Places a request and reserves for it, lets it wait, or raises the refusal. Remembered for Explain."""
-        record = Record(request_id=ask.request_id, ask_id=ask_id, policy=self.policy_name, decided_at_s=wall)
+        record = Record.of(ask, ask_id=ask_id, policy=self._placer.policy, decided_at_s=wall)
         self.history.add(record)
         self._now = now
         self.health.turn(now)
@@ -86,13 +86,14 @@ class RouterCore:
             except OverloadedError:
                 if not self.queue.limits.requests_max:
                     raise
+                record.considered = self._placer.considered
                 return self._wait(frontend_id, ask_id, ask, record, now)
         except MeshError as problem:
             error = self.health.refusal(problem, ask.model, now)
             error.request_id = ask.request_id
-            record.error = error
+            record.refused(error, self._placer, ask)
             raise error from None
-        record.choice = choice
+        record.choice, record.considered = choice, self._placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
         return record.placement
 
@@ -101,6 +102,8 @@ class RouterCore:
 
         To be called when room may have appeared, and now and then, since asks that wait expire.
         """
+
+        self.health.turn(now)
 
         def place(waiting: Waiting) -> tuple[Placement, int]:
             return self._place_waiting(waiting, now, wall)
@@ -208,8 +211,10 @@ class RouterCore:
             ask = replace(ask, timeout_s=ask.timeout_s - waited_s)
         try:
             choice = self._placer.choose(ask)
-        except MeshError as problem:
+        except UnavailableError as problem:
+            record.refused(problem, self._placer, ask)
             raise self.health.refusal(problem, ask.model, now) from None
+        record.considered = self._placer.considered
         placement = self._reserve(waiting.frontend_id, waiting.ask_id, ask, choice, now)
         record.choice, record.placement = choice, replace(placement, queued_s=waited_s)
         record.decided_at_s = wall
@@ -240,7 +245,9 @@ class RouterCore:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
                     target.worker.feed.remember(target.rank, ask.block_hashes)
-        return _placement(reservation, choice)
+        placement = _placement(reservation, choice)
+        reservation.expected_ttft_s = placement.expected_ttft_s
+        return placement
 
     def _holders_of(self, block_hash: int) -> int:
         matches = self.index.device.match((block_hash,))

@@ -15,7 +15,7 @@ from random import Random
 from kvmesh.core import Ask, Handoff
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
 from services.router.feed import KvIndex
-from services.router.fleet import Fleet, Target
+from services.router.fleet import Fleet, Target, Worker
 from services.router.index import bits
 from services.router.policies import Columns, LegKind, Policy
 from services.router.pools import Kind, Pool, Pools, pairings
@@ -67,10 +67,17 @@ class Placer:
         self._limits = limits
         self._random = generator
         self._pools = Pools(fleet, retry_after_s=limits.retry_after_s)
+        self.considered: Pool | None = None
+        """The pool of the kind asked for last, before the request's own filters: for explanations."""
+
+    def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
+        """Who was taken off when a request of this kind was refused last, and by which filter."""
+        return self._pools.removed(Kind.of(ask))
 
     def choose(self, ask: Ask) -> Choice:
         """The choice. Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError."""
-        pool = self._pools.pool(Kind.of(ask))
+        self.considered = None
+        self.considered = pool = self._pools.pool(Kind.of(ask))
         if ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id:
             pool = self._narrowed(pool, ask)
         pool = self._with_room(pool, ask)

@@ -32,6 +32,10 @@ class Reservation:
     due_at: float = 0.0
     """When the worker that computes now should have shown a result."""
 
+    expected_prefill_s: float | None = None
+    expected_ttft_s: float | None = None
+    """What the policy expected, from the placement on; None: it does not estimate it."""
+
     @property
     def computing(self) -> Target:
         """Whose turn it is."""
