@@ -167,6 +167,8 @@ happenings = st.lists(
     st.one_of(
         entering,
         entering,
+        entering,
+        entering,
         st.tuples(st.just("withdraw"), st.integers(0, 99)),
         st.tuples(st.just("lose"), st.integers(0, 99)),
         st.tuples(st.just("pass"), st.sampled_from([0.1, 1.0, 7.0])),
@@ -175,8 +177,8 @@ happenings = st.lists(
     max_size=120,
 )
 LIMITS = QueueLimits(
-    requests_max=8,
-    prompt_tokens_max=200,
+    requests_max=4,
+    prompt_tokens_max=150,
     lanes_max=2,
     wait_s_max=10.0,
     quantum_tokens=QUANTUM,
