@@ -29,8 +29,7 @@ class Request:
     """One prompt and its choices.
 
     `fields` maps names of SamplingParams and of this class to the names that the client used, for error messages.
-    `tenant` is whom the request's turn in a queue is charged to; empty: the default tenant, whose all are as long as there are no API
-    keys. `timeout_s` None: the frontend's limit. `max_tokens` None: what the context leaves.
+    `timeout_s` None: the frontend's limit. `max_tokens` None: what the context leaves.
     """
 
     request_id: str
@@ -42,7 +41,6 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     session_id: str = ""
-    tenant: str = ""
     timeout_s: float | None = None
     traceparent: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
