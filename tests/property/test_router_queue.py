@@ -174,6 +174,7 @@ happenings = st.lists(
         st.tuples(st.just("pass"), st.sampled_from([0.1, 1.0, 7.0])),
         st.tuples(st.just("room"), st.sampled_from(MODELS), st.integers(1, 4)),
     ),
+    min_size=30,
     max_size=120,
 )
 LIMITS = QueueLimits(
