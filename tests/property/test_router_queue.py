@@ -227,9 +227,9 @@ class World:
         for answer in self.admission.take_answers():
             assert answer.outcome.reason == "queue_displaced"
             # Only a lower class, or a heavier tenant of the same one, makes room.
-            gone = before[answer.ask_id]
-            assert gone.ask.priority <= priority
-            assert gone.ask.priority == min(each.ask.priority for each in before.values())
+            lowest = min(each.ask.priority for each in before.values())
+            gone = before.pop(answer.ask_id)
+            assert gone.ask.priority == lowest <= priority
             self.left(answer.ask_id)
 
     def left(self, number: int) -> None:
