@@ -16,6 +16,7 @@ from kvmesh.core import Placement, ReportKind
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.router import (
     Candidate,
+    Coefficient,
     Explanation,
     Report,
     WorkerView,
@@ -33,10 +34,11 @@ from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.router.admission import Queued
 from services.router.core import RouterCore
 from services.router.dispatch import Dispatch, Notice, Replies, Reply
-from services.router.explain import Record, ReportNote, weighed_candidates
+from services.router.explain import Record, ReportNote, candidates_of, margin_of
 from services.router.fleet import Worker
 from services.router.metrics import RouterMetrics
 from services.router.outbox import Outbox
+from services.router.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +194,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         for ask_id, report in reports:
             self._metrics.reported(report.kind.value)
             reservation = self._core.report(frontend_id, ask_id, _note(report), now=now)
+            if reservation is not None:
+                self._metrics.observed(reservation, report.kind, report.elapsed_s)
             if reservation is None and report.kind.settles and self._core.queue.requests:
                 self._core.withdraw(frontend_id, ask_id, now=now)
                 self.dispatch.flush()
@@ -213,6 +217,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         description, feed = worker.description, worker.feed
         if description is None or feed is None:
             return []
+        health = self._core.health.of(worker)
         excluded_by = worker.excluded_by or ("incompatible" if self._core.fleet.incompatible(worker) else "")
         return [
             WorkerView(
@@ -220,13 +225,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 role=worker.role,
                 model=description.model.name,
                 trust=feed.trust.value,
-                trust_reason=feed.reason,
+                trust_reason=feed.reason or (health.overlap.fault or ""),
                 load=target.load,
                 index_blocks=self._core.index.device.count(feed.bits[target.rank]),
                 requests_in_flight=target.requests_in_flight,
                 prompt_tokens_in_flight=target.prompt_tokens_in_flight,
                 excluded_by=excluded_by,
                 kv_compatibility_hash=description.kv_compatibility_hash,
+                coefficients=_coefficients(target),
+                breaker=health.breaker.state.value,
+                blocks_by_tier=feed.blocks_by_tier(target.rank),
             )
             for target in worker.targets
         ]
@@ -242,7 +250,6 @@ def _response(said: Reply | Notice) -> pb.RouteResponse:
 
 def explanation(record: Record) -> Explanation:
     """A remembered decision as it is told."""
-    candidates = weighed_candidates(record.choice) if record.choice is not None else []
     return Explanation(
         request_id=record.request_id,
         policy=record.policy,
@@ -255,13 +262,26 @@ def explanation(record: Record) -> Explanation:
                 terms=candidate.terms,
                 removed_by=candidate.removed_by,
             )
-            for candidate in candidates
+            for candidate in candidates_of(record)
         ],
         placement=record.placement,
         error=record.error,
         ask_id=record.ask_id,
         reports=[_report(note) for note in record.reports],
+        margin=margin_of(record.choice) if record.choice is not None else None,
+        observed_ttft_s=record.observed_ttft_s,
+        queued_s=record.queued_s,
+        cost_unit=record.cost_unit,
     )
+
+
+def _coefficients(target: Target) -> list[Coefficient]:
+    """Those of its cost; none while the policies have none."""
+    known = getattr(target, "coefficients", None)
+    return [
+        Coefficient(name=of.name, value=of.value, source=of.source.value, observations=of.observations)
+        for of in (known.told() if known is not None else ())
+    ]
 
 
 def _note(report: Report) -> ReportNote:

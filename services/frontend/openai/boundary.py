@@ -20,6 +20,8 @@ from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
+MESH_ID_HEADER = "x-kvmesh-request-id"
+"""The mesh's own id, which logs and `kvmesh explain` know, where the other header echoes the client's."""
 BODY_TOO_LARGE = "body_too_large"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
@@ -48,7 +50,11 @@ class Boundary:
             began_s=self.pipeline.clock.now(),
             client_id=client_id,
             request_id=request_id,
-            headers={REQUEST_ID_HEADER: client_id or request_id, **self.cross_origin.headers(request)},
+            headers={
+                REQUEST_ID_HEADER: client_id or request_id,
+                MESH_ID_HEADER: request_id,
+                **self.cross_origin.headers(request),
+            },
         )
         try:
             response = await self._worked(exchange, work, error_body)
