@@ -108,6 +108,9 @@ class RouterCore:
         def place(waiting: Waiting) -> tuple[Placement, int]:
             return self._place_waiting(waiting, now, wall)
 
+        if self.queue.requests:
+            self._now = now
+            self.health.turn(now)
         return self._admission.drain(place, now)
 
     def take_answers(self) -> list[Answer]:
@@ -203,7 +206,6 @@ class RouterCore:
         """Everything is looked up anew: while it waited, blocks came and went."""
         if len(self.book) >= self._core_limits.reservations_max:
             raise self._full()
-        self._now = now
         ask, record, waited_s = waiting.ask, waiting.record, now - waiting.arrived_s
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - waited_s)

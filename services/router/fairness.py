@@ -38,7 +38,7 @@ def read_weights(entries: Iterable[str]) -> Mapping[str, float]:
             weight = 0.0
         if not separator or not WEIGHT_MIN <= weight <= WEIGHT_MAX:
             shown = f"{entry!r} is not tenant=weight with a weight of {WEIGHT_MIN:g} to {WEIGHT_MAX:g}"
-            raise InvalidRequestError(f"queue.tenant_weights: {shown}", field="queue.tenant_weights")
+            raise InvalidRequestError(f"tenant_weights: {shown}", field="tenant_weights")
         weights[tenant.strip()] = weight
     return weights
 

@@ -7,6 +7,7 @@ from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.router.fairness import read_weights
 from services.router.health import HealthSettings
 
 
@@ -61,6 +62,10 @@ class QueueSettings:
         min=0.01,
         max=1,
     )
+
+    def __post_init__(self) -> None:
+        """Weights are pairs, with a number within bounds."""
+        read_weights(self.tenant_weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

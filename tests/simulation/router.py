@@ -70,6 +70,19 @@ class SimulatedRouter:
         self.is_alive = True
         self._world.trace.note("started", self.router_id)
 
+    @property
+    def has_waiting(self) -> bool:
+        """True while an answer is owed to a stream."""
+        return self._servicer.dispatch.is_waiting
+
+    @property
+    def placed_after_waiting(self) -> float:
+        """Asks that were placed from the queue."""
+        return (
+            self._telemetry.registry.get_sample_value("kvmesh_router_queue_wait_seconds_count", {"outcome": "placed"})
+            or 0.0
+        )
+
     def workers_ready(self) -> int:
         """Workers that take requests."""
         return sum(not worker.excluded_by for worker in self.core.fleet.workers.values())

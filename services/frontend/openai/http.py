@@ -1,6 +1,7 @@
 """The HTTP server: routes, limits, and the one boundary where failures become answers."""
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -74,6 +75,7 @@ class HttpServer:
         app.router.add_get("/metrics", self._metrics)
         for extension in self._extensions:
             extension.add_routes(app, self._boundary)
+        app.router.add_route("OPTIONS", ANY_PATH, self._preflight)
         app.router.add_route("*", ANY_PATH, self._nothing)
         self._runner = web.AppRunner(
             app,
@@ -87,7 +89,10 @@ class HttpServer:
             max_headers=self._settings.headers_max,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, backlog=self._settings.backlog)
+        settings = self._settings
+        site = web.TCPSite(
+            self._runner, settings.host, settings.port, backlog=settings.backlog, ssl_context=tls_context(settings)
+        )
         await site.start()
         self._port = self._runner.addresses[0][1]
         _log.info("http_server_started", extra={"data": {"host": self._settings.host, "port": self._port}})
@@ -112,15 +117,25 @@ class HttpServer:
         return await self._boundary.handle(request, work)
 
     async def _models(self, request: web.Request) -> web.Response:
-        data = [body for model in self._pipeline.models.served() for body in _entries(model)]
-        return json_response({"object": "list", "data": data}, headers=_common_headers(request))
+        headers = self._common_headers(request)
+        try:
+            caller = self._pipeline.access.authenticate(request.headers)
+        except MeshError as error:
+            return _error_response(error, headers=headers)
+        models = [body for model in self._pipeline.models.served() for body in _entries(model)]
+        data = [body for body in models if caller.allows(body["id"])]
+        return json_response({"object": "list", "data": data}, headers=headers)
 
     async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+        name, headers = request.match_info["name"], self._common_headers(request)
         try:
-            return json_response(model_body(self._pipeline.models.find(name), name), headers=_common_headers(request))
+            self._pipeline.access.authenticate(request.headers).check_model(name)
+            return json_response(model_body(self._pipeline.models.find(name), name), headers=headers)
         except MeshError as error:
-            return _error_response(error, headers=_common_headers(request))
+            return _error_response(error, headers=headers)
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        return self._boundary.cross_origin.preflight(request)
 
     async def _health(self, _: web.Request) -> web.Response:
         models = [model.name for model in self._pipeline.models.served()]
@@ -136,13 +151,18 @@ class HttpServer:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
+    def _common_headers(self, request: web.Request) -> dict[str, str]:
+        client_id = client_id_of(request)
+        ids = {REQUEST_ID_HEADER: client_id} if client_id else {}
+        return ids | self._boundary.cross_origin.headers(request)
+
     async def _nothing(self, request: web.Request) -> web.Response:
         methods = await methods_of(request)
         error = NotFoundError(
             f"{request.method} {request.path[:128]} does not exist",
             reason="method_not_allowed" if methods else "not_found",
         )
-        headers = _common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
+        headers = self._common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
         return _error_response(error, code=405 if methods else 404, headers=headers)
 
 
@@ -156,9 +176,17 @@ def _entries(model: ServedModel) -> list[dict[str, Any]]:
     return [model_body(model, name) for name in (model.name, *model.adapters)]
 
 
-def _common_headers(request: web.Request) -> dict[str, str]:
-    client_id = client_id_of(request)
-    return {REQUEST_ID_HEADER: client_id} if client_id else {}
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """TLS as the settings want it. OSError (ssl.SSLError) when a file cannot be read."""
+    if not settings.tls_certificate_file:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    if settings.tls_authority_file:
+        context.load_verify_locations(settings.tls_authority_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 async def methods_of(request: web.Request) -> list[str]:

@@ -179,6 +179,7 @@ async def stream_answer(
         buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
     )
     keeps_alive = is_chunked and request.keep_alive
+    beat = _Beat(stream, exchange.settings.keep_alive_s)
     try:
         answers = await run_all(exchange, prepared, stream)
         exchange.usage = sum_usage([answer.usage for answer in answers])
@@ -191,10 +192,34 @@ async def stream_answer(
         stream.close_failed(failure)
         keeps_alive = False
     finally:
+        beat.end()
         stream.abandon()
     if not await stream.wait_sent(exchange.settings.stalled_client_timeout_s):
         exchange.code, exchange.reason = CLIENT_GONE, "client_stalled"
     return WrittenResponse(keeps_alive=keeps_alive)
+
+
+class _Beat:
+    """Keeps a stream alive every `interval_s`; 0: never."""
+
+    def __init__(self, stream: EventStream, interval_s: float) -> None:
+        self._stream = stream
+        self._interval_s = interval_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._interval_s:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._beat)
+
+    def _beat(self) -> None:
+        self._stream.keep_alive()
+        self._wait()
+
+    def end(self) -> None:
+        """No more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def defect(error: Exception, request_id: str) -> InternalError:

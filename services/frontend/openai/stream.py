@@ -17,6 +17,7 @@ from services.frontend.openai.chunks import DONE, Chunks, event
 from services.frontend.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 _POLL_S = 0.02
 
 
@@ -55,6 +56,7 @@ class EventStream:
         self._has_begun = False
         self._is_scheduled = False
         self._is_closed = False
+        self._is_quiet = True
 
     @property
     def has_begun(self) -> bool:
@@ -76,6 +78,7 @@ class EventStream:
         ):
             self._on_text(choice, text, token_ids, logprobs)
             return
+        self._is_quiet = False
         before, after = self._plain[choice]
         body = orjson.dumps(text)
         if self._is_chunked:
@@ -145,7 +148,14 @@ class EventStream:
         if self._pending and not self._is_closed and not self._transport.is_closing():
             data = b"".join(self._pending)
             self._pending.clear()
+            self._is_quiet = False
             self._transport.write(self._begin() + self._frame(data))
+
+    def keep_alive(self) -> None:
+        """To be called now and then: a comment, if nothing was written since the last time. A first one begins the stream."""
+        if self._is_quiet and not self._is_closed and not self._transport.is_closing():
+            self._transport.write(self._begin() + self._frame(KEEP_ALIVE))
+        self._is_quiet = True
 
     def _begin(self) -> bytes:
         if self._has_begun:

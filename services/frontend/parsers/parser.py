@@ -108,7 +108,7 @@ def answer_parser(
 ) -> AnswerParser:
     """A parser for one answer. `functions`: parameter schemas of the request's tools by name; `prompt_tail`: the end of the
     prompt's text, which says whether the answer begins inside reasoning."""
-    feed = Feed(functions)
+    feed = Feed(functions, takes_calls=tools is not None)
     for family in (reasoning, tools):
         if isinstance(family, WholeFamily):
             return AnswerParser(feed, family.reader(feed))
