@@ -23,9 +23,9 @@ from services.router.lanes import QueueLimits
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.place import Limits
-from services.router.policies import Weights
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.settings import RouterSettings
+from services.router.target import TargetLimits
 from services.router.upkeep import Upkeep
 
 
@@ -34,12 +34,18 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random) -> Ro
     return RouterCore(
         router_id=router_id,
         policy=settings.policy,
-        weights=Weights(transfer=settings.transfer_weight, decode_load=settings.decode_load_weight),
+        cost=settings.cost,
         limits=Limits(
+            local_prefill_tokens_max=settings.local_prefill_tokens_max,
+            congested_s=settings.prefill_congested_s,
+            retry_after_s=settings.retry_after_s,
+            sessions_max=settings.sessions_max,
+            session_s=settings.session_s,
+        ),
+        target_limits=TargetLimits(
             requests_per_decode_max=settings.requests_per_decode_max,
             prompt_tokens_per_prefill_max=settings.prompt_tokens_per_prefill_max,
-            local_prefill_tokens_max=settings.local_prefill_tokens_max,
-            retry_after_s=settings.retry_after_s,
+            kv_used_ratio_max=settings.kv_used_ratio_max,
         ),
         core_limits=CoreLimits(
             reservations_max=settings.reservations_max,

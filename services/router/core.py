@@ -7,14 +7,18 @@ from random import Random
 from kvmesh.core import Ask, Handoff, Placement, ReportKind
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.admission import Admission, Answer, Queued
+from services.router.choice import Choice
+from services.router.cost import CostSettings
 from services.router.explain import History, Record, ReportNote
 from services.router.feed import KvIndex
 from services.router.fleet import Fleet
 from services.router.health import HealthEvent, HealthSettings
 from services.router.lanes import QueueLimits, Waiting
-from services.router.place import Choice, Limits, Placer
-from services.router.policies import POLICIES, Weights
+from services.router.learning import learn
+from services.router.place import Limits, Placer
+from services.router.policies import PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
+from services.router.target import TargetLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +39,24 @@ class RouterCore:
         *,
         router_id: str,
         policy: str = "kv",
-        weights: Weights | None = None,
+        cost: CostSettings | None = None,
         limits: Limits | None = None,
+        target_limits: TargetLimits | None = None,
         core_limits: CoreLimits | None = None,
         health: HealthSettings | None = None,
         queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
         self.index = KvIndex()
-        self.fleet = Fleet(self.index, health)
+        self._cost = cost or CostSettings()
+        self.fleet = Fleet(self.index, self._cost, target_limits, health)
         self.health = self.fleet.health
         self.book = Book()
         self._core_limits = core_limits or CoreLimits()
         self._limits = limits or Limits()
         self.history = History(self._core_limits.history_max)
-        weighing = POLICIES[policy](weights or Weights(), generator)
-        self._placer = Placer(self.fleet, self.index, weighing, self._limits, generator)
+        weighing = make_policy(policy, PolicyContext(cost=self._cost, generator=generator))
+        self._placer = Placer(self.fleet, self.index, weighing, self._limits, generator, self._cost)
         self._admission = Admission(queue_limits or QueueLimits())
         self.queue = self._admission.queue
         self._router_id = router_id
@@ -82,7 +88,7 @@ class RouterCore:
                 if self.queue.is_behind(ask):
                     return self._wait(frontend_id, ask_id, ask, record, now)
             try:
-                choice = self._placer.choose(ask)
+                choice = self._placer.choose(ask, now=now)
             except OverloadedError:
                 if not self.queue.limits.requests_max:
                     raise
@@ -102,8 +108,6 @@ class RouterCore:
 
         To be called when room may have appeared, and now and then, since asks that wait expire.
         """
-
-        self.health.turn(now)
 
         def place(waiting: Waiting) -> tuple[Placement, int]:
             return self._place_waiting(waiting, now, wall)
@@ -143,10 +147,12 @@ class RouterCore:
         self._now = self._now if now is None else now
         reservation.due_at = self._now
         self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
+        if self._cost.learning and note.elapsed_s > 0:
+            learn(reservation, note, self._placer.links)
         if note.kind.settles:
             self.book.settle(reservation)
         elif note.kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS):
-            self.book.prefilled(reservation)
+            self.book.prefilled(reservation, now=_time_of(reservation, note))
         return reservation
 
     def stream_ended(self, frontend_id: str, *, now: float) -> None:
@@ -210,7 +216,7 @@ class RouterCore:
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - waited_s)
         try:
-            choice = self._placer.choose(ask)
+            choice = self._placer.choose(ask, now=now)
         except UnavailableError as problem:
             record.refused(problem, self._placer, ask)
             raise self.health.refusal(problem, ask.model, now) from None
@@ -223,7 +229,8 @@ class RouterCore:
 
     def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, choice: Choice, now: float) -> Placement:
         self._placed += 1
-        ends_at = now + min(ask.timeout_s or self._core_limits.reservation_s_max, self._core_limits.reservation_s_max)
+        longest_s = self._core_limits.reservation_s_max
+        ends_at = now + (longest_s if ask.timeout_s is None else min(ask.timeout_s, longest_s))
         reservation = Reservation(
             reservation_id=f"{self._router_id}-{self._placed}",
             request_id=ask.request_id,
@@ -232,11 +239,14 @@ class RouterCore:
             prefill=choice.prefill,
             decode=choice.decode,
             uncached_tokens=choice.uncached_tokens,
-            kv_blocks=-(-(ask.prompt_tokens + ask.expected_output_tokens) // choice.decode.worker.block_size_tokens),
-            choices=max(1, ask.choices),
+            kv_blocks=-(-(ask.prompt_tokens + ask.expected_output_tokens) // choice.decode.block_size_tokens),
+            choices=ask.choices or 1,
             ends_at=ends_at,
             ends_at_latest=ends_at,
             due_at=now,
+            placed_at=now,
+            prefill_s=choice.prefill_s,
+            forecast=choice.forecast,
         )
         self.book.add(reservation)
         self.health.placed(reservation, ask, now, self._holders_of)
@@ -245,13 +255,24 @@ class RouterCore:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
                     target.worker.feed.remember(target.rank, ask.block_hashes)
+                if ask.adapter:
+                    target.ran(ask.adapter)
+        if ask.session_id:
+            self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
         placement = _placement(reservation, choice)
         reservation.expected_ttft_s = placement.expected_ttft_s
+        if placement.expected_ttft_s is not None:
+            reservation.expected_prefill_s = choice.forecast.queue_s + choice.prefill_s
         return placement
 
     def _holders_of(self, block_hash: int) -> int:
         matches = self.index.device.match((block_hash,))
         return matches[0].holders if matches else 0
+
+
+def _time_of(reservation: Reservation, note: ReportNote) -> float | None:
+    """When it happened by this router's clock, as the frontend measured it from the placement on."""
+    return None if reservation.placed_at is None else reservation.placed_at + note.elapsed_s
 
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:
@@ -265,5 +286,7 @@ def _placement(reservation: Reservation, choice: Choice) -> Placement:
         handoff=choice.handoff,
         rendezvous_address=address,
         cached_tokens=choice.cached_tokens,
+        expected_ttft_s=choice.expected_ttft_s,
         reasons=choice.reasons,
+        decode_cached_tokens=choice.decode_cached_tokens,
     )

@@ -8,19 +8,20 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import Self
 
 from kvmesh.core import Ask, Placement, ReportKind, Role
 from kvmesh.errors import MeshError, OverloadedError
-from services.router.fleet import Target, Worker
-from services.router.place import Choice, Placer, WeighedLeg
-from services.router.policies import LegKind, Policy
+from services.router.choice import Choice
+from services.router.fleet import Worker
+from services.router.place import Placer
+from services.router.policies import Policy
 from services.router.pools import Pool
+from services.router.target import Target
 
 REPORTS_MAX = 16
 CANDIDATES_MAX = 256
-LEG_CANDIDATES_MAX = 32
-"""Of each leg of a pair: a pair of two others is worse than all that these make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Record:
             ask_id=ask_id,
             policy=policy.name,
             decided_at_s=decided_at_s,
-            cost_unit=getattr(policy, "unit", ""),
+            cost_unit=policy.cost_unit,
             excluded_worker_ids=ask.excluded_worker_ids,
             pinned_worker_ids=(ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id),
         )
@@ -150,7 +151,8 @@ def weighed_candidates(choice: Choice) -> list[WeighedCandidate]:
 def margin_of(choice: Choice) -> float | None:
     """By how much the chosen pair beat the best of the others; 0 where chance chose a worse one; None without others."""
     others = [pair.cost for pair in _pairs(choice) if (pair.prefill, pair.decode) != (choice.prefill, choice.decode)]
-    return max(0.0, min(others) - choice.cost) if others else None
+    margin = min(others, default=inf) - choice.cost
+    return max(0.0, margin) if margin < inf else None
 
 
 def _taken_off(record: Record) -> Iterator[WeighedCandidate]:
@@ -162,7 +164,10 @@ def _taken_off(record: Record) -> Iterator[WeighedCandidate]:
         id(target) for leg in (record.choice.legs if record.choice is not None else ()) for target in leg.targets
     }
     for role, pinned, targets in zip(
-        (Role.PREFILL, Role.DECODE), record.pinned_worker_ids, (pool.prefills, pool.decodes), strict=True
+        (Role.PREFILL, Role.DECODE),
+        record.pinned_worker_ids,
+        (pool.prefills.targets, pool.decodes.targets),
+        strict=True,
     ):
         for target in targets:
             if id(target) not in weighed:
@@ -181,9 +186,9 @@ def _own_filter(record: Record, target: Target, pinned: str) -> str:
     if choice is None:
         # It waits or was refused for want of room, or those that it allows are gone and this one is not to blame.
         return "full" if record.error is None or isinstance(record.error, OverloadedError) else ""
-    members = choice.pool.prefills if target.worker.role is Role.PREFILL else choice.pool.decodes
+    side = choice.pool.prefills if target.worker.role is Role.PREFILL else choice.pool.decodes
     # Who had room and was not weighed was left out by the decision where the prompt is computed.
-    return choice.reasons[0] if target in members else "full"
+    return choice.reasons[0] if target in side.targets else "full"
 
 
 def _filtered(removed: Sequence[tuple[Worker, str]]) -> Iterator[WeighedCandidate]:
@@ -197,26 +202,8 @@ def _removed(target: Target, role: Role, reason: str) -> WeighedCandidate:
 
 
 def _pairs(choice: Choice) -> Iterator[WeighedCandidate]:
-    if len(choice.legs) == 1:
-        (leg,) = choice.legs
-        for i, target in enumerate(leg.targets):
-            yield WeighedCandidate(decode=target, cost=leg.costs[i], terms=_terms(leg, i))
-        return
-    prefill, decode = choice.legs
-    for first, second in choice.pool.pairings.values():
-        for i in sorted(first, key=prefill.costs.__getitem__)[:LEG_CANDIDATES_MAX]:
-            for j in sorted(second, key=decode.costs.__getitem__)[:LEG_CANDIDATES_MAX]:
-                yield WeighedCandidate(
-                    prefill=prefill.targets[i],
-                    decode=decode.targets[j],
-                    cost=prefill.costs[i] + decode.costs[j],
-                    terms=(*_terms(prefill, i), *_terms(decode, j)),
-                )
-
-
-def _terms(leg: WeighedLeg, position: int) -> tuple[tuple[str, float], ...]:
-    """Terms of both legs may have the same name (`turn`), so a pair's carry the leg."""
-    prefix = "" if leg.kind is LegKind.ALONE else f"{leg.kind.value}_"
-    named = [(f"{prefix}{name}", column[position]) for name, column in leg.columns.items()]
-    rest = leg.costs[position] - sum(value for _, value in named)
-    return (*named, (f"{prefix}preference", rest)) if rest > 1e-9 else tuple(named)
+    """An infinite cost is that of a candidate with a full half, or one that the policy did not consider."""
+    for prefill, decode, cost, terms in choice.pairs():
+        yield WeighedCandidate(
+            prefill=prefill, decode=decode, cost=cost, terms=terms, removed_by="" if cost < inf else "full"
+        )

@@ -24,8 +24,9 @@ from services.router.overlap import ADVICE, OverlapFault, OverlapSettings, Overl
 from services.router.wedge import StepWatch, WedgeSettings
 
 if TYPE_CHECKING:
-    from services.router.fleet import Target, Worker
+    from services.router.fleet import Worker
     from services.router.reservations import Reservation
+    from services.router.target import Target
 
 EVENTS_MAX = 1000
 TOLD_MAX = 1000

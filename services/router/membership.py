@@ -224,7 +224,7 @@ class Membership:
                     raise DeadlineError(message, reason="silent", where=worker.worker_id) from None
                 if worker.description is None or record.epoch != worker.description.worker.epoch:
                     raise LostError("the worker began anew", reason="epoch_changed", where=worker.worker_id)
-                self._fleet.loaded(worker, record)
+                self._fleet.loaded(worker, record, now=self._clock.now())
                 self._fleet.standing(worker)
                 self._fleet.health.heard(worker, record, self._clock.now())
 

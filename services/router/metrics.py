@@ -9,11 +9,11 @@ from services.router.admission import Answer
 from services.router.breaker import BreakerState
 from services.router.core import RouterCore
 from services.router.feed import Trust
-from services.router.fleet import Target
 from services.router.health import HealthEvent
 from services.router.overlap import OverlapFault
 from services.router.prediction import PHASES, RATIO_BUCKETS, WorkerLabels, error_ratio
 from services.router.reservations import Reservation
+from services.router.target import Target
 
 # A decision takes tens of microseconds.
 DECISION_BUCKETS_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
@@ -33,7 +33,8 @@ class RouterMetrics:
             "cached_prompt_tokens", "Those believed to be cached where they were placed."
         )
         self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
-        self._by_placement = {reason: self._placed.labels(reason) for reason in _REASONS}
+        for reason in (*_REASONS, core.policy_name):
+            self._placed.labels(reason)
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
         self._waits = instruments.histogram(
@@ -86,7 +87,7 @@ class RouterMetrics:
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
         """A request was placed."""
-        self._by_placement[placement.reasons[0]].inc()
+        self._placed.labels(placement.reasons[0]).inc()
         self._prompt.inc(prompt_tokens)
         self._cached.inc(placement.cached_tokens)
         self._seconds.observe(elapsed_s)
@@ -103,7 +104,7 @@ class RouterMetrics:
             return
         self._waits.labels("placed").observe(answer.waited_s)
         self._served.labels(priority_class(answer.ask.priority)).inc(answer.ask.prompt_tokens)
-        self._by_placement[answer.outcome.reasons[0]].inc()
+        self._placed.labels(answer.outcome.reasons[0]).inc()
         self._prompt.inc(answer.ask.prompt_tokens)
         self._cached.inc(answer.outcome.cached_tokens)
 
@@ -169,4 +170,6 @@ _REASONS = (
     "pinned",
     "no_prefill_pool",
     "local_prefill",
+    "short_prompt",
+    "prefill_congested",
 )

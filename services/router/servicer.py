@@ -35,9 +35,10 @@ from services.router.admission import Queued
 from services.router.core import RouterCore
 from services.router.dispatch import Dispatch, Notice, Replies, Reply
 from services.router.explain import Record, ReportNote, candidates_of, margin_of
-from services.router.fleet import Target, Worker
+from services.router.fleet import Worker
 from services.router.metrics import RouterMetrics
 from services.router.outbox import Outbox
+from services.router.target import Target
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.router.cost import CostSettings
 from services.router.fairness import read_weights
 from services.router.health import HealthSettings
 
@@ -72,23 +73,38 @@ class QueueSettings:
 class RouterSettings:
     """The router's process."""
 
-    policy: str = setting("kv", "How workers are weighed.", choices=("kv", "round_robin", "least_loaded", "random"))
+    policy: str = setting(
+        "kv",
+        "How workers are weighed: kv, round_robin, random, least_loaded, power_of_two, consistent_hash, pinned, or the name"
+        " of an entry point of the group kvmesh.router_policies.",
+    )
     router_id: str = setting("", "Registered id, unique in the mesh. Empty: made from host and process.")
     seed: int = setting(0, "Seed of tie-breaks and of the random policy. 0: a new one each time.", min=0)
-    transfer_weight: float = setting(
-        0.05, "Cost of moving one token's KV, in prompt tokens to compute; moving is cheap, not free.", min=0
-    )
-    decode_load_weight: float = setting(
-        0.1, "Cost of one token held on a decode worker, in prompt tokens to compute; it slows every step.", min=0
-    )
+    cost: CostSettings = field(default_factory=CostSettings)
     local_prefill_tokens_max: int = setting(
-        0, "A decode worker that lacks at most so many prompt tokens computes them itself. 0: never.", min=0
+        15,
+        "A decode worker that lacks at most so many prompt tokens computes them itself; less than a block is not worth a"
+        " handoff. 0: never for that reason.",
+        min=0,
     )
+    prefill_congested_s: float = setting(
+        0.5, "Wait for a prefill worker from which on a decode worker may compute the prompt itself, in chunks.", min=0
+    )
+    sessions_max: int = setting(
+        65_536, "Sessions whose workers are remembered; the one unused longest goes first.", min=1
+    )
+    session_s: float = setting(600.0, "How long after its last request a session prefers its workers.", min=0)
     requests_per_decode_max: int = setting(1024, "Requests placed on one decode worker at a time.", min=1)
     prompt_tokens_per_prefill_max: int = setting(
-        1_048_576,
-        "Uncomputed prompt tokens placed on one prefill worker at a time; an idle one takes any prompt.",
+        262_144,
+        "Uncomputed prompt tokens on one worker from which on it gets no more; an idle one takes any prompt.",
         min=1,
+    )
+    kv_used_ratio_max: float = setting(
+        0.95,
+        "Part of a decode worker's KV blocks in use from which on it gets no more; an idle one takes any.",
+        min=0,
+        max=1,
     )
     retry_after_s: float = setting(1.0, "What refused callers are told to wait.", min=0.001)
     reservations_max: int = setting(65_536, "Requests placed and not settled, all workers together.", min=1)

@@ -12,7 +12,7 @@ from kvmesh.errors import InvalidRequestError, OverloadedError
 from kvmesh.rpc.codec.router import Report, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
 from services.router.lanes import QueueLimits
-from services.router.place import Limits
+from services.router.target import TargetLimits
 from tests.integration.test_router_service import eventually, running_mesh
 from tests.unit.router_fleets import ask
 
@@ -23,7 +23,7 @@ async def busy_mesh(*, requests_max: int = 1, **queue):
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
         router = await mesh.router(
-            limits=Limits(requests_per_decode_max=requests_max), queue_limits=QueueLimits(**queue)
+            target_limits=TargetLimits(requests_per_decode_max=requests_max), queue_limits=QueueLimits(**queue)
         )
         await eventually(lambda: router.takes() == {"d1"})
         yield mesh, router

@@ -170,7 +170,7 @@ async def test_a_request_follows_its_blocks():
         client = GrpcRouterClient(mesh.channels, router.server.address)
         told = await client.explain("r1", timeout_s=2)
         assert [candidate.prefill.worker_id for candidate in told.candidates] == ["p1", "p2"]
-        assert dict(told.candidates[0].terms)["prefill_prefill"] == 16
+        assert dict(told.candidates[0].terms)["prefill"] == pytest.approx(0.004 + 16 * 0.00004)
         assert [report.kind for report in told.reports] == [ReportKind.PREFILLED, ReportKind.FINISHED]
         with pytest.raises(NotFoundError):
             await client.explain("never", timeout_s=2)

@@ -9,7 +9,7 @@ from kvmesh.core import ReportKind
 from kvmesh.errors import MeshError
 from services.router.core import CoreLimits, RouterCore
 from services.router.explain import REPORTS_MAX, Record, ReportNote, candidates_of, margin_of
-from services.router.place import Limits
+from services.router.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -62,7 +62,7 @@ def test_every_worker_of_the_model_is_told_of_exactly_once_or_in_pairs():
 
 def test_who_had_no_room_is_told_also_of_a_refusal():
     """Placed past a full worker, and refused because all are full."""
-    router = core(limits=Limits(requests_per_decode_max=1), core_limits=CoreLimits(history_max=10))
+    router = core(target_limits=TargetLimits(requests_per_decode_max=1), core_limits=CoreLimits(history_max=10))
     join(router, "d1", "decode")
     first = decide(router, 1)
     join(router, "d2", "decode")

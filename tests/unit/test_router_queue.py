@@ -18,7 +18,7 @@ from services.router.drain import MEMORY_S, DrainRate
 from services.router.explain import ReportNote
 from services.router.fairness import read_weights
 from services.router.lanes import QueueLimits
-from services.router.place import Limits
+from services.router.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -27,7 +27,7 @@ class Stage:
 
     def __init__(self, *, room: int = 1, **limits) -> None:
         self.router: RouterCore = core(
-            limits=Limits(requests_per_decode_max=room), queue_limits=QueueLimits(**limits), policy="kv"
+            target_limits=TargetLimits(requests_per_decode_max=room), queue_limits=QueueLimits(**limits), policy="kv"
         )
         join(self.router, "d1", "decode")
         self.now = 0.0
@@ -361,7 +361,7 @@ def test_a_load_record_or_a_seed_changes_nothing_in_the_queue():
     def order(seed: int) -> list[str]:
         stage = Stage()
         stage.router = RouterCore(
-            router_id="r", generator=Random(seed), limits=Limits(requests_per_decode_max=1), queue_limits=QueueLimits()
+            router_id="r", generator=Random(seed), target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits()
         )
         join(stage.router, "d1", "decode")
         for number in range(20):
