@@ -109,6 +109,8 @@ class RouterCore:
         To be called when room may have appeared, and now and then, since asks that wait expire.
         """
 
+        self.health.turn(now)
+
         def place(waiting: Waiting) -> tuple[Placement, int]:
             return self._place_waiting(waiting, now, wall)
 
@@ -247,6 +249,7 @@ class RouterCore:
             placed_at=now,
             prefill_s=choice.prefill_s,
             forecast=choice.forecast,
+            expected_ttft_s=choice.expected_ttft_s,
         )
         self.book.add(reservation)
         self.health.placed(reservation, ask, now, self._holders_of)
@@ -259,11 +262,7 @@ class RouterCore:
                     target.ran(ask.adapter)
         if ask.session_id:
             self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
-        placement = _placement(reservation, choice)
-        reservation.expected_ttft_s = placement.expected_ttft_s
-        if placement.expected_ttft_s is not None:
-            reservation.expected_prefill_s = choice.forecast.queue_s + choice.prefill_s
-        return placement
+        return _placement(reservation, choice)
 
     def _holders_of(self, block_hash: int) -> int:
         matches = self.index.device.match((block_hash,))

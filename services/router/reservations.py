@@ -32,22 +32,26 @@ class Reservation:
     is_prefilled: bool = False
     due_at: float = 0.0
     """When the worker that computes now should have shown a result."""
-
-    expected_prefill_s: float | None = None
     expected_ttft_s: float | None = None
-    """What the policy expected, from the placement on; None: it does not estimate it."""
-
-    @property
-    def computing(self) -> Target:
-        """Whose turn it is."""
-        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
-
+    """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
     placed_at: float | None = None
     """By this router's clock. None: not known, a peer placed it."""
     prefill_s: float = 0.0
     """Expected time to compute its prompt; 0: as the worker's coefficients say."""
     forecast: Forecast | None = None
     """What reports are compared with. None: nothing, a peer placed it."""
+
+    @property
+    def expected_prefill_s(self) -> float | None:
+        """Until the prompt is computed, the queue before it included. None: as for `expected_ttft_s`."""
+        if self.expected_ttft_s is None or self.forecast is None:
+            return None
+        return self.forecast.queue_s + self.prefill_s
+
+    @property
+    def computing(self) -> Target:
+        """Whose turn it is."""
+        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
 
 
 class Book:
