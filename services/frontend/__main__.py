@@ -50,7 +50,7 @@ class Frontend:
             generator=generator,
             settings=settings.router,
         )
-        self.models = DiscoveredModels(self.registry, settings.models, clock)
+        self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
