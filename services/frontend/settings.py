@@ -8,6 +8,7 @@ from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.frontend.responses.settings import ResponsesSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,12 @@ class FrontendSettings:
     """A frontend process."""
 
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
+    state_dir: str = setting(
+        "",
+        "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
+    )
     http: HttpSettings = field(default_factory=HttpSettings)
+    responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
