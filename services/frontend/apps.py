@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvmesh.lifecycle import Part
 from kvmesh.telemetry import Instruments
+from services.frontend.anthropic.serve import Messages
 from services.frontend.openai.http import Extension
 from services.frontend.pipeline import Pipeline
 from services.frontend.responses.serve import Responses
@@ -31,7 +32,7 @@ class Apps:
         directory = state_directory(settings.state_dir)
         self.responses = Responses(_response_store(settings, directory, pipeline), settings.responses)
         self.parts: Sequence[Part] = (self.responses,)
-        self.extensions: Sequence[Extension] = (self.responses,)
+        self.extensions: Sequence[Extension] = (self.responses, Messages())
 
 
 def _response_store(settings: AppSettings, directory: Path, pipeline: Pipeline) -> ResponseStore | None:

@@ -105,12 +105,15 @@ class HermesPieces:
 
 
 class Blocks:
-    """Collects the blocks of one choice and tells a sink of them. `call_id(number)` names calls that came without an id."""
+    """Collects the blocks of one choice and tells a sink of them. Calls that come without an id get one of the request's."""
 
-    def __init__(self, pieces: Pieces, sink: BlockSink | None = None, *, request_id: str = "") -> None:
+    def __init__(
+        self, pieces: Pieces, sink: BlockSink | None = None, *, request_id: str, call_prefix: str = "call_"
+    ) -> None:
         self._pieces = pieces
         self._sink = sink
         self._request_id = request_id
+        self._call_prefix = call_prefix
         self._call = -1
         self.blocks: list[Block] = []
 
@@ -144,7 +147,7 @@ class Blocks:
         call_id = ""
         if piece.kind is BlockKind.CALL:
             self._call = piece.call
-            call_id = piece.call_id or f"call_{self._request_id[:24]}{piece.call}"
+            call_id = piece.call_id or f"{self._call_prefix}{self._request_id[:24]}{piece.call}"
         block = Block(kind=piece.kind, number=len(self.blocks), name=piece.name, call_id=call_id, texts=[])
         self.blocks.append(block)
         if self._sink is not None:
