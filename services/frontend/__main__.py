@@ -24,6 +24,7 @@ from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
+from services.frontend.apps import Apps, AppSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.openai.http import HttpServer
@@ -68,7 +69,19 @@ class Frontend:
             tracing=self.telemetry.tracing,
             access=self.access,
         )
-        self.http = HttpServer(self.pipeline, settings.http, self.telemetry.registry, problems=self.models.problems)
+        self.apps = Apps(
+            self.pipeline,
+            AppSettings(state_dir=settings.state_dir, responses=settings.responses),
+            self.telemetry.instruments,
+            instance_id=self.instance_id,
+        )
+        self.http = HttpServer(
+            self.pipeline,
+            settings.http,
+            self.telemetry.registry,
+            problems=self.models.problems,
+            extensions=self.apps.extensions,
+        )
         self.server = RpcServer(
             settings.rpc,
             service_names=[SERVICE_NAME],
@@ -96,6 +109,7 @@ class Frontend:
             self.models,
             self.metrics_server,
             self.server,
+            *self.apps.parts,
             self.http,
             self.announcement,
         ]

@@ -11,6 +11,7 @@ from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.parsers.select import ParserNames
+from services.frontend.responses.settings import ResponsesSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,11 @@ class FrontendSettings:
     reasoning_parser: str = setting("auto", "How reasoning is read; as tool_parser.")
     http: HttpSettings = field(default_factory=HttpSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    state_dir: str = setting(
+        "",
+        "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
+    )
+    responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -194,11 +194,15 @@ async def stream_answer(
     prepared: Sequence[Prepared],
     chunks: Chunks,
     choices: int,
-    stream_type: type[EventStream] = EventStream,
     *,
+    stream_type: type[EventStream] = EventStream,
     reading: Reading | None = None,
+    on_answered: Callable[[Usage], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
-    """Runs the requests and writes their events as they come. Raises what happened before the first."""
+    """Runs the requests and writes their events as they come. Raises what happened before the first.
+
+    `on_answered` runs when every token came and before the last events are written.
+    """
     request = exchange.request
     transport = request.transport
     if transport is None or transport.is_closing():
@@ -217,6 +221,8 @@ async def stream_answer(
     try:
         answers = await run_all(exchange, prepared, stream)
         exchange.usage = _usage(answers, reading)
+        if on_answered is not None:
+            await on_answered(exchange.usage)
         stream.close_well(exchange.usage)
     except Exception as error:
         if not stream.has_begun:
