@@ -12,6 +12,7 @@ from services.router.board import Board
 from services.router.coefficients import Coefficients
 from services.router.cost import CostSettings
 from services.router.feed import KvFeed, KvIndex
+from services.router.health import Health, HealthSettings
 from services.router.target import Target, TargetLimits
 
 CONNECTING = "unreachable"
@@ -20,7 +21,7 @@ CONNECTING = "unreachable"
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One registered worker. `stream_fault` is empty exactly while its watches stand."""
+    """One registered worker. `stream_fault` is empty exactly while its watches stand; `health_fault` belongs to `Health`."""
 
     worker_id: str
     address: str
@@ -30,6 +31,7 @@ class Worker:
     is_marked_draining: bool = False
     is_draining_itself: bool = False
     stream_fault: str = CONNECTING
+    health_fault: str = ""
     description: WorkerDescription | None = None
     block_size_tokens: int = 1
     targets: list[Target] = field(default_factory=list)
@@ -42,7 +44,7 @@ class Worker:
             return "draining"
         if self.is_critical:
             return "critical"
-        return self.stream_fault
+        return self.stream_fault or self.health_fault
 
     @property
     def pairs_as(self) -> tuple[str, Handoff] | None:
@@ -57,7 +59,11 @@ class Fleet:
     """All known workers."""
 
     def __init__(
-        self, index: KvIndex, cost: CostSettings | None = None, target_limits: TargetLimits | None = None
+        self,
+        index: KvIndex,
+        cost: CostSettings | None = None,
+        target_limits: TargetLimits | None = None,
+        health: HealthSettings | None = None,
     ) -> None:
         self.index = index
         self.board = Board()
@@ -65,6 +71,7 @@ class Fleet:
         self._target_limits = target_limits or TargetLimits()
         self.workers: dict[str, Worker] = {}
         self.version = 0
+        self.health = Health(health or HealthSettings(), self.workers, self._pools_changed)
 
     def targets(self) -> Iterable[Target]:
         """All ranks of all described workers."""
@@ -95,6 +102,7 @@ class Fleet:
         """The registry lists the worker no more. Idempotent."""
         worker = self.workers.pop(worker_id, None)
         if worker is not None:
+            self.health.left(worker_id)
             if worker.feed is not None:
                 worker.feed.drop()
             for target in worker.targets:
@@ -146,6 +154,9 @@ class Fleet:
             for other in self.workers.values()
         )
 
+    def _pools_changed(self) -> None:
+        self.version += 1
+
     def _set_fault(self, worker: Worker, fault: str) -> None:
         if worker.stream_fault != fault:
             worker.stream_fault = fault
@@ -182,3 +193,4 @@ class Fleet:
             )
             for rank in range(ranks)
         ]
+        self.health.began(worker)

@@ -22,13 +22,13 @@ from services.router.board import CHUNK, FLOOR, PER_TOKEN, WAIT, Floats
 from services.router.choice import Choice, WeighedLeg
 from services.router.cost import CostSettings
 from services.router.feed import KvIndex
-from services.router.fleet import Fleet
+from services.router.fleet import Fleet, Worker
 from services.router.held import Overlap
 from services.router.learning import Forecast
 from services.router.links import Links
 from services.router.pairing import Selector, best_pair
 from services.router.policies import Candidates, LegKind, Policy
-from services.router.pools import Pool, Pools, Side, make_pool
+from services.router.pools import Kind, Pool, Pools, Side, make_pool
 from services.router.target import Target
 
 
@@ -64,12 +64,19 @@ class Placer:
         self._overlap = Overlap(index, self._cost)
         self._selector = Selector(self._cost, generator, estimates=policy.cost_unit == "s")
         self.links = Links(self._cost)
+        self.considered: Pool | None = None
+        """The pool of the kind asked for last, before the request's own filters: for explanations."""
         self.sessions = Sessions(sessions_max=limits.sessions_max, session_s=limits.session_s)
+
+    def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
+        """Who was taken off when a request of this kind was refused last, and by which filter."""
+        return self._pools.removed(Kind.of(ask))
 
     def choose(self, ask: Ask, *, now: float) -> Choice:
         """The choice. Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError."""
+        self.considered = None
         self.policy.check(ask)
-        pool = self._pools.pool_of(ask)
+        self.considered = pool = self._pools.pool_of(ask)
         if ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id:
             pool = self._narrowed(pool, ask)
         by_bit = self._overlap.held_tokens(ask)

@@ -120,12 +120,14 @@ class Pools:
         self._retry_after_s = retry_after_s
         self._version = -1
         self._known: dict[Kind, Pool | MeshError] = {}
+        self._removed: dict[Kind, Sequence[tuple[Worker, str]]] = {}
         self._plain: dict[tuple[str, str], Pool] = {}
 
     def pool_of(self, ask: Ask) -> Pool:
         """The candidates; raises what a request of this kind is refused with when there is none."""
         if self._version != self._fleet.version or len(self._known) > _POOLS_MAX:
             self._known.clear()
+            self._removed.clear()
             self._plain.clear()
             self._version = self._fleet.version
         if ask.required_features or ask.required_labels:
@@ -146,8 +148,13 @@ class Pools:
             raise type(pool)(pool.message, reason=pool.reason, field=pool.field, retry_after_s=pool.retry_after_s)
         return pool
 
+    def removed(self, kind: Kind) -> Sequence[tuple[Worker, str]]:
+        """Who was taken off, and by which filter, when `pool` gave or refused it last."""
+        return self._removed.get(kind, ())
+
     def _make(self, kind: Kind) -> Pool | MeshError:
         removed: list[tuple[Worker, str]] = []
+        self._removed[kind] = removed
         kept: dict[Role, list[Target]] = {Role.PREFILL: [], Role.DECODE: []}
         workers = [worker for _, worker in sorted(self._fleet.workers.items()) if serves(worker, kind.model)]
         takers = {worker.pairs_as for worker in workers if worker.role is Role.DECODE} - {None}

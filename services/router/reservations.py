@@ -6,7 +6,7 @@ Invariants:
 3. Every reservation ends: by a report, `grace_s` after its frontend's stream, or at its own end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.router.learning import Forecast
@@ -30,12 +30,28 @@ class Reservation:
     ends_at_latest: float
     is_orphaned: bool = False
     is_prefilled: bool = False
+    due_at: float = 0.0
+    """When the worker that computes now should have shown a result."""
+    expected_ttft_s: float | None = None
+    """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
     placed_at: float | None = None
     """By this router's clock. None: not known, a peer placed it."""
     prefill_s: float = 0.0
     """Expected time to compute its prompt; 0: as the worker's coefficients say."""
     forecast: Forecast | None = None
     """What reports are compared with. None: nothing, a peer placed it."""
+
+    @property
+    def expected_prefill_s(self) -> float | None:
+        """Until the prompt is computed, the queue before it included. None: as for `expected_ttft_s`."""
+        if self.expected_ttft_s is None or self.forecast is None:
+            return None
+        return self.forecast.queue_s + self.prefill_s
+
+    @property
+    def computing(self) -> Target:
+        """Whose turn it is."""
+        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
 
 
 class Book:
@@ -47,6 +63,9 @@ class Book:
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return (reservation for of_frontend in self._by_frontend.values() for reservation in of_frontend.values())
 
     def get(self, frontend_id: str, ask_id: int) -> Reservation | None:
         """The reservation made for an ask."""

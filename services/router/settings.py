@@ -8,6 +8,8 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.router.cost import CostSettings
+from services.router.fairness import read_weights
+from services.router.health import HealthSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,49 @@ class MembershipSettings:
     )
     reconnect_min_s: float = setting(0.1, "First pause before connecting to a worker again.", min=0.001)
     reconnect_max_s: float = setting(2.0, "Longest pause before connecting to a worker again.", min=0.001)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """Who waits when all workers that could serve a request are busy, and for how long."""
+
+    requests_max: int = setting(
+        4096, "Asks that wait, all together. 0: nobody waits, busy workers refuse.", min=0, max=65_536
+    )
+    prompt_tokens_max: int = setting(
+        4_194_304, "Prompt tokens that wait, all together; an empty queue takes any prompt. Bounds memory too.", min=1
+    )
+    lanes_max: int = setting(
+        64, "Kinds of asks (model, adapter, features, labels, workers excluded) that wait at a time.", min=1, max=1024
+    )
+    wait_s_max: float = setting(
+        30.0,
+        "Longest wait; a request's own time may end it earlier. Callers try again better than they wait.",
+        min=0.01,
+    )
+    quantum_tokens: int = setting(
+        4096, "Prompt tokens a tenant of weight 1 is served per turn; smaller interleaves finer.", min=16
+    )
+    tenants_max: int = setting(
+        256, "Tenants with turns of their own per model and priority; those beyond share one.", min=1, max=65_536
+    )
+    tenant_weights: tuple[str, ...] = setting(
+        (), "Shares of tenants that differ from 1: tenant=weight,... The default tenant has the empty name."
+    )
+    retry_after_s_max: float = setting(60.0, "Most that refused callers are told to wait.", min=0.1)
+    tick_s: float = setting(
+        0.05, "While asks wait: how often it is looked for room that no report told of.", min=0.001, max=1
+    )
+    notice_s: float = setting(
+        0.5,
+        "How often frontends are told which asks wait; they give a router up that says nothing for 2 s.",
+        min=0.01,
+        max=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Weights are pairs, with a number within bounds."""
+        read_weights(self.tenant_weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +116,8 @@ class RouterSettings:
     sweep_blocks: int = setting(
         5000, "Blocks looked at per millisecond-long turn to free what workers left behind.", min=1
     )
+    health: HealthSettings = field(default_factory=HealthSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)

@@ -15,7 +15,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from services.router.core import CoreLimits, RouterCore
-from services.router.explain import ReportNote, weighed_candidates
+from services.router.explain import ReportNote, candidates_of
 from services.router.place import Limits
 from services.router.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
@@ -247,7 +247,7 @@ def test_explanations_hold_terms_that_add_up():
     join(router, "p9", "prefill", hash="other")
     placement = place(router, 1)
     choice = router.history.get("r1").choice
-    found = weighed_candidates(choice)
+    found = candidates_of(router.history.get("r1"))
     assert len(found) == 5
     assert (found[0].prefill.ref, found[0].cost) == (placement.prefill, choice.cost)
     for candidate in found[:4]:

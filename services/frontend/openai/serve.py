@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -18,10 +19,12 @@ from services.frontend.openai.chunks import ChatChunks, Chunks, CompletionChunks
 from services.frontend.openai.stream import EventStream
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
+from services.frontend.reading import Reading, reading_of
 from services.frontend.request import Answer, Conversation, Ending, Outlet
 from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
+WARNING_HEADER = "X-Kvmesh-Warning"
 CLIENT_GONE = 499
 """nginx's word for a client that did not wait for its answer."""
 
@@ -73,23 +76,64 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     requests = [replace(each, traceparent=traceparent) for each in asked.requests] if traceparent else asked.requests
     prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in requests]
     created_s = int(pipeline.clock.wall())
+    reading = read_of(asked, prepared)
     if asked.is_stream:
-        return await _serve_stream(exchange, asked, prepared, created_s)
-    collected = Collected(asked.choices)
+        return await _serve_stream(exchange, asked, prepared, created_s, reading)
+    body = await whole_body(exchange, asked, prepared, created_s, reading)
+    headers = exchange.headers | warning_headers(reading)
+    return web.Response(body=to_json(body), headers=headers, content_type="application/json")
+
+
+class Effort(Protocol):
+    """What running a request needs and tells: an exchange, or a line of a batch."""
+
+    pipeline: Pipeline
+    began_s: float
+    usage: Usage
+    ttft_s: float | None
+
+
+async def whole_body(
+    exchange: Effort, asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None
+) -> dict[str, Any]:
+    """The whole answer as its JSON body. `reading`: see `read_of`."""
+    model = prepared[0].model
+    collected = Collected(asked.choices, reading)
     answers = await run_all(exchange, prepared, collected)
-    exchange.usage = usage = sum_usage([answer.usage for answer in answers])
+    exchange.usage = usage = _usage(answers, reading)
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
-        body = chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
-    else:
-        echoes = _echoes(asked, prepared)
-        body = completion_body(
-            asked, model, collected, usage, created_s=created_s, echoes=echoes, prompt_ids=prompt_ids
-        )
-    return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
+        return chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
+    echoes = _echoes(asked, prepared)
+    return completion_body(asked, model, collected, usage, created_s=created_s, echoes=echoes, prompt_ids=prompt_ids)
 
 
-async def run_all(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+def read_of(asked: Asked, prepared: Sequence[Prepared]) -> Reading | None:
+    """How a chat's answer is read; None for completions and where nothing is to be read."""
+    request, first = asked.requests[0], prepared[0]
+    if not isinstance(request.prompt, Conversation):
+        return None
+    return reading_of(
+        first.model,
+        request.prompt,
+        first.generation.token_ids,
+        request_id=request.request_id,
+        choices=asked.choices,
+        parses_tools=asked.parses_tools,
+    )
+
+
+def warning_headers(reading: Reading | None) -> dict[str, str]:
+    """What was wrong with the answer's calls, for a response whose head is not sent yet."""
+    return {WARNING_HEADER: ", ".join(reading.warnings)} if reading is not None and reading.warnings else {}
+
+
+def _usage(answers: Sequence[Answer], reading: Reading | None) -> Usage:
+    usage = sum_usage([answer.usage for answer in answers])
+    return usage if reading is None else reading.counted(usage)
+
+
+async def run_all(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
     """Runs one request per prompt; the first failure ends all."""
     if len(prepared) == 1:
         answers = [await exchange.pipeline.run(prepared[0], outlet, began_s=exchange.began_s)]
@@ -99,7 +143,7 @@ async def run_all(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outl
     return answers
 
 
-async def _run_several(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+async def _run_several(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [
@@ -139,25 +183,46 @@ class ShiftedOutlet:
 
 
 async def _serve_stream(
-    exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int
+    exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None
 ) -> web.StreamResponse:
+    chunks = _chunks(asked, prepared, created_s, reading)
+    return await stream_answer(exchange, prepared, chunks, asked.choices, reading=reading)
+
+
+async def stream_answer(
+    exchange: Exchange,
+    prepared: Sequence[Prepared],
+    chunks: Chunks,
+    choices: int,
+    *,
+    stream_type: type[EventStream] = EventStream,
+    reading: Reading | None = None,
+    on_answered: Callable[[Usage], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Runs the requests and writes their events as they come. Raises what happened before the first.
+
+    `on_answered` runs when every token came and before the last events are written.
+    """
     request = exchange.request
     transport = request.transport
     if transport is None or transport.is_closing():
         raise asyncio.CancelledError("the client is gone")
     is_chunked = request.version >= (1, 1)
-    stream = EventStream(
+    stream = stream_type(
         transport,
         _head(exchange, is_chunked=is_chunked),
-        _chunks(asked, prepared, created_s),
-        choices=asked.choices,
+        chunks,
+        choices=choices,
         is_chunked=is_chunked,
         buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
     )
     keeps_alive = is_chunked and request.keep_alive
+    beat = _Beat(stream, exchange.settings.keep_alive_s)
     try:
         answers = await run_all(exchange, prepared, stream)
-        exchange.usage = sum_usage([answer.usage for answer in answers])
+        exchange.usage = _usage(answers, reading)
+        if on_answered is not None:
+            await on_answered(exchange.usage)
         stream.close_well(exchange.usage)
     except Exception as error:
         if not stream.has_begun:
@@ -167,10 +232,34 @@ async def _serve_stream(
         stream.close_failed(failure)
         keeps_alive = False
     finally:
+        beat.end()
         stream.abandon()
     if not await stream.wait_sent(exchange.settings.stalled_client_timeout_s):
         exchange.code, exchange.reason = CLIENT_GONE, "client_stalled"
     return WrittenResponse(keeps_alive=keeps_alive)
+
+
+class _Beat:
+    """Keeps a stream alive every `interval_s`; 0: never."""
+
+    def __init__(self, stream: EventStream, interval_s: float) -> None:
+        self._stream = stream
+        self._interval_s = interval_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._interval_s:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._beat)
+
+    def _beat(self) -> None:
+        self._stream.keep_alive()
+        self._wait()
+
+    def end(self) -> None:
+        """No more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def defect(error: Exception, request_id: str) -> InternalError:
@@ -194,11 +283,11 @@ def _head(exchange: Exchange, *, is_chunked: bool) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 
-def _chunks(asked: Asked, prepared: Sequence[Prepared], created_s: int) -> Chunks:
+def _chunks(asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None) -> Chunks:
     model = prepared[0].model
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
-        return ChatChunks(asked, model, created_s, prompt_ids[0])
+        return ChatChunks(asked, model, created_s, prompt_ids[0], reading)
     return CompletionChunks(asked, model, created_s, _echoes(asked, prepared), prompt_ids)
 
 
