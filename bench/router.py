@@ -7,6 +7,7 @@ by a part of the workers. Beside it what the request costs later: its reports. T
 
 import argparse
 import random
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -90,8 +91,10 @@ def fill(core: RouterCore, blocks: int) -> list[list[int]]:
     return prompts
 
 
-def measure(core: RouterCore, prompts: Sequence[Sequence[int]], workers: int, for_s: float) -> Rate:
-    """Keeps a steady number of requests in flight; the clock of the router runs as the decisions would at ten per worker."""
+def measure(
+    core: RouterCore, prompts: Sequence[Sequence[int]], workers: int, for_s: float, *, now: float = 0.0
+) -> Rate:
+    """Half load: the router's clock goes on by twice the time that the prompt keeps one of the workers that compute prompts."""
     asks = [
         Ask(
             request_id=f"r{i}",
@@ -103,33 +106,34 @@ def measure(core: RouterCore, prompts: Sequence[Sequence[int]], workers: int, fo
         )
         for i, prompt in enumerate(prompts)
     ]
-    computed = ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.0)
-    over = ReportNote(kind=ReportKind.FINISHED, elapsed_s=0.0)
-    in_flight, batch = IN_FLIGHT_PER_WORKER * workers, 256
-    number, now = 0, 0.0
-    decide_cpu = decide_wall = report_cpu = 0.0
-    while decide_wall < for_s or number < in_flight + 4 * batch:
-        if number >= in_flight + batch:
-            # The first ones filled the fleet.
-            decide_cpu, decide_wall, report_cpu = decide_cpu, decide_wall, report_cpu
+    computing = sum(target.worker.role is Role.PREFILL for target in core.fleet.targets()) or workers
+    pace_s = 2 * (0.004 + 0.00004 * asks[0].prompt_tokens) / computing
+    in_flight, batch = IN_FLIGHT_PER_WORKER * workers, 64
+    number = 0
+    rounds: list[tuple[float, float, float]] = []
+    spent_s = 0.0
+    while spent_s < for_s or len(rounds) < 8 + 2 * in_flight // batch:
         wall, cpu = time.perf_counter(), time.process_time()
         for i in range(number, number + batch):
             core.ask("f", i, asks[i % PROMPTS], now=now, wall=now)
-            now += 0.1 / workers
-        decide_wall += time.perf_counter() - wall
-        middle = time.process_time()
-        decide_cpu += middle - cpu
+            now += pace_s
+        asked_cpu, asked_wall = time.process_time() - cpu, time.perf_counter() - wall
+        cpu = time.process_time()
         for i in range(number, number + batch):
-            core.report("f", i - in_flight // 2, computed)
-            core.report("f", i - in_flight, over)
-        report_cpu += time.process_time() - middle
+            # Half of the requests in flight have their prompts computed, without delay; the oldest end.
+            core.report("f", i, ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.0))
+            core.report("f", i - in_flight, ReportNote(kind=ReportKind.FINISHED, elapsed_s=0.0))
+        rounds.append((asked_cpu, asked_wall, time.process_time() - cpu))
         number += batch
+        spent_s += asked_wall
     matches = 2000
     cpu = time.process_time()
     for i in range(matches):
-        core.index.device.match(prompts[i % PROMPTS])
+        core.index.device.prefixes(prompts[i % PROMPTS])
     match_cpu = (time.process_time() - cpu) / matches
-    return Rate(workers, len(prompts[0]), decide_cpu / number, decide_wall / number, report_cpu / number, match_cpu)
+    # The first rounds fill the fleet; of the others the median, since other work on this machine comes and goes.
+    middle = [statistics.median(column) / batch for column in zip(*rounds[in_flight // batch :], strict=True)]
+    return Rate(workers, len(prompts[0]), middle[0], middle[1], middle[2], match_cpu)
 
 
 def numbers(text: str) -> list[int]:

@@ -12,21 +12,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Positions = NDArray[np.intp]
 
-UNTIL, FLOOR, PER_TOKEN, PER_PAIR, WAIT, GROWTH, SHARE, BASE, RUNNING, CHUNK = range(10)
+UNTIL, FLOOR, PER_TOKEN, PER_PAIR, WAIT, GROWTH, SHARE, BASE, RUNNING, CHUNK, NOTHING, NEVER = range(12)
 """Rows, in seconds. Prefill: time at which a prompt placed now would begin plus its base, the least of that as a time from now
 (infinite: takes no more prompts), time per uncached token, per uncached token and token before it. Decode: wait for a slot
 (infinite: takes no more), delay per output token that batch and newcomer cause each other, the same per token the newcomer
-holds. Both: the base, requests in the batch, time of prefill that a step has room for."""
-ROWS = 10
-PREFILL_ROWS = slice(UNTIL, WAIT)
-DECODE_ROWS = slice(WAIT, BASE)
+holds. Both: the base, requests in the batch, time of prefill that a step has room for. Zero, and minus infinity."""
+ROWS = 12
 
 
 class Board:
     """`values[row, column]` reads what is written to `cells[row * columns + column]`: single numbers are written several times
-    faster to the latter. Both are replaced when they grow, so nobody keeps them."""
+    faster to the latter; `flat` is the same as an array. All are replaced when they grow, so nobody keeps them."""
 
-    __slots__ = ("_free", "cells", "columns", "has_pairs", "values")
+    __slots__ = ("_free", "cells", "columns", "flat", "has_pairs", "values")
 
     def __init__(self, columns: int = 64) -> None:
         self._free = list(range(columns - 1, -1, -1))
@@ -42,7 +40,7 @@ class Board:
             self.values[:, :columns] = before
             self._free = list(range(2 * columns - 1, columns - 1, -1))
         column = self._free.pop()
-        self.values[:, column] = 0.0
+        self.values[:NOTHING, column] = 0.0
         return column
 
     def leave(self, column: int) -> None:
@@ -52,4 +50,6 @@ class Board:
     def _allot(self, columns: int) -> None:
         self.columns = columns
         self.cells = array("d", bytes(8 * ROWS * columns))
-        self.values: Floats = np.frombuffer(self.cells, dtype=np.float64).reshape(ROWS, columns)
+        self.flat: Floats = np.frombuffer(self.cells, dtype=np.float64)
+        self.values: Floats = self.flat.reshape(ROWS, columns)
+        self.values[NEVER] = -np.inf

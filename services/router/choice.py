@@ -1,27 +1,18 @@
 """What was decided and what was weighed for it. Arrays are kept as they were weighed; who wants to read them expands them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from kvmesh.core import Handoff
-from services.router.board import Floats
 from services.router.learning import Forecast
-from services.router.policies import Candidates, Policy
 from services.router.pools import Pool
 from services.router.target import Target
 from services.router.topology import Group
+from services.router.weighed import WeighedLeg
 
 PAIRS_PER_SIDE = 32
 """Of each side's best, in an explanation: a pair of two others is worse than one of these."""
-
-
-@dataclass(slots=True, eq=False)
-class WeighedLeg:
-    """One leg: its candidates, and their costs with preferences, infinite for those that are full."""
-
-    candidates: Candidates
-    costs: Floats
 
 
 @dataclass(slots=True, eq=False)
@@ -39,21 +30,27 @@ class Choice:
     prefill_s: float
     forecast: Forecast
     reasons: tuple[str, ...]
-    legs: Sequence[WeighedLeg]
-    policy: Policy
+    weighed: Callable[[], Sequence[WeighedLeg]]
+    """Gives the legs; working them out is left to those who ask for explanations."""
     pool: Pool
     lines: Sequence[tuple[float, float]] | None
     """Time of a handoff by distance as it was then (`Links.lines`). None: not counted."""
 
+    @property
+    def legs(self) -> Sequence[WeighedLeg]:
+        """One where the decode worker computes the prompt, else prefill and decode."""
+        return self.weighed()
+
     def pairs(self) -> Iterator[tuple[Target | None, Target, float, Sequence[tuple[str, float]]]]:
         """Candidates with cost and terms, in no order; of many the best ones."""
-        if len(self.legs) == 1:
-            (leg,) = self.legs
+        legs = self.legs
+        if len(legs) == 1:
+            (leg,) = legs
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
-                yield None, leg.candidates.targets[i], float(leg.costs[i]), tuple(self._terms(leg, i))
+                yield None, leg.candidates.targets[i], float(leg.costs[i]), tuple(_terms(leg, i))
             return
         for group in self.pool.groups:
-            yield from self._pairs_of(group, *self.legs)
+            yield from self._pairs_of(group, *legs)
 
     def _pairs_of(
         self, group: Group, left: WeighedLeg, right: WeighedLeg
@@ -61,7 +58,7 @@ class Choice:
         for i in left.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
             for j in right.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
                 first, second = i + group.prefills.start, j + group.decodes.start
-                terms = [*self._terms(left, first, right), *self._terms(right, second, left)]
+                terms = [*_terms(left, first, right), *_terms(right, second, left)]
                 cost = float(left.costs[first] + right.costs[second])
                 if self.lines is not None:
                     base_s, s_per_byte = self.lines[group.distance(i, j)]
@@ -72,12 +69,13 @@ class Choice:
                     cost += transfer_s
                 yield left.candidates.targets[first], right.candidates.targets[second], cost, terms
 
-    def _terms(self, leg: WeighedLeg, position: int, other: WeighedLeg | None = None) -> Iterator[tuple[str, float]]:
-        """Terms that both legs have (`turn`) carry the leg's name."""
-        kind, rest = leg.candidates.kind.value, float(leg.costs[position])
-        others = () if other is None else self.policy.terms(other.candidates)
-        for name, column in self.policy.terms(leg.candidates).items():
-            rest -= (value := float(column[position]))
-            yield f"{kind}_{name}" if name in others else name, value
-        if 1e-9 < rest < inf:
-            yield "preference" if other is None else f"{kind}_preference", rest
+
+def _terms(leg: WeighedLeg, position: int, other: WeighedLeg | None = None) -> Iterator[tuple[str, float]]:
+    """Terms that both legs have (`turn`) carry the leg's name."""
+    kind, rest = leg.kind.value, float(leg.costs[position])
+    others = () if other is None else other.columns
+    for name, column in leg.columns.items():
+        rest -= (value := float(column[position]))
+        yield f"{kind}_{name}" if name in others else name, value
+    if 1e-9 < rest < inf:
+        yield "preference" if other is None else f"{kind}_preference", rest

@@ -140,15 +140,20 @@ class HolderIndex:
         return unknown
 
     def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
-        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last.
+        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes, among)))
+
+    def prefixes(self, block_hashes: Sequence[int], among: int = -1) -> tuple[list[int], list[int]]:
+        """The same as two lists, depths and sets of holders.
 
         Probes grow with the number of distinct depths times the logarithm of the length over that number.
         """
         get = self._holders.get
         alive = get(block_hashes[0], 0) & self._live & among if block_hashes else 0
+        depths: list[int] = []
+        sets: list[int] = []
         if not alive:
-            return []
-        found: list[Match] = []
+            return depths, sets
         low, last = 0, len(block_hashes) - 1
         # `alive` holds block `low`. Ends looked at and not yet reached, the nearest last, with those of `alive` who hold there.
         ends = [(last, get(block_hashes[last], 0))]
@@ -167,23 +172,28 @@ class HolderIndex:
                     if halfway != there:
                         ends.append((high, there))
                     high, there = middle, halfway
-            found.append(Match(high, alive & ~there))
+            depths.append(high)
+            sets.append(alive & ~there)
             low, alive = high, there
         if alive:
-            found.append(Match(last + 1, alive))
-        return self._without_cuts(block_hashes, found) if self._cut_mask else found
+            depths.append(last + 1)
+            sets.append(alive)
+        return self._without_cuts(block_hashes, depths, sets) if self._cut_mask else (depths, sets)
 
-    def _without_cuts(self, block_hashes: Sequence[int], found: list[Match]) -> list[Match]:
+    def _without_cuts(
+        self, block_hashes: Sequence[int], depths: Sequence[int], sets: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
         """The same with holders that have cuts looked at block by block."""
         exact: dict[int, int] = {}
-        for match in found:
-            sure = match.holders & ~self._cut_mask
+        for found, holders in zip(depths, sets, strict=True):
+            sure = holders & ~self._cut_mask
             if sure:
-                exact[match.depth] = exact.get(match.depth, 0) | sure
-            for bit in bits(match.holders & self._cut_mask):
-                depth = self._checked_depth(bit, block_hashes, match.depth)
+                exact[found] = exact.get(found, 0) | sure
+            for bit in bits(holders & self._cut_mask):
+                depth = self._checked_depth(bit, block_hashes, found)
                 exact[depth] = exact.get(depth, 0) | 1 << bit
-        return [Match(depth, exact[depth]) for depth in sorted(exact)]
+        order = sorted(exact)
+        return order, [exact[depth] for depth in order]
 
     def _checked_depth(self, bit: int, block_hashes: Sequence[int], depth: int) -> int:
         """The true depth, at most `depth`. A missing block before a held one is a cut or leads to one further on."""

@@ -7,11 +7,11 @@ from random import Random
 import numpy as np
 
 from services.router.board import Floats
-from services.router.choice import WeighedLeg
 from services.router.cost import CostSettings
 from services.router.links import Distance
 from services.router.target import Target
 from services.router.topology import Group
+from services.router.weighed import WeighedLeg
 
 INFINITE = float("inf")
 Lines = Sequence[tuple[float, float]]
@@ -51,9 +51,13 @@ class Selector:
             return self._by_chance(costs, least)
         margin = self._tie_ratio * (least + common if of is None else of)
         near = (costs <= least + margin).nonzero()[0]
-        if len(near) > 1 and held is not None:
-            near = near[held[near] == held[best]]
-        return best if len(near) == 1 else self._of_two(near.tolist(), targets)
+        if len(near) == 1:
+            return best
+        places: list[int] = near.tolist()
+        if held is not None:
+            as_many = held.item(best)
+            places = [place for place in places if held.item(place) == as_many]
+        return best if len(places) == 1 else self._of_two(places, targets)
 
     def _of_two(self, near: Sequence[int], targets: Sequence[Target]) -> int:
         i = int(self._random() * len(near))

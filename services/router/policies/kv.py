@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kvmesh.core import Ask
 from services.router.board import BASE, FLOOR, GROWTH, PER_PAIR, PER_TOKEN, RUNNING, SHARE, UNTIL, WAIT, Floats
 from services.router.policies.base import Candidates, Columns, LegKind, Policy, PolicyContext
 
@@ -51,14 +52,13 @@ class KvPolicy(Policy):
 
     def _decode(self, candidates: Candidates) -> dict[str, Floats]:
         """Each of `output` tokens comes later by what the batch adds to a step; everybody in it waits for the newcomer's part."""
-        rows, (delayed, delayed_tokens) = candidates.rows, self._delayed(candidates)
+        rows, (delayed, delayed_tokens) = candidates.rows, self.delayed(candidates.ask)
         return {"wait": rows[WAIT], "decode": rows[GROWTH] * delayed + rows[SHARE] * delayed_tokens}
 
-    def _delayed(self, candidates: Candidates) -> tuple[float, float]:
+    def delayed(self, ask: Ask) -> tuple[float, float]:
         """Output tokens that come later, in what they are worth, and the same times the tokens that the request holds."""
-        ask = candidates.ask
         output = ask.expected_output_tokens or self._output_tokens
-        delayed = self._weight * output * max(1, ask.choices)
+        delayed = self._weight * output * (ask.choices or 1)
         return delayed, delayed * (ask.prompt_tokens + output)
 
     def _prefill_costs(self, candidates: Candidates) -> Floats:
@@ -73,7 +73,7 @@ class KvPolicy(Policy):
         return costs
 
     def _decode_costs(self, candidates: Candidates) -> Floats:
-        rows, (delayed, delayed_tokens) = candidates.rows, self._delayed(candidates)
+        rows, (delayed, delayed_tokens) = candidates.rows, self.delayed(candidates.ask)
         costs: Floats = rows[GROWTH] * delayed
         costs += rows[SHARE] * delayed_tokens
         costs += rows[WAIT]
