@@ -46,7 +46,9 @@ class Overlap:
                 held = there if held is None else np.maximum(*_as_long(held, there))
         if len(index.tiers) > 1:
             held = self._with_slower_tiers(hashes, size, held)
-        return None if held is None else np.minimum(held, ask.prompt_tokens - 1, held)
+        if held is not None and len(hashes) * size >= ask.prompt_tokens:
+            np.minimum(held, ask.prompt_tokens - 1, held)
+        return held
 
     def _with_slower_tiers(self, hashes: Sequence[int], size: int, held: Floats | None) -> Floats | None:
         """What a slower tier has beyond what is counted already, for its credit; the dearest tier first."""
@@ -72,13 +74,11 @@ def by_holder(depths: Sequence[int], sets: Sequence[int], size: int) -> Floats:
         held[-2] = depths[0] * size
         return held
     # One row of zeros and ones per set; their product with the depths is several times faster than going set by set.
-    width = (max(map(int.bit_length, sets)) >> 3) + 1
+    width = (max([holders.bit_length() for holders in sets]) >> 3) + 1
     packed = b"".join([holders.to_bytes(width, "little") for holders in sets])
     rows = _DIGITS.take(np.frombuffer(packed, np.uint8), 0).reshape(len(sets), width * 8)
-    tokens: Floats = np.array(depths, dtype=np.float64)
-    tokens *= size
-    held: Floats = np.dot(tokens, rows)
-    return held
+    summed: Floats = np.dot(np.array([float(depth * size) for depth in depths]), rows)
+    return summed
 
 
 def _as_long(first: Floats, second: Floats) -> tuple[Floats, Floats]:

@@ -20,53 +20,41 @@ Lines = Sequence[tuple[float, float]]
 class Selector:
     """Takes one by cost.
 
-    Nearly equal ones with as many cached tokens are equal: two of them are drawn and the one with fewer requests, then the one
-    that got a request longer ago, is taken. So an idle fleet is used evenly, and several routers that see the same do not run
-    to the same worker. With a temperature every one is taken with a chance that falls with its cost.
+    Nearly equal ones with as many cached tokens are equal: one is drawn, and of it and the cheapest the one with fewer requests,
+    else the one that got a request longer ago, is taken. So an idle fleet is used evenly, and several routers that see the same
+    do not run to the same worker. With a temperature every one is taken with a chance that falls with its cost.
     """
 
     def __init__(self, settings: CostSettings, generator: Random, *, estimates: bool) -> None:
         self._random = generator.random
-        self._tie_ratio = settings.tie_ratio if estimates else 0.0
+        self.tie_ratio = settings.tie_ratio if estimates else 0.0
+        """Of the whole cost; `margin` is this part of it."""
         self._temperature = settings.temperature if estimates else 0.0
 
-    def lowest(
-        self,
-        costs: Floats,
-        held: Floats | None,
-        targets: Sequence[Target],
-        *,
-        common: float = 0.0,
-        of: float | None = None,
-    ) -> int | None:
-        """Its place, None when all cost infinitely much.
-
-        `common`: what is part of every cost and left out of these. `of`: the whole cost of which these are a part.
-        """
+    def lowest(self, costs: Floats, held: Floats | None, targets: Sequence[Target], common: float = 0.0) -> int | None:
+        """Its place, None when all cost infinitely much. `common`: what is part of every whole cost and not of these."""
         best = int(costs.argmin())
         least = costs.item(best)
         if least == INFINITE:
             return None
+        return self.near(costs, best, least, self.tie_ratio * (least + common), held, targets)
+
+    def near(
+        self, costs: Floats, best: int, least: float, margin: float, held: Floats | None, targets: Sequence[Target]
+    ) -> int:
+        """The place of the cheapest, or of one that is as good: `best` and `least` are the cheapest's place and cost."""
         if self._temperature:
             return self._by_chance(costs, least)
-        margin = self._tie_ratio * (least + common if of is None else of)
-        near = (costs <= least + margin).nonzero()[0]
-        if len(near) == 1:
+        places = (costs <= least + margin).nonzero()[0]
+        count = len(places)
+        if count == 1:
             return best
-        places: list[int] = near.tolist()
-        if held is not None:
-            as_many = held.item(best)
-            places = [place for place in places if held.item(place) == as_many]
-        return best if len(places) == 1 else self._of_two(places, targets)
-
-    def _of_two(self, near: Sequence[int], targets: Sequence[Target]) -> int:
-        i = int(self._random() * len(near))
-        j = int(self._random() * (len(near) - 1))
-        first, second = near[i], near[j + 1 if j >= i else j]
-        one, other = targets[first], targets[second]
-        if one.requests_in_flight == other.requests_in_flight:
-            return second if other.placed_last < one.placed_last else first
-        return second if other.requests_in_flight < one.requests_in_flight else first
+        place = places.item(int(self._random() * count))
+        if held is not None and held.item(place) != held.item(best):
+            return best
+        cheapest, drawn = targets[best], targets[place]
+        fewer = drawn.requests_in_flight - cheapest.requests_in_flight
+        return place if fewer < 0 or (fewer == 0 and drawn.placed_last <= cheapest.placed_last) else best
 
     def _by_chance(self, costs: Floats, least: float) -> int:
         weights = np.exp((least - costs) / self._temperature).cumsum()
@@ -121,16 +109,16 @@ def _best_of(
     if lines is not None and group.near:
         whole = _with_near(group, whole + common_s, firsts, seconds, held_second, prompt_tokens, lines)
         common_s = 0.0
-    decode = selector.lowest(whole, held_second, second_targets, common=common_s)
+    decode = selector.lowest(whole, held_second, second_targets, common_s)
     if decode is None:
         return None
-    cost = whole.item(decode) + common_s
+    margin = selector.tie_ratio * (whole.item(decode) + common_s)
     lacking = prompt_tokens if held_second is None else prompt_tokens - held_second.item(decode)
     moved = lacking * group.kv_bytes_per_token if lines is not None else 0.0
     if lines is not None and group.near:
         firsts = firsts + _transfers(group, decode, moved, lines)
-    prefill = selector.lowest(firsts, held_first, first_targets, of=cost)
-    assert prefill is not None
+    best = int(firsts.argmin())
+    prefill = selector.near(firsts, best, firsts.item(best), margin, held_first, first_targets)
     distance, transfer_s = group.distance(prefill, decode), 0.0
     if lines is not None:
         base_s, s_per_byte = lines[distance]

@@ -102,21 +102,18 @@ class Sheet:
         """The cheapest pair, as `pairing.best_pair` finds it; None when all are full."""
         split, held, costs = self.split, swept.held, swept.costs
         firsts, seconds = costs[:split], costs[split:]
-        least = firsts.item(firsts.argmin())
-        if least == INFINITE:
-            return None
+        prefill, decode = int(firsts.argmin()), int(seconds.argmin())
+        least_first, least_second = firsts.item(prefill), seconds.item(decode)
         base_s, s_per_byte = swept.line
-        held_second = None if held is None else held[split:]
-        decode = selector.lowest(seconds, held_second, self.decodes, common=least + base_s)
-        if decode is None:
+        margin = selector.tie_ratio * (least_first + least_second + base_s)
+        if least_first + least_second == INFINITE:
             return None
-        cost = seconds.item(decode) + base_s
-        held_first = None if held is None else held[:split]
-        prefill = selector.lowest(firsts, held_first, self.prefills, of=cost + least)
-        assert prefill is not None
+        held_first, held_second = (None, None) if held is None else (held[:split], held[split:])
+        decode = selector.near(seconds, decode, least_second, margin, held_second, self.decodes)
+        prefill = selector.near(firsts, prefill, least_first, margin, held_first, self.prefills)
         lacking = swept.ask.prompt_tokens if held is None else swept.ask.prompt_tokens - held.item(split + decode)
         moved = lacking * self.group.kv_bytes_per_token
-        cost += firsts.item(prefill)
+        cost = firsts.item(prefill) + seconds.item(decode) + base_s
         return Pair(self.group, prefill, decode, cost, base_s + moved * s_per_byte, moved, self.group.rest)
 
     def legs(self, swept: Swept, policy: Policy) -> Sequence[WeighedLeg]:
