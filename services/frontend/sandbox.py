@@ -48,7 +48,17 @@ class GenerationTag(jinja2.ext.Extension):
         return caller()
 
 
-class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+_Sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
+TOO_MANY = "it takes too many steps"
+
+
+class _Steps(threading.local):
+    """Steps that the rendering of a thread has left. Constants are worked out at compile time, before any rendering."""
+
+    left = 1_000_000
+
+
+class LimitedEnvironment(_Sandbox):
     """Counts steps per thread; `begin` starts a rendering."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
@@ -56,27 +66,33 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, limits: TemplateLimits) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
         self._limits = limits
-        self._thread = threading.local()
+        self._thread = _Steps()
 
     def begin(self) -> None:
         """A new rendering on this thread."""
         self._thread.left = self._limits.steps_max
 
     def _step(self, steps: int = 1) -> None:
-        # Constant expressions are worked out while a template is compiled, before any rendering.
-        left = self._thread.left = getattr(self._thread, "left", self._limits.steps_max) - steps
-        if left < 0:
-            raise jinja2.TemplateError("it takes too many steps")
+        self._thread.left -= steps
+        if self._thread.left < 0:
+            raise jinja2.TemplateError(TOO_MANY)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See the base class."""
-        self._step()
-        return super().getattr(obj, attribute)
+        # Most steps are of this kind and the next, so they count without a call.
+        thread = self._thread
+        thread.left -= 1
+        if thread.left < 0:
+            raise jinja2.TemplateError(TOO_MANY)
+        return _Sandbox.getattr(self, obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """See the base class."""
-        self._step()
-        return super().getitem(obj, argument)
+        thread = self._thread
+        thread.left -= 1
+        if thread.left < 0:
+            raise jinja2.TemplateError(TOO_MANY)
+        return _Sandbox.getitem(self, obj, argument)
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """See the base class."""
