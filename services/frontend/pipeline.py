@@ -12,11 +12,19 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Usage, WorkerRef
-from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
-from kvmesh.rpc.clients import DecodeLinks, Placed, PrefillClient, RouterLink
+from kvmesh.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.rpc.clients import DecodeLinks, EmbedClient, EmbedResult, Placed, PrefillClient, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
 from services.frontend.choice import Choice
+from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
@@ -46,8 +54,10 @@ class Pipeline:
         metrics: FrontendMetrics,
         settings: PipelineSettings,
         tracing: Tracing | None = None,
+        embed: EmbedClient | None = None,
     ) -> None:
         self.models = models
+        self._embedder = Embedder(embed, router, clock, settings) if embed is not None else None
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
@@ -108,6 +118,24 @@ class Pipeline:
             return await self._run_traced(prepared, outlet, began_s)
         finally:
             self._in_flight.discard(request_id)
+            if not self._in_flight:
+                self._idle.set()
+
+    async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
+        """Vectors of texts or token ids; see `Embedder`. Counts as one request in flight."""
+        asked = request.asked
+        model = self.models.find(asked.model)
+        if self._embedder is None:
+            raise UnsupportedError("this frontend gives no embeddings", reason="embeddings_unsupported")
+        self._admit(asked.request_id)
+        try:
+            with self._tracing.span("embed", parent=asked.traceparent or None):
+                deadline_s = began_s + self._limit_s(asked)
+                result = await self._embedder.run(request, model, deadline_s=deadline_s)
+            self.metrics.prompt_tokens.labels(model.name).inc(result.usage.prompt_tokens)
+            return result
+        finally:
+            self._in_flight.discard(asked.request_id)
             if not self._in_flight:
                 self._idle.set()
 
@@ -254,6 +282,7 @@ class _Run:
                 stops=sampling.stop,
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,
+                includes_stop=prepared.request.includes_stop,
                 clock=self._clock,
                 gaps=gaps,
                 on_first=on_first,

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -18,8 +19,10 @@ from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import error_body, error_headers, model_body, to_json
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
+from services.frontend.openai.embeddings import serve_embeddings
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.serve import CLIENT_GONE, Exchange, defect, serve
+from services.frontend.openai.tokens import serve_detokenize, serve_tokenize
 from services.frontend.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
@@ -29,6 +32,15 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 
 Reader = Callable[[Mapping[str, Any], str], Asked]
+Answerer = Callable[[Exchange, Mapping[str, Any]], Awaitable[web.StreamResponse]]
+# What takes a JSON object and answers it without a stream.
+ANSWERERS: Mapping[str, Answerer] = {
+    "/v1/embeddings": serve_embeddings,
+    "/tokenize": serve_tokenize,
+    "/detokenize": serve_detokenize,
+    "/v1/tokenize": serve_tokenize,
+    "/v1/detokenize": serve_detokenize,
+}
 
 
 class HttpServer:
@@ -59,6 +71,8 @@ class HttpServer:
         app = web.Application(client_max_size=self._settings.body_bytes_max)
         app.router.add_post(CHAT_PATH, self._chat)
         app.router.add_post(COMPLETION_PATH, self._completion)
+        for path, answerer in ANSWERERS.items():
+            app.router.add_post(path, partial(self.answer, answerer))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_get("/health", self._health)
@@ -95,7 +109,13 @@ class HttpServer:
         return await self._answer(request, lambda values, id_: read_completion(values, id_, self._pipeline.settings))
 
     async def _answer(self, request: web.Request, read: Reader) -> web.StreamResponse:
-        """One request, its outcome counted and logged once."""
+        async def generate(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
+            return await serve(exchange, read(values, exchange.request_id))
+
+        return await self.answer(generate, request)
+
+    async def answer(self, answerer: Answerer, request: web.Request) -> web.StreamResponse:
+        """One request whose body is a JSON object, its outcome counted and logged once."""
         began_s = self._pipeline.clock.now()
         request_id, client_id = self._pipeline.new_id(), _client_id(request)
         exchange = Exchange(
@@ -108,7 +128,7 @@ class HttpServer:
             headers={REQUEST_ID_HEADER: client_id or request_id},
         )
         try:
-            response = await self._served(exchange, read)
+            response = await self._served(exchange, answerer)
         except asyncio.CancelledError:
             exchange.code, exchange.reason = CLIENT_GONE, "client_gone"
             raise
@@ -116,10 +136,10 @@ class HttpServer:
             self._account(exchange)
         return response
 
-    async def _served(self, exchange: Exchange, read: Reader) -> web.StreamResponse:
+    async def _served(self, exchange: Exchange, answerer: Answerer) -> web.StreamResponse:
         try:
             body = await self._body(exchange.request)
-            return await serve(exchange, read(read_object(body), exchange.request_id))
+            return await answerer(exchange, read_object(body))
         except web.HTTPRequestEntityTooLarge:
             limit = self._settings.body_bytes_max
             error = InvalidRequestError(f"the body is larger than {limit} bytes", reason="body_too_large")
@@ -182,7 +202,8 @@ class HttpServer:
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
     async def _nothing(self, request: web.Request) -> web.Response:
-        is_known = request.path in (CHAT_PATH, COMPLETION_PATH, "/v1/models", "/health", "/live", "/metrics")
+        others = (CHAT_PATH, COMPLETION_PATH, "/v1/models", "/health", "/live", "/metrics")
+        is_known = request.path in others or request.path in ANSWERERS
         error = NotFoundError(
             f"{request.method} {request.path[:128]} does not exist",
             reason="method_not_allowed" if is_known else "not_found",
