@@ -40,6 +40,9 @@ class HttpSettings:
     tls_authority_file: str = setting(
         "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
     )
+    allows_pins: bool = setting(
+        False, "Whether x-kvmesh-pin-prefill, -pin-decode and x-kvmesh-labels are obeyed; else they are refused."
+    )
     stalled_client_timeout_s: float = setting(
         30.0, "Longest wait for a client to read the end of its answer; then it is cut off.", min=0.1
     )
@@ -59,6 +62,7 @@ class PipelineSettings:
     requests_max: int = setting(4096, "Requests in flight; more are refused with Retry-After.", min=1)
     choices_max: int = setting(16, "Choices (n) of one prompt.", min=1, max=128)
     prompts_max: int = setting(64, "Prompts of one completion request.", min=1)
+    embed_inputs_max: int = setting(2048, "Inputs of one embedding request; OpenAI takes as many.", min=1, max=2048)
     request_timeout_s: float = setting(600.0, "Longest life of a request; clients may ask for less.", min=0.1)
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
     idle_timeout_s: float = setting(60.0, "Longest silence between two tokens of a request.", min=0.1)
