@@ -49,7 +49,7 @@ class Frontend:
             generator=generator,
             settings=settings.router,
         )
-        self.models = DiscoveredModels(self.registry, settings.models, clock)
+        self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
         self.pipeline = Pipeline(
             models=self.models,
             prefill=GrpcPrefillClient(

@@ -28,7 +28,7 @@ from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
-from services.frontend.request import Answer, Outlet, Request
+from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
 
 _log = logging.getLogger(__name__)
@@ -248,6 +248,14 @@ class Pipeline:
         return max(1e-3, began_s + self._limit_s(request) - self.clock.now())
 
 
+def _marks_of(prepared: Prepared) -> frozenset[str]:
+    """Special tokens that whoever reads the answer needs in its text."""
+    prompt = prepared.request.prompt
+    if not isinstance(prompt, Conversation):
+        return frozenset()
+    return prepared.model.text.selection.marks(parses_tools=bool(prompt.tools))
+
+
 class _Run:
     """What stays the same over the attempts of one request."""
 
@@ -273,12 +281,13 @@ class _Run:
 
         prepared, model = self._prepared, self._prepared.model
         sampling = prepared.request.sampling
+        kept = _marks_of(prepared)
         gaps = self._metrics.gaps.of_model(model.name)
         self._choices = [
             Choice(
                 i,
                 self._outlet,
-                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens),
+                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
                 stops=sampling.stop,
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,

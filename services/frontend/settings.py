@@ -3,11 +3,13 @@
 from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.frontend.parsers.select import ParserNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,12 @@ class FrontendSettings:
     """A frontend process."""
 
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
+    tool_parser: str = setting(
+        "auto",
+        "How tool calls are read: a family, auto (found out from the model's chat template and tokens) or none; for several "
+        "models MODEL=FAMILY,MODEL=FAMILY.",
+    )
+    reasoning_parser: str = setting("auto", "How reasoning is read; as tool_parser.")
     http: HttpSettings = field(default_factory=HttpSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
@@ -82,3 +90,15 @@ class FrontendSettings:
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
+
+    def __post_init__(self) -> None:
+        """Parsers must be known."""
+        try:
+            self.parser_names.check()
+        except UnsupportedError as error:
+            raise ValueError(f"{error.field}: {error.message}") from error
+
+    @property
+    def parser_names(self) -> ParserNames:
+        """What is said of parsers."""
+        return ParserNames(tools=self.tool_parser, reasoning=self.reasoning_parser)

@@ -11,14 +11,14 @@ from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import (
     CHAT_CHUNK_OBJECT,
     COMPLETION_OBJECT,
-    call_body,
     finish_word,
     stop_reason,
     usage_body,
 )
 from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
+from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
+from services.frontend.reading import Reading
 from services.frontend.request import Ending
-from services.frontend.tools import HermesParser
 
 DONE = b"data: [DONE]\n\n"
 
@@ -107,20 +107,28 @@ class RunningUsage:
 class ChatChunks(_Base):
     """`chat.completion.chunk`."""
 
-    def __init__(self, asked: Asked, model: ServedModel, created_s: int, prompt_ids: Sequence[int]) -> None:
-        self._request_id = asked.requests[0].request_id
-        super().__init__(asked, model, f"chatcmpl-{self._request_id}", CHAT_CHUNK_OBJECT, created_s)
+    def __init__(
+        self,
+        asked: Asked,
+        model: ServedModel,
+        created_s: int,
+        prompt_ids: Sequence[int],
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__(asked, model, f"chatcmpl-{asked.requests[0].request_id}", CHAT_CHUNK_OBJECT, created_s)
         self._prompt_ids = prompt_ids
-        self._parsers = [HermesParser() for _ in range(asked.choices)] if asked.parses_tools else None
+        self._reading = reading
         self._held: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(asked.choices)]
         self._running.prompts = [prompt_ids]
-        is_plain = not (
-            asked.has_logprobs or asked.returns_token_ids or asked.parses_tools or asked.has_usage_throughout
-        )
+        is_simple = not (asked.has_logprobs or asked.returns_token_ids or asked.has_usage_throughout)
+        self._contents = self._splits("content") if is_simple else None
+        self._reasonings = self._splits("reasoning_content") if is_simple and reading is not None else None
+        self.plain: Sequence[tuple[bytes, bytes]] | None = self._contents if reading is None else None
+
+    def _splits(self, name: str) -> list[tuple[bytes, bytes]]:
+        """Per choice what stands around the text of an event that has nothing else."""
         mark = "\x00text"
-        self.plain: Sequence[tuple[bytes, bytes]] | None = (
-            [self._split(_chat_choice(i, {"content": mark}), mark) for i in range(asked.choices)] if is_plain else None
-        )
+        return [self._split(_chat_choice(i, {name: mark}), mark) for i in range(self._asked.choices)]
 
     def opening(self, choice: int) -> bytes:
         """The role, as OpenAI sends it."""
@@ -131,10 +139,13 @@ class ChatChunks(_Base):
         """See Chunks."""
         self._running.add(choice, token_ids)
         deltas: list[dict[str, Any]]
-        if self._parsers is None:
+        if self._reading is None:
             deltas = [{"content": text}] if text or token_ids else []
         else:
-            deltas = self._deltas(choice, self._parsers[choice].push(text))
+            parts = self._reading.push(choice, text, len(token_ids))
+            if self._reasonings is not None and self._contents is not None:
+                return b"".join([self._simple(choice, part) for part in parts])
+            deltas = self._deltas(choice, parts)
         more: dict[str, Any] = {}
         if logprobs is not None:
             self._held[choice].extend(zip(token_ids, logprobs, strict=True))
@@ -151,13 +162,34 @@ class ChatChunks(_Base):
             self._event({**_chat_choice(choice, delta), **(more if i == 0 else {})}) for i, delta in enumerate(deltas)
         )
 
-    def _deltas(self, choice: int, parts: Sequence[Any]) -> list[dict[str, Any]]:
-        return [
-            {"content": part}
-            if isinstance(part, str)
-            else {"tool_calls": [{"index": part.index, **call_body(self._request_id, choice, part)}]}
-            for part in parts
-        ]
+    def _simple(self, choice: int, part: Part) -> bytes:
+        """One part's event, text from pieces that are encoded already."""
+        if type(part) is str:
+            before, after = self._contents[choice]  # type: ignore[index]
+            return b"%b%b%b" % (before, orjson.dumps(part), after)
+        if type(part) is Reasoning:
+            before, after = self._reasonings[choice]  # type: ignore[index]
+            return b"%b%b%b" % (before, orjson.dumps(part.text), after)
+        return self._events(choice, self._deltas(choice, (part,)), {})
+
+    def _deltas(self, choice: int, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        return [delta for part in parts if (delta := self._delta(choice, part)) is not None]
+
+    def _delta(self, choice: int, part: Part) -> dict[str, Any] | None:
+        """OpenAI's delta of a part; warnings wait for the last event."""
+        match part:
+            case str():
+                return {"content": part}
+            case Reasoning():
+                return {"reasoning_content": part.text}
+            case CallBegin():
+                assert self._reading is not None, "parts come from it"
+                function = {"name": part.name, "arguments": ""}
+                call_id = self._reading.call_id(choice, part)
+                return {"tool_calls": [{"index": part.number, "id": call_id, "type": "function", "function": function}]}
+            case CallArguments():
+                return {"tool_calls": [{"index": part.number, "function": {"arguments": part.text}}]}
+        return None
 
     def _take_logprobs(self, choice: int) -> dict[str, Any]:
         held, self._held[choice] = self._held[choice], []
@@ -166,16 +198,22 @@ class ChatChunks(_Base):
     def ending(self, choice: int, ending: Ending) -> bytes:
         """See Chunks."""
         calls, rest = 0, b""
-        if self._parsers is not None:
-            rest = self._events(choice, self._deltas(choice, self._parsers[choice].flush()), {})
-            calls = self._parsers[choice].calls
+        if self._reading is not None:
+            rest = self._events(choice, self._deltas(choice, self._reading.flush(choice)), {})
+            calls = self._reading.calls(choice)
         last = _chat_choice(choice, {}) | {
             "finish_reason": finish_word(ending, calls),
             "stop_reason": stop_reason(ending),
         }
         if self._held[choice]:
             last["logprobs"] = self._take_logprobs(choice)
-        return rest + self._event(last)
+        # The head is long on its way when a call turns out to be none: the warning is a field of the last event.
+        warnings = self._reading.warnings if self._reading is not None else []
+        return rest + self._event(last, **({"warnings": warnings} if warnings else {}))
+
+    def usage(self, usage: Usage) -> bytes:
+        """See Chunks."""
+        return super().usage(usage if self._reading is None else self._reading.counted(usage))
 
 
 def _chat_choice(choice: int, delta: dict[str, Any]) -> dict[str, Any]:

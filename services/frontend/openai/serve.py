@@ -19,10 +19,12 @@ from services.frontend.openai.steering import steer
 from services.frontend.openai.stream import EventStream
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
+from services.frontend.reading import Reading, reading_of
 from services.frontend.request import Answer, Conversation, Ending, Outlet
 from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
+WARNING_HEADER = "X-Kvmesh-Warning"
 CLIENT_GONE = 499
 """nginx's word for a client that did not wait for its answer."""
 
@@ -73,14 +75,16 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     requests = [steer(each, exchange.request.headers, exchange.settings) for each in asked.requests]
     prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in requests]
     created_s = int(pipeline.clock.wall())
+    reading = read_of(asked, prepared)
     if asked.is_stream:
-        return await _serve_stream(exchange, asked, prepared, created_s)
-    collected = Collected(asked.choices)
+        return await _serve_stream(exchange, asked, prepared, created_s, reading)
+    collected = Collected(asked.choices, reading)
     answers = await run_all(exchange, prepared, collected)
-    exchange.usage = usage = sum_usage([answer.usage for answer in answers])
+    exchange.usage = usage = _usage(answers, reading)
     if asked.is_prompt_only:
         collected.drop_answer()
         exchange.usage = usage = replace(usage, output_tokens=0)
+    exchange.headers |= warning_headers(reading)
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
         body = chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
@@ -90,6 +94,31 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
             asked, model, collected, usage, created_s=created_s, echoes=echoes, prompt_ids=prompt_ids
         )
     return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
+
+
+def read_of(asked: Asked, prepared: Sequence[Prepared]) -> Reading | None:
+    """How a chat's answer is read; None for completions and where nothing is to be read."""
+    request, first = asked.requests[0], prepared[0]
+    if not isinstance(request.prompt, Conversation):
+        return None
+    return reading_of(
+        first.model,
+        request.prompt,
+        first.generation.token_ids,
+        request_id=request.request_id,
+        choices=asked.choices,
+        parses_tools=asked.parses_tools,
+    )
+
+
+def warning_headers(reading: Reading | None) -> dict[str, str]:
+    """What was wrong with the answer's calls, for a response whose head is not sent yet."""
+    return {WARNING_HEADER: ", ".join(reading.warnings)} if reading is not None and reading.warnings else {}
+
+
+def _usage(answers: Sequence[Answer], reading: Reading | None) -> Usage:
+    usage = sum_usage([answer.usage for answer in answers])
+    return usage if reading is None else reading.counted(usage)
 
 
 async def run_all(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
@@ -146,7 +175,7 @@ class ShiftedOutlet:
 
 
 async def _serve_stream(
-    exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int
+    exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None
 ) -> web.StreamResponse:
     request = exchange.request
     transport = request.transport
@@ -156,7 +185,7 @@ async def _serve_stream(
     stream = EventStream(
         transport,
         _head(exchange, is_chunked=is_chunked),
-        _chunks(asked, prepared, created_s),
+        _chunks(asked, prepared, created_s, reading),
         choices=asked.choices,
         is_chunked=is_chunked,
         buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
@@ -164,7 +193,7 @@ async def _serve_stream(
     keeps_alive = is_chunked and request.keep_alive
     try:
         answers = await run_all(exchange, prepared, stream)
-        exchange.usage = sum_usage([answer.usage for answer in answers])
+        exchange.usage = _usage(answers, reading)
         stream.close_well(exchange.usage)
     except Exception as error:
         if not stream.has_begun:
@@ -201,11 +230,11 @@ def _head(exchange: Exchange, *, is_chunked: bool) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 
-def _chunks(asked: Asked, prepared: Sequence[Prepared], created_s: int) -> Chunks:
+def _chunks(asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None) -> Chunks:
     model = prepared[0].model
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
-        return ChatChunks(asked, model, created_s, prompt_ids[0])
+        return ChatChunks(asked, model, created_s, prompt_ids[0], reading)
     return CompletionChunks(asked, model, created_s, _echoes(asked, prepared), prompt_ids)
 
 

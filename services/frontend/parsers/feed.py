@@ -28,6 +28,7 @@ Emit = Callable[[str], None]
 HELD_CHARACTERS_MAX = 65_536
 """Longest text that a reader may hold back before it knows what it is; longer ones are content."""
 NAME_CHARACTERS_MAX = 256
+BLANKS_MAX = 1024
 _BLANKS = re.compile(r"\s*")
 
 
@@ -47,22 +48,14 @@ class Feed:
     """
 
     __slots__ = (
-        "_calls",
-        "at",
-        "blanks",
-        "drops_blanks",
-        "is_over",
-        "kept",
-        "parts",
-        "plain",
-        "plain_kind",
-        "text",
-        "tools",
-    )
+        "_calls", "at", "blanks", "drops_blanks", "has_content", "has_reasoning", "is_over", "is_reasoning", "kept", "parts",
+        "plain", "plain_kind", "takes_calls", "text", "tools",
+    )  # fmt: skip
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]] | None = None, *, takes_calls: bool = True) -> None:
         self.tools = dict(tools or {})
         """The request's functions: the JSON schema of the parameters by name."""
+        self.takes_calls = takes_calls
         self.text = ""
         self.at = 0
         self.kept = 0
@@ -74,6 +67,10 @@ class Feed:
         self.plain: re.Pattern[str] | None = None
         """While set, a piece without a match and without blanks at its end is one part as it is (the quick path)."""
         self.plain_kind: Callable[[str], Part] = str
+        self.has_content = False
+        self.has_reasoning = False
+        self.is_reasoning = False
+        """True between reasoning's marks."""
         self._calls = 0
 
     @property
@@ -110,9 +107,14 @@ class Feed:
             text = text.lstrip()
         said = text.rstrip()
         self.blanks = text[len(said) :]
-        if said:
-            self.drops_blanks = False
-            self.parts.append(kind(said))
+        if not said:
+            return
+        self.drops_blanks = False
+        self.parts.append(kind(said))
+        if kind is Reasoning:
+            self.has_reasoning = True
+        else:
+            self.has_content = True
 
     def drop_blanks(self) -> None:
         """Forgets the blanks that wait: they are layout around what comes now."""
@@ -153,8 +155,6 @@ class Feed:
     def wait(self, count: int = 1) -> Steps:
         """Until `count` characters are ahead. The answer's end before that is a truncated call."""
         while len(self.text) - self.at < count:
-            if len(self.text) - self.kept > HELD_CHARACTERS_MAX:
-                raise Malformed
             if self.is_over:
                 raise Malformed(TRUNCATED)
             yield
@@ -183,15 +183,18 @@ class Feed:
             raise Malformed(TRUNCATED if is_cut else MALFORMED)
 
     def skip_blanks(self) -> Steps:
-        """Blanks, if any."""
+        """Blanks, if any. Models that got lost write them without end: too many are malformed."""
+        skipped = 0
         while True:
             found = _BLANKS.match(self.text, self.at)
             assert found is not None, "the pattern matches nothing too"
+            skipped += found.end() - self.at
             self.at = found.end()
+            if skipped > BLANKS_MAX:
+                self.at -= skipped - BLANKS_MAX
+                raise Malformed
             if self.at < len(self.text) or self.is_over:
                 return
-            if len(self.text) - self.kept > HELD_CHARACTERS_MAX:
-                raise Malformed
             yield
 
     def take_while(self, pattern: re.Pattern[str], characters_max: int = NAME_CHARACTERS_MAX) -> Found:
@@ -211,19 +214,33 @@ class Feed:
 
     def take_until(self, marks: Marks, characters_max: int = HELD_CHARACTERS_MAX) -> Found:
         """The text before the first mark, which stays. The answer's end before that is a truncated call."""
-        searched = self.at
-        while (found := marks.find(self.text, searched)) is None:
-            if len(self.text) - self.at > characters_max:
+        ahead = 0
+        while (found := marks.find(self.text, self.at + ahead)) is None:
+            ahead = marks.held(self.text, self.at + ahead) - self.at
+            if ahead > characters_max:
                 raise Malformed
-            searched = marks.held(self.text, searched)
             if self.is_over:
                 raise Malformed(TRUNCATED)
-            # More text moves all positions, since delivered text is cut off.
-            ahead = searched - self.at
             yield
-            searched = self.at + ahead
+        if found[0] - self.at > characters_max:
+            raise Malformed
         taken, self.at = self.text[self.at : found[0]], found[0]
         return taken
+
+    def hold(self, pieces: list[str], characters_max: int = HELD_CHARACTERS_MAX) -> Emit:
+        """What keeps pieces that cannot be delivered yet; too many characters are malformed."""
+        length = 0
+
+        def emit(text: str) -> None:
+            nonlocal length
+            length += len(text)
+            if length > characters_max:
+                # The cursor goes back to the limit, so that it is where it would be had the text come in other pieces.
+                self.at -= length - characters_max
+                raise Malformed
+            pieces.append(text)
+
+        return emit
 
     def stream_until(self, marks: Marks, emit: Emit) -> Found:
         """Hands text out as it comes, up to a mark, which stays and is returned; empty at the end of the answer."""
@@ -240,6 +257,7 @@ class Feed:
 
     def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> Found:
         """`stream_until` for content and reasoning, with the quick path open while nothing is held back."""
+        self.is_reasoning = kind is Reasoning
         while True:
             found = marks.find(self.text, self.at)
             end = found[0] if found else len(self.text) if self.is_over else marks.held(self.text, self.at)
@@ -247,8 +265,10 @@ class Feed:
                 self._add(self.text[self.at : end], kind)
             self.at = self.kept = end
             if found or self.is_over:
+                self.is_reasoning = False
                 return found[1] if found else ""
-            if end == len(self.text) and not self.blanks and not self.drops_blanks:
+            has_said = self.has_reasoning if kind is Reasoning else self.has_content
+            if has_said and end == len(self.text) and not self.blanks and not self.drops_blanks:
                 self.plain, self.plain_kind = marks.starts, kind
             yield
             self.plain = None

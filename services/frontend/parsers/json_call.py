@@ -83,7 +83,7 @@ def _read_member(feed: Feed, shape: Shape, call: _Call, key: str) -> Steps:
     elif shape.is_bare and key not in _OTHER_KEYS and key not in ID_KEYS:
         raise Malformed("")
     else:
-        yield from stream_value(feed, lambda _: None)
+        yield from stream_value(feed, feed.hold([]))
 
 
 def _finish(feed: Feed, shape: Shape, call: _Call) -> None:
@@ -99,7 +99,7 @@ def _read_arguments(feed: Feed, call: _Call) -> Steps:
     character = yield from feed.peek()
     if not call.name:
         pieces: list[str] = []
-        yield from _document(feed, character, pieces.append)
+        yield from _document(feed, character, feed.hold(pieces))
         call.held = "".join(pieces)
         return
     if character not in ("{", '"', "n"):

@@ -132,16 +132,7 @@ def _unit(feed: Feed) -> Generator[None, None, int]:
 def take_string(feed: Feed, characters_max: int = HELD_CHARACTERS_MAX) -> Found:
     """A whole JSON string."""
     pieces: list[str] = []
-    length = 0
-
-    def hold(text: str) -> None:
-        nonlocal length
-        length += len(text)
-        if length > characters_max:
-            raise Malformed
-        pieces.append(text)
-
-    yield from stream_string(feed, hold)
+    yield from stream_string(feed, feed.hold(pieces, characters_max))
     return "".join(pieces)
 
 
