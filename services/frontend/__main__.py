@@ -23,6 +23,9 @@ from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from services.frontend.access.access import Access
+from services.frontend.access.interceptor import AccessInterceptor
+from services.frontend.apps import Apps, AppSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.openai.http import HttpServer
@@ -50,6 +53,7 @@ class Frontend:
             settings=settings.router,
         )
         self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
+        self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
             prefill=GrpcPrefillClient(
@@ -65,13 +69,26 @@ class Frontend:
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
             embed=GrpcEmbedClient(self.channels),
+            access=self.access,
         )
-        self.http = HttpServer(self.pipeline, settings.http, self.telemetry.registry, problems=self.models.problems)
+        self.apps = Apps(
+            self.pipeline,
+            AppSettings(state_dir=settings.state_dir, responses=settings.responses),
+            self.telemetry.instruments,
+            instance_id=self.instance_id,
+        )
+        self.http = HttpServer(
+            self.pipeline,
+            settings.http,
+            self.telemetry.registry,
+            problems=self.models.problems,
+            extensions=self.apps.extensions,
+        )
         self.server = RpcServer(
             settings.rpc,
             service_names=[SERVICE_NAME],
             add_services=self._add_services,
-            interceptors=server_interceptors(self.telemetry),
+            interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],
         )
         self.metrics_server = MetricsServer(
             self.telemetry.registry,
@@ -89,10 +106,12 @@ class Frontend:
         parts: list[Part] = [
             self.telemetry.tracing,
             _Closing(self),
+            self.access,
             self.router,
             self.models,
             self.metrics_server,
             self.server,
+            *self.apps.parts,
             self.http,
             self.announcement,
         ]

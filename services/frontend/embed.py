@@ -9,6 +9,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import Ask, ReportKind
 from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
 from kvmesh.rpc.clients import EmbedCall, EmbedClient, EmbedResult, Placed, RouterLink
+from services.frontend.access.caller import current_caller
 from services.frontend.attempt import RETRIABLE
 from services.frontend.models import ServedModel
 from services.frontend.prepare import tokens_of
@@ -41,10 +42,15 @@ class Embedder:
         self._clock = clock
         self._settings = settings
 
-    async def run(self, request: EmbedRequest, model: ServedModel, *, deadline_s: float) -> EmbedResult:
-        """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
+    async def prepare(self, request: EmbedRequest, model: ServedModel) -> list[list[int]]:
+        """The inputs' tokens. Raises what the client did wrong, before anything is asked of the mesh."""
         self._check(request, model)
-        inputs = await self._tokens(request, model)
+        return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
+
+    async def run(
+        self, request: EmbedRequest, model: ServedModel, inputs: list[list[int]], *, deadline_s: float
+    ) -> EmbedResult:
+        """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
         excluded: list[str] = []
         for number in range(self._settings.placement_attempts):
             left_s = max(1e-3, deadline_s - self._clock.now())
@@ -67,9 +73,6 @@ class Embedder:
         if not 1 <= len(request.inputs) <= self._settings.embed_inputs_max:
             most = self._settings.embed_inputs_max
             raise InvalidRequestError(f"input must have 1 to {most} entries", field="input", reason="invalid_value")
-
-    async def _tokens(self, request: EmbedRequest, model: ServedModel) -> list[list[int]]:
-        return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
 
     async def _tokens_of(
         self, request: EmbedRequest, model: ServedModel, i: int, prompt: str | Sequence[int]
@@ -146,7 +149,7 @@ def _ask(
         # The inputs run one after the other where they do not fit together: no worker needs room for more than a context.
         prompt_tokens=min(tokens, model.context_tokens_max - 1),
         adapter=asked.adapter or model.adapter,
-        tenant=asked.tenant,
+        tenant=current_caller.get().tenant,
         priority=asked.priority,
         timeout_s=timeout_s,
         session_id=asked.session_id,

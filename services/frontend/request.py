@@ -47,7 +47,6 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     session_id: str = ""
-    tenant: str = ""
     required_labels: Mapping[str, str] = field(default_factory=dict)
     pinned_prefill_worker_id: str = ""
     pinned_decode_worker_id: str = ""
