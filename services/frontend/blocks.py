@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from services.frontend.tools import HermesParser
+from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
+from services.frontend.reading import Reading
 
 
 class BlockKind(StrEnum):
@@ -84,24 +85,31 @@ class PlainPieces:
         return ()
 
 
-class HermesPieces:
-    """Tool calls in the Hermes format, each in one piece."""
+class ReadPieces:
+    """What a reading makes of the text: reasoning, text and calls."""
 
-    def __init__(self) -> None:
-        self._parser = HermesParser()
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
 
     def push(self, text: str) -> Sequence[Piece]:
         """See Pieces."""
-        return [self._piece(part) for part in self._parser.push(text)]
+        return list(self._pieces(self._reading.push(0, text, 0)))
 
     def flush(self) -> Sequence[Piece]:
         """See Pieces."""
-        return [self._piece(part) for part in self._parser.flush()]
+        return list(self._pieces(self._reading.flush(0)))
 
-    def _piece(self, part: object) -> Piece:
-        if isinstance(part, str):
-            return Piece(kind=BlockKind.TEXT, text=part)
-        return Piece(kind=BlockKind.CALL, text=part.arguments, call=part.index, name=part.name)  # type: ignore[attr-defined]
+    def _pieces(self, parts: Sequence[Part]) -> Iterator[Piece]:
+        for part in parts:
+            match part:
+                case str():
+                    yield Piece(kind=BlockKind.TEXT, text=part)
+                case Reasoning():
+                    yield Piece(kind=BlockKind.REASONING, text=part.text)
+                case CallBegin():
+                    yield Piece(kind=BlockKind.CALL, call=part.number, name=part.name, call_id=part.call_id)
+                case CallArguments():
+                    yield Piece(kind=BlockKind.CALL, call=part.number, text=part.text)
 
 
 class Blocks:
@@ -165,6 +173,6 @@ class Blocks:
         return (block for block in self.blocks if block.kind is BlockKind.CALL)
 
 
-def pieces_for(*, parses_tools: bool) -> Pieces:
-    """What reads the answer of a request."""
-    return HermesPieces() if parses_tools else PlainPieces()
+def pieces_for(reading: Reading | None) -> Pieces:
+    """What reads the answer of a request with one choice."""
+    return PlainPieces() if reading is None else ReadPieces(reading)

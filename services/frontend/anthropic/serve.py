@@ -14,7 +14,7 @@ from services.frontend.blocks import Blocks, pieces_for
 from services.frontend.openai.bodies import Collected, sum_usage
 from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.fields import read_object
-from services.frontend.openai.serve import Exchange, run_all, stream_answer
+from services.frontend.openai.serve import Exchange, read_of, run_all, stream_answer
 from services.frontend.prepare import Prepared, tokens_of
 
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
@@ -68,7 +68,7 @@ async def _create(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse
     )
     prepared = await pipeline.prepare(inner, began_s=exchange.began_s)
     exchange.model_name = prepared.model.name
-    pieces = pieces_for(parses_tools=request.parses_tools)
+    pieces = pieces_for(read_of(request, [prepared]))
     if request.is_stream:
         events = MessageEvents(inner.request_id, request.model, pieces, prepared.ask.prompt_tokens)
         return await stream_answer(exchange, [prepared], events, 1, stream_type=MessageStream)

@@ -18,7 +18,7 @@ from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.logprobs import chat_logprobs
-from services.frontend.openai.serve import Effort, Exchange, run_all, stream_answer
+from services.frontend.openai.serve import Effort, Exchange, read_of, run_all, stream_answer
 from services.frontend.owner import owner_of
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
@@ -189,7 +189,7 @@ def _events(asked: AskedResponse, prepared: Prepared, request: Asked, created_s:
     return ResponseEvents(
         begun_body(asked, request_id, created_s),
         request_id,
-        pieces_for(parses_tools=request.parses_tools),
+        pieces_for(read_of(request, [prepared])),
         prepared.model.text,
         includes_logprobs=asked.includes_logprobs,
     )
@@ -206,7 +206,7 @@ def _whole(
 ) -> dict[str, Any]:
     request_id, ending = prepared.request.request_id, collected.endings[0]
     assert ending is not None, "a request that ended well has ended every choice"
-    blocks = Blocks(pieces_for(parses_tools=request.parses_tools), request_id=request_id)
+    blocks = Blocks(pieces_for(read_of(request, [prepared])), request_id=request_id)
     blocks.push("".join(collected.texts[0]))
     blocks.flush()
     logprobs = None
