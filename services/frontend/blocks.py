@@ -53,8 +53,8 @@ class BlockSink(Protocol):
 class Pieces(Protocol):
     """Turns text into pieces of blocks."""
 
-    def push(self, text: str) -> Sequence["Piece"]:
-        """The pieces that are certain now."""
+    def push(self, text: str, tokens: int) -> Sequence["Piece"]:
+        """The pieces that are certain after this text, which came from so many tokens."""
         ...
 
     def flush(self) -> Sequence["Piece"]:
@@ -76,7 +76,7 @@ class Piece:
 class PlainPieces:
     """All text is text."""
 
-    def push(self, text: str) -> Sequence[Piece]:
+    def push(self, text: str, tokens: int) -> Sequence[Piece]:
         """See Pieces."""
         return (Piece(kind=BlockKind.TEXT, text=text),)
 
@@ -86,14 +86,14 @@ class PlainPieces:
 
 
 class ReadPieces:
-    """What a reading makes of the text: reasoning, text and calls."""
+    """Reasoning and tool calls as the model's family writes them."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
-    def push(self, text: str) -> Sequence[Piece]:
+    def push(self, text: str, tokens: int) -> Sequence[Piece]:
         """See Pieces."""
-        return list(self._pieces(self._reading.push(0, text, 0)))
+        return list(self._pieces(self._reading.push(0, text, tokens)))
 
     def flush(self) -> Sequence[Piece]:
         """See Pieces."""
@@ -107,7 +107,7 @@ class ReadPieces:
                 case Reasoning():
                     yield Piece(kind=BlockKind.REASONING, text=part.text)
                 case CallBegin():
-                    yield Piece(kind=BlockKind.CALL, call=part.number, name=part.name, call_id=part.call_id)
+                    yield Piece(kind=BlockKind.CALL, call=part.number, name=part.name)
                 case CallArguments():
                     yield Piece(kind=BlockKind.CALL, call=part.number, text=part.text)
 
@@ -125,9 +125,9 @@ class Blocks:
         self._call = -1
         self.blocks: list[Block] = []
 
-    def push(self, text: str) -> None:
-        """More text of the answer."""
-        for piece in self._pieces.push(text):
+    def push(self, text: str, tokens: int) -> None:
+        """More text of the answer, from so many tokens."""
+        for piece in self._pieces.push(text, tokens):
             self._take(piece)
 
     def flush(self) -> None:
@@ -174,5 +174,5 @@ class Blocks:
 
 
 def pieces_for(reading: Reading | None) -> Pieces:
-    """What reads the answer of a request with one choice."""
-    return PlainPieces() if reading is None else ReadPieces(reading)
+    """What reads the answer of a request."""
+    return ReadPieces(reading) if reading is not None else PlainPieces()

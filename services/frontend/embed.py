@@ -42,8 +42,8 @@ class Embedder:
         self._clock = clock
         self._settings = settings
 
-    async def prepare(self, request: EmbedRequest, model: ServedModel) -> list[list[int]]:
-        """The inputs' tokens. Raises what the client did wrong, before anything is asked of the mesh."""
+    async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[list[int]]:
+        """The inputs as token ids. Raises what is wrong with the request."""
         self._check(request, model)
         return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
 

@@ -60,8 +60,8 @@ class Pipeline:
         embed: EmbedClient | None = None,
     ) -> None:
         self.models = models
-        self._embedder = Embedder(embed, router, clock, settings) if embed is not None else None
         self.access = access or Access(AccessSettings(), clock)
+        self._embedder = Embedder(embed, router, clock, settings) if embed is not None else None
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
@@ -122,7 +122,10 @@ class Pipeline:
         run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
         try:
-            permit = self.access.enter(prepared)
+            permit = self.access.enter(
+                prompt_tokens=prepared.ask.prompt_tokens,
+                output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
+            )
             try:
                 if not self._tracing.is_on:
                     return await self._run(run, prepared, began_s)
@@ -136,25 +139,24 @@ class Pipeline:
 
     async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
         """Vectors of texts or token ids; see `Embedder`. Counts as one request in flight."""
-        self._check_room()
         asked = request.asked
         self.access.check(asked)
         model = self.models.find(asked.model)
         if self._embedder is None:
             raise UnsupportedError("this frontend gives no embeddings", reason="embeddings_unsupported")
-        inputs = await self._embedder.prepare(request, model)
-        usage = Usage()
         self._admit(asked.request_id)
         try:
-            permit = self.access.reserve(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0)
-            try:
+            with self._tracing.span("embed", parent=asked.traceparent or None):
                 deadline_s = began_s + self._limit_s(asked)
-                result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
-                usage = result.usage
-                self.metrics.prompt_tokens.labels(model.name).inc(usage.prompt_tokens)
-                return result
-            finally:
-                self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
+                inputs = await self._embedder.tokens(request, model)
+                permit, usage = self.access.enter(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0), Usage()
+                try:
+                    result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
+                    usage = result.usage
+                finally:
+                    self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
+            self.metrics.prompt_tokens.labels(model.name).inc(result.usage.prompt_tokens)
+            return result
         finally:
             self._in_flight.discard(asked.request_id)
             if not self._in_flight:

@@ -28,9 +28,6 @@ class HttpSettings:
     stream_buffer_bytes_max: int = setting(
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
     )
-    allows_pins: bool = setting(
-        False, "Whether x-kvmesh-pin-prefill, -pin-decode and x-kvmesh-labels are obeyed; else they are refused."
-    )
     keep_alive_s: float = setting(
         15.0, "Silence in a stream after which a comment is sent, so that proxies keep it open. 0: none.", min=0
     )
@@ -42,6 +39,9 @@ class HttpSettings:
     tls_key_file: str = setting("", "PEM key of the certificate.")
     tls_authority_file: str = setting(
         "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
+    )
+    allows_pins: bool = setting(
+        False, "Whether x-kvmesh-pin-prefill, -pin-decode and x-kvmesh-labels are obeyed; else they are refused."
     )
     stalled_client_timeout_s: float = setting(
         30.0, "Longest wait for a client to read the end of its answer; then it is cut off.", min=0.1

@@ -26,7 +26,7 @@ BODY: dict[str, Any] = {"model": "tiny", "messages": USER, "max_tokens": 100}
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(
         write_model(tmp_path_factory.mktemp("model")),
-        features=frozenset({"structured_output"}),
+        features=frozenset({"structured_output", "logprobs", "logit_bias"}),
         context_tokens_max=4096,
     )
 

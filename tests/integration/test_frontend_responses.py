@@ -29,7 +29,7 @@ BODY = {"model": "tiny", "input": "Hi"}
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(
         write_model(tmp_path_factory.mktemp("model")),
-        features=frozenset({"structured_output"}),
+        features=frozenset({"structured_output", "logprobs", "logit_bias"}),
         context_tokens_max=4096,
     )
 

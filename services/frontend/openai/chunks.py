@@ -38,6 +38,10 @@ class Chunks(Protocol):
         """What comes before a choice's first text; may be empty."""
         ...
 
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """The prompt's log-probabilities, before `opening`."""
+        ...
+
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """New text with all that was asked for; may be empty when it must wait for more text."""
         ...
@@ -63,6 +67,9 @@ class _Base:
     def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
         tail = {"usage": self._running.body(choice["index"])} if self._asked.includes_usage else {}
         return event({**self._head, "choices": [choice], **tail, **more})
+
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Chunks; most have no place for it."""
 
     def _split(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
         """The event around the JSON string `mark`."""
@@ -250,7 +257,7 @@ class CompletionChunks(_Base):
         return self._event(_completion_choice(choice, echo) | more) if echo or more else b""
 
     def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """The prompt's log-probabilities, before `opening`."""
+        """See Chunks."""
         self._prompt_logprobs[choice] = entries
 
     def _echoed(self, choice: int, prompt_ids: Sequence[int]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import orjson
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
 from services.frontend.openai.bodies import error_body
-from services.frontend.openai.chunks import DONE, Chunks, CompletionChunks, event
+from services.frontend.openai.chunks import DONE, Chunks, event
 from services.frontend.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
@@ -118,9 +118,8 @@ class EventStream:
         return self._chunks.opening(choice)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See Outlet. Only completions show it in a stream, with the echo."""
-        if isinstance(self._chunks, CompletionChunks):
-            self._chunks.prompt(choice, entries)
+        """See Outlet."""
+        self._chunks.prompt(choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""
