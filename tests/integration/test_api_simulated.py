@@ -282,3 +282,87 @@ async def test_headers_steer_a_request(mesh: RunningMesh) -> None:
     assert status == 504
     status, answer = await post(mesh, "/v1/chat/completions", body, **{"x-kvmesh-pin-decode": "nobody"})
     assert (status, answer["error"]["param"]) == (403, "x-kvmesh-pin-decode")
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/point"}},
+    "required": ["at"],
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "move", "parameters": PLACE}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+SCHEMAS = {"get_weather": WEATHER, "move": PLACE, "stop": {"type": "object"}}
+NAMED: Any = {"type": "function", "function": {"name": "move"}}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_forced_tool_calls(client: openai.AsyncOpenAI, choice: Any, seed: int) -> None:
+    """The answer is calls with valid arguments and nothing else, whole and streamed."""
+    options: Any = {
+        "model": "demo", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": seed, "temperature": 1,
+    }  # fmt: skip
+    whole = (await client.chat.completions.create(**options)).choices[0]
+    calls = [call.function for call in whole.message.tool_calls or () if call.type == "function"]
+    assert calls and whole.message.content is None and whole.finish_reason == "tool_calls"
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    if choice is NAMED:
+        assert [call.name for call in calls] == ["move"]
+    async with client.chat.completions.stream(**options) as stream:
+        final = (await stream.get_final_completion()).choices[0]
+    streamed = [call.function for call in final.message.tool_calls or ()]
+    assert [(call.name, call.arguments) for call in streamed] == [(call.name, call.arguments) for call in calls]
+    assert final.finish_reason == "tool_calls" and not final.message.content
+    ids = {call.id for call in final.message.tool_calls or ()}
+    assert len(ids) == len(calls)
+
+
+async def test_one_call_at_most(client: openai.AsyncOpenAI) -> None:
+    """`parallel_tool_calls` false with required; an allowed tool only, where some are named."""
+    allowed: Any = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "stop"}}]},
+    }
+    for choice, names in (("required", set(SCHEMAS)), (allowed, {"stop"})):
+        for seed in range(5):
+            whole = await client.chat.completions.create(
+                model="demo", messages=MESSAGES, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, seed=seed,
+                temperature=1,
+            )  # fmt: skip
+            calls = whole.choices[0].message.tool_calls or []
+            assert len(calls) == 1 and calls[0].type == "function" and calls[0].function.name in names
+
+
+async def test_strict_tools_keep_to_their_schema_under_auto(client: openai.AsyncOpenAI) -> None:
+    """The model's own marks stay; the engine's grammar says what stands between them."""
+    tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}}]
+    for seed in range(5):
+        whole = await client.chat.completions.create(
+            model="demo", messages=MESSAGES, tools=tools, seed=seed, temperature=1
+        )
+        calls = whole.choices[0].message.tool_calls or []
+        assert calls and whole.choices[0].finish_reason == "tool_calls"
+        for call in calls:
+            assert call.type == "function"
+            jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+
+
+async def test_forced_call_cut_off_by_max_tokens(client: openai.AsyncOpenAI) -> None:
+    """What came of the arguments is there, and the reason says that it is not all."""
+    whole = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, tools=TOOLS, tool_choice=NAMED, max_tokens=2
+    )
+    assert whole.choices[0].finish_reason == "length"
+    calls = whole.choices[0].message.tool_calls or []
+    assert len(calls) == 1 and calls[0].type == "function" and calls[0].function.arguments.startswith("{")
