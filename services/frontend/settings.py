@@ -8,6 +8,7 @@ from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.frontend.batches.settings import BatchSettings
 from services.frontend.responses.settings import ResponsesSettings
 
 
@@ -77,6 +78,7 @@ class FrontendSettings:
     )
     http: HttpSettings = field(default_factory=HttpSettings)
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
