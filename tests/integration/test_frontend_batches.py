@@ -70,6 +70,13 @@ async def start_batch(client: openai.AsyncOpenAI, data: bytes, *, endpoint: Any 
     return await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window)
 
 
+async def completed(client: openai.AsyncOpenAI, batch_id: str) -> int:
+    """Lines that went well so far."""
+    counts = (await client.batches.retrieve(batch_id)).request_counts
+    assert counts is not None
+    return counts.completed
+
+
 async def wait_ended(client: openai.AsyncOpenAI, batch_id: str, timeout_s: float = 20) -> Any:
     """Polls until the batch has ended."""
     async with asyncio.timeout(timeout_s):
@@ -199,7 +206,7 @@ async def test_cancelling_keeps_what_was_done(model: ServedModel, tmp_path: Path
     async with running_apps([model], mesh, tmp_path, apps=SETTINGS) as running, openai_client(running.url) as client:
         made = await start_batch(client, jsonl(chat_line(i) for i in range(40)))
         async with asyncio.timeout(10):
-            while (await client.batches.retrieve(made.id)).request_counts.completed < 4:
+            while await completed(client, made.id) < 4:
                 await asyncio.sleep(0.02)
         assert (await client.batches.cancel(made.id)).status == "cancelling"
         batch = await wait_ended(client, made.id)
@@ -238,7 +245,7 @@ async def test_killed_in_the_middle_and_resumed(model_directory: Path, model: Se
         async with openai_client(url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(60)))
             async with asyncio.timeout(20):
-                while (done := (await client.batches.retrieve(made.id)).request_counts.completed) < 8:
+                while (done := await completed(client, made.id)) < 8:
                     await asyncio.sleep(0.02)
     finally:
         os.kill(process.pid, signal.SIGKILL)
@@ -282,7 +289,7 @@ async def test_a_lease_that_was_lost_writes_nothing(model: ServedModel, tmp_path
         async with openai_client(first.url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(30)))
             async with asyncio.timeout(10):
-                while (await client.batches.retrieve(made.id)).request_counts.completed < 4:
+                while await completed(client, made.id) < 4:
                     await asyncio.sleep(0.02)
             with sqlite3.connect(tmp_path / "batches" / "batches.sqlite") as connection:
                 connection.execute("UPDATE batches SET lease_epoch = lease_epoch + 1, lease_until_s = 0")
@@ -300,7 +307,7 @@ async def test_stopping_leaves_the_batch_to_the_next(model: ServedModel, tmp_pat
         async with openai_client(first.url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(60)))
             async with asyncio.timeout(10):
-                while (await client.batches.retrieve(made.id)).request_counts.completed < 4:
+                while await completed(client, made.id) < 4:
                     await asyncio.sleep(0.02)
         await first.pipeline.drain()
         assert not mesh.cancelled
