@@ -8,6 +8,7 @@ Invariants:
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from services.router.learning import Forecast
 from services.router.target import Target
@@ -30,8 +31,8 @@ class Reservation:
     ends_at_latest: float
     is_orphaned: bool = False
     is_prefilled: bool = False
-    due_at: float = 0.0
-    """When the worker that computes now should have shown a result."""
+    due_at: float = inf
+    """Since when the worker that computes now has had it to do. Infinite: nobody here knows, a peer placed it."""
     expected_ttft_s: float | None = None
     """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
     placed_at: float | None = None

@@ -1,6 +1,7 @@
 """Health in placement: breakers, wedges and impossible overlap as a whole router shows them."""
 
 from itertools import count
+from math import inf
 
 import pytest
 
@@ -202,6 +203,18 @@ def test_overdue_placements_show_a_wedge_that_load_records_do_not():
     assert kinds(router, 60.0) == ["worker_recovered"]
     assert excluded(router, "d1") == ""
     tell(router, number, "cancelled", 61.0)
+
+
+def test_placements_of_which_nobody_here_knows_since_when_show_nothing():
+    """What a peer placed counts as work, and is no evidence until somebody reports of it here."""
+    router = fleet_of("d1")
+    load(router, "d1", 0, step=7)
+    number, _ = place(router, 1.0)
+    reservation = router.book.get("f", number)
+    reservation.due_at = inf
+    assert kinds(router, 1000.0) == []
+    tell(router, number, "first_token", 1000.0)
+    assert kinds(router, 1006.0) == ["worker_wedged", "breaker_opened"]
 
 
 def test_decode_is_not_blamed_for_a_slow_prefill():
