@@ -103,6 +103,7 @@ class KvLog:
                 events=part,
                 is_snapshot=True,
                 is_complete=number == len(parts) - 1,
+                part=number + 1,
             )
 
     def _runs(self) -> Iterator[KvStored]:

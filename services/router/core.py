@@ -125,7 +125,7 @@ class RouterCore:
             if target is not None:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
-                    target.worker.feed.remember(target.rank, ask.block_hashes)
+                    target.worker.feed.placed(target.rank, ask.block_hashes, now=now)
         return _placement(reservation, choice)
 
 

@@ -160,8 +160,12 @@ class Placer:
     def _held_tokens(self, ask: Ask) -> dict[int, int]:
         """Prompt tokens held per holder bit. The last token is always computed."""
         size, most = ask.block_size_tokens, ask.prompt_tokens - 1
-        found = self._index.device.match(ask.block_hashes)
-        return {bit: tokens for m in found if (tokens := min(m.depth * size, most)) for bit in bits(m.holders)}
+        held: dict[int, int] = {}
+        for found in (self._index.device.match(ask.block_hashes), self._index.predicted.match(ask.block_hashes)):
+            for m in found:
+                tokens = min(m.depth * size, most)
+                held.update((bit, tokens) for bit in bits(m.holders) if tokens > held.get(bit, 0))
+        return held
 
     def _narrowed(self, pool: Pool, ask: Ask) -> Pool:
         prefills = self._allowed(pool.prefills, ask.excluded_worker_ids, ask.pinned_prefill_worker_id)

@@ -31,6 +31,7 @@ class Upkeep:
             if expired:
                 self._metrics.expired(len(expired))
                 log.warning("reservations_expired", extra={"data": {"count": len(expired)}})
+            self._core.index.expire(self._clock.now())
             until_s = self._clock.now() + EXPIRE_INTERVAL_S
             while self._core.index.sweep(self._sweep_blocks) and self._clock.now() < until_s:
                 await self._clock.sleep(SWEEP_PAUSE_S)

@@ -70,7 +70,7 @@ def test_another_epoch_gets_a_snapshot() -> None:
     log.append([KvStored(block_hashes=[1, 2, 3])])
     heard = log.since(1, 1)
     assert heard == [
-        KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, is_complete=True)
+        KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, part=1)
     ]
 
 

@@ -173,7 +173,7 @@ def test_ranks_are_placed_on_one_by_one():
     """Each data-parallel rank has its own cache and its own load."""
     router = core()
     worker = join(router, "d1", "decode", ranks=2)
-    worker.feed.remember(0, [1])
+    router.index.device.stored(worker.feed.bits[0], [1])
     router.index.device.stored(worker.feed.bits[1], [1, 2])
     assert place(router, 1, ask("r1", [1, 2, 3])).decode.data_parallel_rank == 1
     placed = [place(router, n, ask(f"r{n}", [7, 8])).decode.data_parallel_rank for n in range(2, 6)]
