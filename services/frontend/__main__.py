@@ -22,6 +22,8 @@ from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from services.frontend.access.access import Access
+from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.openai.http import HttpServer
@@ -49,6 +51,7 @@ class Frontend:
             settings=settings.router,
         )
         self.models = DiscoveredModels(self.registry, settings.models, clock)
+        self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
             prefill=GrpcPrefillClient(
@@ -63,13 +66,14 @@ class Frontend:
             metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
+            access=self.access,
         )
         self.http = HttpServer(self.pipeline, settings.http, self.telemetry.registry, problems=self.models.problems)
         self.server = RpcServer(
             settings.rpc,
             service_names=[SERVICE_NAME],
             add_services=self._add_services,
-            interceptors=server_interceptors(self.telemetry),
+            interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],
         )
         self.metrics_server = MetricsServer(
             self.telemetry.registry,
@@ -87,6 +91,7 @@ class Frontend:
         parts: list[Part] = [
             self.telemetry.tracing,
             _Closing(self),
+            self.access,
             self.router,
             self.models,
             self.metrics_server,

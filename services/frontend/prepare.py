@@ -7,6 +7,7 @@ from kvmesh.checks import CACHE_SALT_BYTES_MAX, PRIORITY_MAX, check_length, chec
 from kvmesh.core import Ask, Generation, SamplingParams
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes, seed_hash
+from services.frontend.access.caller import current_caller
 from services.frontend.models import ServedModel
 from services.frontend.request import Conversation, Request
 from services.frontend.settings import PipelineSettings
@@ -118,6 +119,7 @@ def prepare(request: Request, model: ServedModel, token_ids: list[int], *, attem
         block_size_tokens=size,
         expected_output_tokens=sampling.max_tokens or 0,
         adapter=adapter,
+        tenant=current_caller.get().tenant,
         priority=request.priority,
         timeout_s=attempt_timeout_s,
         session_id=request.session_id,

@@ -14,7 +14,7 @@ Steps that follow a snapshot wait at the worker, in the watch's bounded buffer; 
 next begins with what is missing or a new snapshot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
@@ -64,7 +64,7 @@ class KvFeed:
         bit = self.bits[rank]
         return self._index.device.count(bit) if self._tells_events else self._index.predicted.count(bit)
 
-    def tier_blocks(self, rank: int) -> Mapping[KvTier, int]:
+    def blocks_by_tier(self, rank: int) -> dict[KvTier, int]:
         """Blocks of one rank by tier, tiers without blocks left out."""
         bit = self.bits[rank]
         return {tier: count for tier, index in self._index.tiers.items() if (count := index.count(bit))}
@@ -94,12 +94,21 @@ class KvFeed:
             self.trust, self.reason = Trust.EXACT, ""
         return True
 
-    def placed(self, rank: int, block_hashes: Sequence[int], *, now: float) -> None:
-        """A prompt was placed there: its blocks are believed to come, or, of an engine that tells nothing, to be there."""
-        if self._tells_events:
-            self._index.predict(self.bits[rank], block_hashes, now=now)
-        else:
+    def placed(self, rank: int, block_hashes: Sequence[int], *, now: float, is_computing: bool) -> None:
+        """A prompt was placed there.
+
+        Whoever computes it is believed to have it cached when those behind it in his queue have their turn. Whoever is
+        handed the KV is not: one that is sent there too may be faster than the transfer.
+        """
+        if not self._tells_events:
             self._index.approximate(self.bits[rank], block_hashes, now=now, blocks_max=self._remembered_max)
+        elif is_computing:
+            self._index.predict(self.bits[rank], block_hashes, now=now)
+
+    def settled(self, rank: int, last_block_hash: int) -> None:
+        """A prompt that was placed there came to its end: what no event told of by now is not going to come."""
+        if self._tells_events:
+            self._index.predicted.stored(self.bits[rank], (last_block_hash,))
 
     def drop(self) -> None:
         """Forgets everything; the feed is not used again."""

@@ -47,6 +47,7 @@ class HolderIndex:
         "_holders",
         "_live",
         "_sweeper",
+        "holders_version",
     )
 
     def __init__(self) -> None:
@@ -60,6 +61,8 @@ class HolderIndex:
         self._live = 0
         self._dead = 0
         self._sweeper: Generator[None, None, None] | None = None
+        self.holders_version = 0
+        """Counts up whenever a bit is given out: whoever remembers bits looks them up again."""
 
     def __len__(self) -> int:
         """Distinct blocks, those of dropped holders included until they are swept."""
@@ -72,6 +75,7 @@ class HolderIndex:
 
     def add_holder(self, bit: int) -> None:
         """Takes in a new, empty holder. Its bit is not in `traces`."""
+        self.holders_version += 1
         self._counts.extend([0] * (bit + 1 - len(self._counts)))
         self._live |= 1 << bit
 

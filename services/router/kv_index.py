@@ -34,7 +34,7 @@ class KvIndex:
         """Blocks that an engine can use without moving them."""
         self.predicted = PredictedIndex(blocks_max=believed_blocks_max)
         """Own placements that no event has confirmed yet, and those that stand for the caches of silent engines."""
-        self._indexes = (*self.tiers.values(), self.predicted)
+        self._indexes: Sequence[HolderIndex | PredictedIndex] = (*self.tiers.values(), self.predicted)
         self._predicted_lifetime = predicted
         self._approximate_lifetime = approximate
         self._bits = 0
@@ -65,6 +65,7 @@ class KvIndex:
         """`new` takes the place of `old`, which is dropped: what was predicted for `old` holds for `new`."""
         self.predicted.rename(old, new)
         self.drop_holder(old)
+        self.device.holders_version += 1
 
     def predict(self, bit: int, block_hashes: Sequence[int], *, now: float) -> None:
         """A prompt was placed on a holder that tells its events. Nothing is believed of what it told already."""

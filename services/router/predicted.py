@@ -77,6 +77,7 @@ class PredictedIndex:
         """`blocks_max` bounds the blocks in the tree, each counted once, and with them its memory (40 bytes a block)."""
         self._blocks_max = blocks_max
         self._blocks = 0
+        self._placements = 0
         self._first: dict[int, _Stretch] = {}
         self._records: dict[int, OrderedDict[int, _Placed]] = {}
         self._queues: dict[Lifetime, OrderedDict[_Placed, None]] = {}
@@ -85,7 +86,7 @@ class PredictedIndex:
 
     def __len__(self) -> int:
         """Placements believed, those of dropped holders included until they are swept."""
-        return sum(map(len, self._queues.values()))
+        return self._placements
 
     @property
     def traces(self) -> int:
@@ -132,7 +133,7 @@ class PredictedIndex:
         if not block_hashes:
             return
         self.expire(now)
-        known = self._records.get(bit, {}).get(block_hashes[-1])
+        known = self._records[bit].get(block_hashes[-1]) if bit in self._records else None
         if known is not None:
             self._renew(known, now)
             return
@@ -141,6 +142,7 @@ class PredictedIndex:
         placed = _Placed(bit, block_hashes[-1], stretch, lifetime, now + lifetime.ttl_s)
         self._records.setdefault(bit, OrderedDict())[placed.last] = placed
         self._queues.setdefault(lifetime, OrderedDict())[placed] = None
+        self._placements += 1
         self._keep_bounds(placed, holder_blocks_max)
 
     def stored(self, bit: int, block_hashes: Sequence[int]) -> None:
@@ -158,13 +160,14 @@ class PredictedIndex:
 
     def rename(self, old: int, new: int) -> None:
         """The placements of holder `old` are those of `new`, a holder without any."""
-        for placed in list(self._records.get(old, {}).values()):
+        if old not in self._records:
+            return
+        records = self._records[new] = self._records.pop(old)
+        for placed in records.values():
             self._count_in(placed.stretch, new)
             self._count_out(placed.stretch, old)
             placed.bit = new
-        if old in self._records:
-            self._records[new] = self._records.pop(old)
-            del self._counts[old]
+        del self._counts[old]
 
     def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
         """Leading blocks believed to be held, per holder of `among`; holders of none are left out. Deepest last."""
@@ -251,13 +254,15 @@ class PredictedIndex:
             self._forget(next(iter(records.values())))
         while len(queue) > placed.lifetime.placements_max:
             self._forget(next(iter(queue)))
-        while self._blocks > self._blocks_max and len(self) > 1:
-            self._forget(next(iter(max(self._queues.values(), key=len))))
+        while self._blocks > self._blocks_max and self._placements > 1:
+            longest = sorted(self._queues.values(), key=len)[-1]
+            self._forget(next(iter(longest)))
 
     def _forget(self, placed: _Placed) -> None:
         records = self._records[placed.bit]
         del records[placed.last]
         del self._queues[placed.lifetime][placed]
+        self._placements -= 1
         self._count_out(placed.stretch, placed.bit)
         if not records:
             del self._records[placed.bit]

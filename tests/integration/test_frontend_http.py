@@ -482,10 +482,10 @@ async def test_paths_that_do_not_exist(running: Running) -> None:
 
 
 async def test_failures_before_the_first_token_are_statuses(model: ServedModel) -> None:
-    """503, 429 with Retry-After; 502 for lost work; streaming or not."""
+    """503 with Retry-After when refused; 502 for lost work; streaming or not."""
     cases = [
         (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),
-        (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 429, "overloaded", True),
+        (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 503, "overloaded", True),
         (Faults(prefill=[LostError("gone")] * 3), 502, "worker_lost", False),
         (Faults(prefill=[InternalError("a defect")]), 500, "internal", False),
     ]

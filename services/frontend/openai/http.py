@@ -1,34 +1,40 @@
 """The HTTP server: routes, limits, and the one boundary where failures become answers."""
 
-import asyncio
 import logging
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError
+from kvmesh.errors import MeshError, NotFoundError
 from kvmesh.rpc.http_status import http_status
-from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.models import ServedModel
 from services.frontend.openai.asked import Asked
-from services.frontend.openai.bodies import error_body, error_headers, model_body, to_json
+from services.frontend.openai.bodies import error_body, error_headers, model_body
+from services.frontend.openai.boundary import REQUEST_ID_HEADER, Boundary, client_id_of, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
 from services.frontend.openai.fields import read_object
-from services.frontend.openai.serve import CLIENT_GONE, Exchange, defect, serve
+from services.frontend.openai.serve import Exchange, serve
 from services.frontend.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
-REQUEST_ID_HEADER = "x-request-id"
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
+ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 
 Reader = Callable[[Mapping[str, Any], str], Asked]
+
+
+class Extension(Protocol):
+    """More of the API, kept in a package of its own."""
+
+    def add_routes(self, app: web.Application, boundary: Boundary) -> None:
+        """Adds its paths."""
+        ...
 
 
 class HttpServer:
@@ -41,7 +47,10 @@ class HttpServer:
         registry: CollectorRegistry,
         *,
         problems: Callable[[], Mapping[str, str]] = dict,
+        extensions: Sequence["Extension"] = (),
     ) -> None:
+        self._boundary = Boundary(pipeline, settings)
+        self._extensions = extensions
         self._pipeline = pipeline
         self._settings = settings
         self._registry = registry
@@ -64,7 +73,10 @@ class HttpServer:
         app.router.add_get("/health", self._health)
         app.router.add_get("/live", self._live)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_route("*", "/{path:.*}", self._nothing)
+        for extension in self._extensions:
+            extension.add_routes(app, self._boundary)
+        app.router.add_route("OPTIONS", ANY_PATH, self._preflight)
+        app.router.add_route("*", ANY_PATH, self._nothing)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -77,7 +89,10 @@ class HttpServer:
             max_headers=self._settings.headers_max,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, backlog=self._settings.backlog)
+        settings = self._settings
+        site = web.TCPSite(
+            self._runner, settings.host, settings.port, backlog=settings.backlog, ssl_context=tls_context(settings)
+        )
         await site.start()
         self._port = self._runner.addresses[0][1]
         _log.info("http_server_started", extra={"data": {"host": self._settings.host, "port": self._port}})
@@ -95,124 +110,90 @@ class HttpServer:
         return await self._answer(request, lambda values, id_: read_completion(values, id_, self._pipeline.settings))
 
     async def _answer(self, request: web.Request, read: Reader) -> web.StreamResponse:
-        """One request, its outcome counted and logged once."""
-        began_s = self._pipeline.clock.now()
-        request_id, client_id = self._pipeline.new_id(), _client_id(request)
-        exchange = Exchange(
-            request=request,
-            pipeline=self._pipeline,
-            settings=self._settings,
-            began_s=began_s,
-            client_id=client_id,
-            request_id=request_id,
-            headers={REQUEST_ID_HEADER: client_id or request_id},
-        )
-        try:
-            response = await self._served(exchange, read)
-        except asyncio.CancelledError:
-            exchange.code, exchange.reason = CLIENT_GONE, "client_gone"
-            raise
-        finally:
-            self._account(exchange)
-        return response
-
-    async def _served(self, exchange: Exchange, read: Reader) -> web.StreamResponse:
-        try:
-            body = await self._body(exchange.request)
+        async def work(exchange: Exchange) -> web.StreamResponse:
+            body = await self._boundary.body(request)
             return await serve(exchange, read(read_object(body), exchange.request_id))
-        except web.HTTPRequestEntityTooLarge:
-            limit = self._settings.body_bytes_max
-            error = InvalidRequestError(f"the body is larger than {limit} bytes", reason="body_too_large")
-            return _failed(exchange, error, code=413)
-        except MeshError as error:
-            return _failed(exchange, error)
-        except Exception as error:  # noqa: BLE001 (the boundary that keeps defects from clients; logged)
-            return _failed(exchange, defect(error, exchange.request_id))
 
-    async def _body(self, request: web.Request) -> bytes:
-        try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                return await request.read()
-        except TimeoutError:
-            raise InvalidRequestError("the body did not come in time", reason="body_timeout") from None
-        except (web.RequestPayloadError, ValueError) as error:
-            raise InvalidRequestError("the body cannot be read", reason="invalid_body") from error
-
-    def _account(self, exchange: Exchange) -> None:
-        model = exchange.model_name or UNKNOWN_MODEL
-        self._pipeline.metrics.requests.labels(model, str(exchange.code)).inc()
-        data = {
-            "request_id": exchange.request_id,
-            "client_id": exchange.client_id,
-            "path": exchange.request.path,
-            "model": model,
-            "code": exchange.code,
-            "reason": exchange.reason,
-            "prompt_tokens": exchange.usage.prompt_tokens,
-            "output_tokens": exchange.usage.output_tokens,
-            "cached_tokens": exchange.usage.cached_tokens,
-            "ttft_s": None if exchange.ttft_s is None else round(exchange.ttft_s, 6),
-            "duration_s": round(self._pipeline.clock.now() - exchange.began_s, 6),
-        }
-        _log.info("request_finished", extra={"data": data})
+        return await self._boundary.handle(request, work)
 
     async def _models(self, request: web.Request) -> web.Response:
-        data = [body for model in self._pipeline.models.served() for body in _entries(model)]
-        return _json({"object": "list", "data": data}, headers=_common_headers(request))
+        headers = self._common_headers(request)
+        try:
+            caller = self._pipeline.access.authenticate(request.headers)
+        except MeshError as error:
+            return _error_response(error, headers=headers)
+        models = [body for model in self._pipeline.models.served() for body in _entries(model)]
+        data = [body for body in models if caller.allows(body["id"])]
+        return json_response({"object": "list", "data": data}, headers=headers)
 
     async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+        name, headers = request.match_info["name"], self._common_headers(request)
         try:
-            return _json(model_body(self._pipeline.models.find(name), name), headers=_common_headers(request))
+            self._pipeline.access.authenticate(request.headers).check_model(name)
+            return json_response(model_body(self._pipeline.models.find(name), name), headers=headers)
         except MeshError as error:
-            return _error_response(error, headers=_common_headers(request))
+            return _error_response(error, headers=headers)
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        return self._boundary.cross_origin.preflight(request)
 
     async def _health(self, _: web.Request) -> web.Response:
         models = [model.name for model in self._pipeline.models.served()]
         is_healthy = bool(models) and not self._pipeline.is_draining
         why = "ok" if is_healthy else "draining" if self._pipeline.is_draining else "no model can be asked"
         body = {"status": why, "models": models, "problems": dict(self._problems())}
-        return _json(body, status=200 if is_healthy else 503)
+        return json_response(body, status=200 if is_healthy else 503)
 
     async def _live(self, _: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
+    def _common_headers(self, request: web.Request) -> dict[str, str]:
+        client_id = client_id_of(request)
+        ids = {REQUEST_ID_HEADER: client_id} if client_id else {}
+        return ids | self._boundary.cross_origin.headers(request)
+
     async def _nothing(self, request: web.Request) -> web.Response:
-        is_known = request.path in (CHAT_PATH, COMPLETION_PATH, "/v1/models", "/health", "/live", "/metrics")
+        methods = await methods_of(request)
         error = NotFoundError(
             f"{request.method} {request.path[:128]} does not exist",
-            reason="method_not_allowed" if is_known else "not_found",
+            reason="method_not_allowed" if methods else "not_found",
         )
-        return _error_response(error, code=405 if is_known else 404, headers=_common_headers(request))
-
-
-def _failed(exchange: Exchange, error: MeshError, *, code: int = 0) -> web.Response:
-    exchange.code, exchange.reason = code or http_status(error)[0], error.reason
-    return _error_response(error, code=exchange.code, headers=exchange.headers)
+        headers = self._common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
+        return _error_response(error, code=405 if methods else 404, headers=headers)
 
 
 def _error_response(error: MeshError, *, code: int = 0, headers: Mapping[str, str]) -> web.Response:
-    return _json(error_body(error), status=code or http_status(error)[0], headers={**headers, **error_headers(error)})
-
-
-def _json(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=to_json(body), status=status, headers=headers, content_type="application/json")
+    return json_response(
+        error_body(error), status=code or http_status(error)[0], headers={**headers, **error_headers(error)}
+    )
 
 
 def _entries(model: ServedModel) -> list[dict[str, Any]]:
     return [model_body(model, name) for name in (model.name, *model.adapters)]
 
 
-def _client_id(request: web.Request) -> str:
-    """The client's own id of the request, for the log and for the echo; never used inside the mesh."""
-    given = request.headers.get(REQUEST_ID_HEADER, "")
-    return given if _REQUEST_ID.match(given) else ""
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """TLS as the settings want it. OSError (ssl.SSLError) when a file cannot be read."""
+    if not settings.tls_certificate_file:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    if settings.tls_authority_file:
+        context.load_verify_locations(settings.tls_authority_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
-def _common_headers(request: web.Request) -> dict[str, str]:
-    client_id = _client_id(request)
-    return {REQUEST_ID_HEADER: client_id} if client_id else {}
+async def methods_of(request: web.Request) -> list[str]:
+    """The methods that the path has, whatever this request's is."""
+    methods: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource.canonical != ANY_PATH_CANONICAL:
+            _, allowed = await resource.resolve(request)
+            methods |= allowed
+    return sorted(methods)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -75,21 +76,33 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     created_s = int(pipeline.clock.wall())
     if asked.is_stream:
         return await _serve_stream(exchange, asked, prepared, created_s)
+    body = await whole_body(exchange, asked, prepared, created_s)
+    return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
+
+
+class Effort(Protocol):
+    """What running a request needs and tells: an exchange, or a line of a batch."""
+
+    pipeline: Pipeline
+    began_s: float
+    usage: Usage
+    ttft_s: float | None
+
+
+async def whole_body(exchange: Effort, asked: Asked, prepared: Sequence[Prepared], created_s: int) -> dict[str, Any]:
+    """The whole answer as its JSON body."""
+    model = prepared[0].model
     collected = Collected(asked.choices)
     answers = await run_all(exchange, prepared, collected)
     exchange.usage = usage = sum_usage([answer.usage for answer in answers])
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
-        body = chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
-    else:
-        echoes = _echoes(asked, prepared)
-        body = completion_body(
-            asked, model, collected, usage, created_s=created_s, echoes=echoes, prompt_ids=prompt_ids
-        )
-    return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
+        return chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
+    echoes = _echoes(asked, prepared)
+    return completion_body(asked, model, collected, usage, created_s=created_s, echoes=echoes, prompt_ids=prompt_ids)
 
 
-async def run_all(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+async def run_all(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
     """Runs one request per prompt; the first failure ends all."""
     if len(prepared) == 1:
         answers = [await exchange.pipeline.run(prepared[0], outlet, began_s=exchange.began_s)]
@@ -99,7 +112,7 @@ async def run_all(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outl
     return answers
 
 
-async def _run_several(exchange: Exchange, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+async def _run_several(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [
@@ -141,20 +154,32 @@ class ShiftedOutlet:
 async def _serve_stream(
     exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int
 ) -> web.StreamResponse:
+    return await stream_answer(exchange, prepared, _chunks(asked, prepared, created_s), asked.choices)
+
+
+async def stream_answer(
+    exchange: Exchange,
+    prepared: Sequence[Prepared],
+    chunks: Chunks,
+    choices: int,
+    stream_type: type[EventStream] = EventStream,
+) -> web.StreamResponse:
+    """Runs the requests and writes their events as they come. Raises what happened before the first."""
     request = exchange.request
     transport = request.transport
     if transport is None or transport.is_closing():
         raise asyncio.CancelledError("the client is gone")
     is_chunked = request.version >= (1, 1)
-    stream = EventStream(
+    stream = stream_type(
         transport,
         _head(exchange, is_chunked=is_chunked),
-        _chunks(asked, prepared, created_s),
-        choices=asked.choices,
+        chunks,
+        choices=choices,
         is_chunked=is_chunked,
         buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
     )
     keeps_alive = is_chunked and request.keep_alive
+    beat = _Beat(stream, exchange.settings.keep_alive_s)
     try:
         answers = await run_all(exchange, prepared, stream)
         exchange.usage = sum_usage([answer.usage for answer in answers])
@@ -167,10 +192,34 @@ async def _serve_stream(
         stream.close_failed(failure)
         keeps_alive = False
     finally:
+        beat.end()
         stream.abandon()
     if not await stream.wait_sent(exchange.settings.stalled_client_timeout_s):
         exchange.code, exchange.reason = CLIENT_GONE, "client_stalled"
     return WrittenResponse(keeps_alive=keeps_alive)
+
+
+class _Beat:
+    """Keeps a stream alive every `interval_s`; 0: never."""
+
+    def __init__(self, stream: EventStream, interval_s: float) -> None:
+        self._stream = stream
+        self._interval_s = interval_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._interval_s:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._beat)
+
+    def _beat(self) -> None:
+        self._stream.keep_alive()
+        self._wait()
+
+    def end(self) -> None:
+        """No more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def defect(error: Exception, request_id: str) -> InternalError:

@@ -17,6 +17,7 @@ from services.frontend.openai.chunks import DONE, Chunks, event
 from services.frontend.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 _POLL_S = 0.02
 
 
@@ -26,6 +27,9 @@ class EventStream:
     1. Pieces of a choice are written in order; a choice's ending comes after all of its text.
     2. After `close_*` nothing is written.
     """
+
+    done = DONE
+    """What ends a stream that ended well."""
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class EventStream:
         self._has_begun = False
         self._is_scheduled = False
         self._is_closed = False
+        self._is_quiet = True
 
     @property
     def has_begun(self) -> bool:
@@ -73,6 +78,7 @@ class EventStream:
         ):
             self._on_text(choice, text, token_ids, logprobs)
             return
+        self._is_quiet = False
         before, after = self._plain[choice]
         body = orjson.dumps(text)
         if self._is_chunked:
@@ -142,7 +148,14 @@ class EventStream:
         if self._pending and not self._is_closed and not self._transport.is_closing():
             data = b"".join(self._pending)
             self._pending.clear()
+            self._is_quiet = False
             self._transport.write(self._begin() + self._frame(data))
+
+    def keep_alive(self) -> None:
+        """To be called now and then: a comment, if nothing was written since the last time. A first one begins the stream."""
+        if self._is_quiet and not self._is_closed and not self._transport.is_closing():
+            self._transport.write(self._begin() + self._frame(KEEP_ALIVE))
+        self._is_quiet = True
 
     def _begin(self) -> bytes:
         if self._has_begun:
@@ -155,11 +168,15 @@ class EventStream:
 
     def close_well(self, usage: Usage) -> None:
         """The end of a request that ended well."""
-        self._close(self._chunks.usage(usage) + DONE)
+        self._close(self._chunks.usage(usage) + self.done)
 
     def close_failed(self, error: MeshError) -> None:
         """The end of a request that failed after its stream began: the error is the last event."""
-        self._close(event(error_body(error)))
+        self._close(self.failure(error))
+
+    def failure(self, error: MeshError) -> bytes:
+        """The last event of a stream that failed."""
+        return event(error_body(error))
 
     def _close(self, data: bytes) -> None:
         self._pending.append(data)
