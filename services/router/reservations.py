@@ -41,6 +41,8 @@ class Reservation:
     """Expected time to compute its prompt; 0: as the worker's coefficients say."""
     forecast: Forecast | None = None
     """What reports are compared with. None: nothing, a peer placed it."""
+    last_block_hash: int | None = None
+    """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it."""
 
     @property
     def expected_prefill_s(self) -> float | None:

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from kvmesh.core import KvBatch, LoadRecord, ReportKind
+from kvmesh.core import KvBatch, KvStored, KvTier, LoadRecord, ReportKind
 from kvmesh.errors import DeadlineError, InvalidRequestError, KvLostError, LostError, OverloadedError, UnavailableError
 from services.router.breaker import BreakerSettings, BreakerState
 from services.router.core import RouterCore
@@ -268,4 +268,16 @@ def test_good_overlap_and_unknown_caches_are_not_told():
         for name in ("d1", "d2", "d3"):
             number, _ = place(router, float(now), hashes=[1, 2, 3], pinned_decode_worker_id=name)
             tell(router, number, "finished", float(now))
+    assert router.check_health(now=30.0) == []
+
+
+def test_blocks_in_a_slower_tier_are_overlap_too():
+    """A worker that moved them to host memory still names them as asked for."""
+    router = fleet_of("d1")
+    feed = router.fleet.workers["d1"].feed
+    told = KvStored(block_hashes=(1, 2), tier=KvTier.HOST)
+    feed.apply(KvBatch(epoch=1, sequence=feed.resume_at[1] + 1, events=(told,)))
+    for now in range(30):
+        number, _ = place(router, float(now), hashes=[1, 2, 3])
+        tell(router, number, "finished", float(now))
     assert router.check_health(now=30.0) == []
