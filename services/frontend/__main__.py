@@ -16,6 +16,7 @@ from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_process, run_until_signalled
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.embed_client import GrpcEmbedClient
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.router_link import GrpcRouterLink
@@ -67,11 +68,12 @@ class Frontend:
             metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
+            embed=GrpcEmbedClient(self.channels),
             access=self.access,
         )
         self.apps = Apps(
             self.pipeline,
-            AppSettings(state_dir=settings.state_dir, responses=settings.responses),
+            AppSettings(state_dir=settings.state_dir, responses=settings.responses, batches=settings.batches),
             self.telemetry.instruments,
             instance_id=self.instance_id,
         )

@@ -12,7 +12,6 @@ from kvmesh.core import Ask, KvTier
 from services.router.board import Floats
 from services.router.cost import CostSettings
 from services.router.feed import KvIndex
-from services.router.index import HolderIndex
 
 _DIGITS: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float64)
 """The eight binary digits of every byte, the lowest first."""
@@ -23,11 +22,11 @@ class Overlap:
 
     def __init__(self, index: KvIndex, settings: CostSettings) -> None:
         self._index = index
-        self._credits = (
-            (KvTier.PEER, settings.peer_credit),
-            (KvTier.HOST, settings.host_credit),
-            (KvTier.DISK, settings.disk_credit),
-            (KvTier.OBJECT, settings.object_credit),
+        self._slower = (
+            (index.tiers[KvTier.PEER], settings.peer_credit),
+            (index.tiers[KvTier.HOST], settings.host_credit),
+            (index.tiers[KvTier.DISK], settings.disk_credit),
+            (index.tiers[KvTier.OBJECT], settings.object_credit),
         )
 
     def held_tokens(self, ask: Ask) -> Floats | None:
@@ -38,25 +37,20 @@ class Overlap:
         index, size = self._index, ask.block_size_tokens
         depths, sets = index.device.prefixes(hashes)
         held = by_holder(depths, sets, size) if depths else None
-        predicted: HolderIndex | None = getattr(index, "predicted", None)
-        if predicted is not None and len(predicted):
-            depths, sets = predicted.prefixes(hashes)
-            if depths:
-                there = by_holder(depths, sets, size)
-                held = there if held is None else np.maximum(*_as_long(held, there))
-        if len(index.tiers) > 1:
-            held = self._with_slower_tiers(hashes, size, held)
+        if len(index.predicted) and (found := index.predicted.match(hashes)):
+            there = by_holder([match.depth for match in found], [match.holders for match in found], size)
+            held = there if held is None else np.maximum(*_as_long(held, there))
+        held = self._with_slower_tiers(hashes, size, held)
         if held is not None and len(hashes) * size >= ask.prompt_tokens:
             np.minimum(held, ask.prompt_tokens - 1, held)
         return held
 
     def _with_slower_tiers(self, hashes: Sequence[int], size: int, held: Floats | None) -> Floats | None:
         """What a slower tier has beyond what is counted already, for its credit; the dearest tier first."""
-        for tier, credit in self._credits:
-            known = self._index.tiers.get(tier)
-            if known is None or not len(known):
+        for tier, credit in self._slower:
+            if not len(tier):
                 continue
-            depths, sets = known.prefixes(hashes)
+            depths, sets = tier.prefixes(hashes)
             if not depths:
                 continue
             there = by_holder(depths, sets, size)

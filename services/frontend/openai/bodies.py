@@ -11,7 +11,7 @@ from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
 from services.frontend.models import ServedModel
 from services.frontend.openai.asked import Asked
-from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs
 from services.frontend.reading import ReadCall, Reading, ReadMessage
 from services.frontend.request import Ending
 
@@ -27,6 +27,7 @@ class Collected:
         self.texts: list[list[str]] = [[] for _ in range(choices)]
         self.token_ids: list[list[int]] = [[] for _ in range(choices)]
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
+        self.prompts: list[Sequence[TokenLogprob]] = [()] * choices
         self.endings: list[Ending | None] = [None] * choices
 
     def on_text(
@@ -42,6 +43,10 @@ class Collected:
         if logprobs:
             self.logprobs[choice].extend(logprobs)
 
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet."""
+        self.prompts[choice] = entries
+
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""
         self.endings[choice] = ending
@@ -51,6 +56,12 @@ class Collected:
     def message(self, choice: int) -> ReadMessage:
         """A choice that is over."""
         return self.messages[choice] if self.reading is not None else ReadMessage(contents=self.texts[choice])
+
+    def drop_answer(self) -> None:
+        """Forgets what was generated: only the prompt was asked for."""
+        count = len(self.texts)
+        self.texts, self.token_ids, self.logprobs = [[]] * count, [[]] * count, [[]] * count
+        self.endings = [Ending(reason=FinishReason.LENGTH)] * count
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -96,6 +107,8 @@ def chat_body(
     }
     if asked.returns_token_ids:
         body["prompt_token_ids"] = list(prompt_ids)
+    if asked.has_prompt_logprobs:
+        body["prompt_logprobs"] = prompt_logprobs(model.text, prompt_ids, collected.prompts[0])
     return body
 
 
@@ -136,9 +149,15 @@ def completion_body(
     choices = [_completion_choice(asked, model, collected, i) for i in range(asked.choices)]
     per_prompt = asked.requests[0].choices
     for i, choice in enumerate(choices):
-        choice["text"] = echoes[i // per_prompt] + choice["text"]
+        number = i // per_prompt
+        choice["text"] = echoes[number] + choice["text"]
         if asked.returns_token_ids:
-            choice["prompt_token_ids"] = list(prompt_ids[i // per_prompt])
+            choice["prompt_token_ids"] = list(prompt_ids[number])
+        if asked.has_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(model.text, prompt_ids[number], collected.prompts[i])
+        if asked.echoes_logprobs:
+            answer = choice["logprobs"]
+            choice["logprobs"] = echoed_logprobs(model.text, prompt_ids[number], collected.prompts[i], answer)
     return {
         "id": f"cmpl-{base_id}",
         "object": COMPLETION_OBJECT,

@@ -15,7 +15,7 @@ from services.frontend.openai.bodies import (
     stop_reason,
     usage_body,
 )
-from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
 from services.frontend.reading import Reading
 from services.frontend.request import Ending
@@ -38,6 +38,10 @@ class Chunks(Protocol):
         """What comes before a choice's first text; may be empty."""
         ...
 
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """The prompt's log-probabilities, before `opening`."""
+        ...
+
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """New text with all that was asked for; may be empty when it must wait for more text."""
         ...
@@ -58,10 +62,14 @@ class _Base:
         self._asked = asked
         self._text = model.text
         self._head: dict[str, Any] = {"id": chunk_id, "object": kind, "created": created_s, "model": asked.model}
+        self._running = RunningUsage(asked)
 
     def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
-        tail = {"usage": None} if self._asked.includes_usage else {}
+        tail = {"usage": self._running.body(choice["index"])} if self._asked.includes_usage else {}
         return event({**self._head, "choices": [choice], **tail, **more})
+
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Chunks; most have no place for it."""
 
     def _split(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
         """The event around the JSON string `mark`."""
@@ -73,6 +81,27 @@ class _Base:
         if not self._asked.includes_usage:
             return b""
         return event({**self._head, "choices": [], "usage": usage_body(usage)})
+
+
+class RunningUsage:
+    """What every event says of usage: null, or the counts of its choice so far."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._is_on = asked.has_usage_throughout
+        self._per_prompt = asked.requests[0].choices
+        self._tokens = [0] * asked.choices
+        self.prompts: Sequence[Sequence[int]] = ()
+
+    def add(self, choice: int, token_ids: Sequence[int]) -> None:
+        """New tokens of a choice."""
+        self._tokens[choice] += len(token_ids)
+
+    def body(self, choice: int) -> dict[str, Any] | None:
+        """The value of `usage`."""
+        if not self._is_on:
+            return None
+        prompt = len(self.prompts[choice // self._per_prompt])
+        return usage_body(Usage(prompt_tokens=prompt, output_tokens=self._tokens[choice]))
 
 
 class ChatChunks(_Base):
@@ -90,7 +119,8 @@ class ChatChunks(_Base):
         self._prompt_ids = prompt_ids
         self._reading = reading
         self._held: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(asked.choices)]
-        is_simple = not (asked.has_logprobs or asked.returns_token_ids)
+        self._running.prompts = [prompt_ids]
+        is_simple = not (asked.has_logprobs or asked.returns_token_ids or asked.has_usage_throughout)
         self._contents = self._splits("content") if is_simple else None
         self._reasonings = self._splits("reasoning_content") if is_simple and reading is not None else None
         self.plain: Sequence[tuple[bytes, bytes]] | None = self._contents if reading is None else None
@@ -107,6 +137,7 @@ class ChatChunks(_Base):
 
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
+        self._running.add(choice, token_ids)
         deltas: list[dict[str, Any]]
         if self._reading is None:
             deltas = [{"content": text}] if text or token_ids else []
@@ -206,8 +237,10 @@ class CompletionChunks(_Base):
         self._prompt_ids = prompt_ids
         self._per_prompt = asked.requests[0].choices
         self._offsets = [0] * asked.choices
+        self._running.prompts = prompt_ids
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
         mark = "\x00text"
-        is_plain = not (asked.has_logprobs or asked.returns_token_ids)
+        is_plain = not (asked.has_logprobs or asked.returns_token_ids or asked.has_usage_throughout)
         self.plain: Sequence[tuple[bytes, bytes]] | None = (
             [self._split(_completion_choice(i, mark), mark) for i in range(asked.choices)] if is_plain else None
         )
@@ -215,12 +248,27 @@ class CompletionChunks(_Base):
     def opening(self, choice: int) -> bytes:
         """The prompt, when it is to be echoed."""
         prompt = choice // self._per_prompt
-        more = {"prompt_token_ids": list(self._prompt_ids[prompt])} if self._asked.returns_token_ids else {}
+        more: dict[str, Any] = {}
+        if self._asked.returns_token_ids:
+            more["prompt_token_ids"] = list(self._prompt_ids[prompt])
         echo = self._echoes[prompt]
+        if self._asked.echoes_logprobs:
+            more["logprobs"] = self._echoed(choice, self._prompt_ids[prompt])
         return self._event(_completion_choice(choice, echo) | more) if echo or more else b""
+
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Chunks."""
+        self._prompt_logprobs[choice] = entries
+
+    def _echoed(self, choice: int, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        nothing, _ = completion_logprobs(self._text, (), (), 0)
+        found = echoed_logprobs(self._text, prompt_ids, self._prompt_logprobs.pop(choice, ()), nothing)
+        self._offsets[choice] = sum(map(len, found["tokens"]))
+        return found
 
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
+        self._running.add(choice, token_ids)
         body = _completion_choice(choice, text)
         if logprobs is not None:
             found = completion_logprobs(self._text, token_ids, logprobs, self._offsets[choice])

@@ -16,6 +16,7 @@ from kvmesh.rpc.http_status import http_status
 from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import Collected, chat_body, completion_body, sum_usage, to_json
 from services.frontend.openai.chunks import ChatChunks, Chunks, CompletionChunks
+from services.frontend.openai.steering import steer
 from services.frontend.openai.stream import EventStream
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
@@ -72,8 +73,7 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     pipeline = exchange.pipeline
     model = pipeline.models.find(asked.model)
     exchange.model_name = model.name
-    traceparent = exchange.request.headers.get("traceparent", "")
-    requests = [replace(each, traceparent=traceparent) for each in asked.requests] if traceparent else asked.requests
+    requests = [steer(each, exchange.request.headers, exchange.settings) for each in asked.requests]
     prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in requests]
     created_s = int(pipeline.clock.wall())
     reading = read_of(asked, prepared)
@@ -101,6 +101,9 @@ async def whole_body(
     collected = Collected(asked.choices, reading)
     answers = await run_all(exchange, prepared, collected)
     exchange.usage = usage = _usage(answers, reading)
+    if asked.is_prompt_only:
+        collected.drop_answer()
+        exchange.usage = usage = replace(usage, output_tokens=0)
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
         return chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
@@ -120,6 +123,7 @@ def read_of(asked: Asked, prepared: Sequence[Prepared]) -> Reading | None:
         request_id=request.request_id,
         choices=asked.choices,
         parses_tools=asked.parses_tools,
+        constraint=first.generation.sampling.constraint,
     )
 
 
@@ -176,6 +180,10 @@ class ShiftedOutlet:
     ) -> None:
         """See Outlet."""
         self._outlet.on_text(self._first + choice, text, token_ids, logprobs)
+
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet."""
+        self._outlet.on_prompt(self._first + choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""
