@@ -91,6 +91,10 @@ class HolderIndex:
         """Blocks that the holder holds."""
         return self._counts[bit]
 
+    def blocks_of(self, bit: int) -> set[int]:
+        """All blocks of a holder, found by looking at every block: for checks."""
+        return {block for block, holders in self._holders.items() if holders & self._live & 1 << bit}
+
     def holds(self, bit: int, block_hash: int) -> bool:
         """True when the holder holds the block."""
         return bool(self._holders.get(block_hash, 0) >> bit & 1)
