@@ -332,7 +332,9 @@ class IndexSimulation:
 
     def _check_lookups(self, tier: KvTier) -> None:
         caches = {
-            self._bit(worker, rank): worker.cached[rank, tier] for worker in self.workers for rank in range(worker.ranks)
+            self._bit(worker, rank): worker.cached[rank, tier]
+            for worker in self.workers
+            for rank in range(worker.ranks)
         }
         for asked in ALL_PROMPTS:
             found = {bit: m.depth for m in self.router.index.tiers[tier].match(asked) for bit in bits(m.holders)}
@@ -369,7 +371,9 @@ def main() -> int:
     started_s = time.process_time()
     for seed in range(given.seed, given.seed + given.seeds):
         run(seed)
-    print(f"{given.seeds} runs from seed {given.seed} on, all exact, in {time.process_time() - started_s:.1f} s of processor")
+    print(
+        f"{given.seeds} runs from seed {given.seed} on, all exact, in {time.process_time() - started_s:.1f} s of processor"
+    )
     return 0
 
 
