@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from random import Random
 
 from kvmesh.core import Ask, Handoff, Placement, ReportKind
@@ -108,6 +110,8 @@ class RouterCore:
 
         To be called when room may have appeared, and now and then, since asks that wait expire.
         """
+
+        self.health.turn(now)
 
         def place(waiting: Waiting) -> tuple[Placement, int]:
             return self._place_waiting(waiting, now, wall)
@@ -248,6 +252,7 @@ class RouterCore:
             placed_at=now,
             prefill_s=choice.prefill_s,
             forecast=choice.forecast,
+            expected_ttft_s=choice.expected_ttft_s,
             last_block_hash=ask.block_hashes[-1] if ask.block_hashes else None,
         )
         self.book.add(reservation)
@@ -262,11 +267,7 @@ class RouterCore:
                     target.ran(ask.adapter)
         if ask.session_id:
             self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
-        placement = _placement(reservation, choice)
-        reservation.expected_ttft_s = placement.expected_ttft_s
-        if placement.expected_ttft_s is not None:
-            reservation.expected_prefill_s = choice.forecast.queue_s + choice.prefill_s
-        return placement
+        return _placement(reservation, choice)
 
     def _end_predictions(self, reservation: Reservation) -> None:
         for target in (reservation.prefill, reservation.decode):
@@ -274,8 +275,9 @@ class RouterCore:
                 target.worker.feed.settled(target.rank, reservation.last_block_hash)
 
     def _holders_of(self, block_hash: int) -> int:
-        matches = self.index.device.match((block_hash,))
-        return matches[0].holders if matches else 0
+        """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
+        found = [match.holders for index in self.index.tiers.values() for match in index.match((block_hash,))]
+        return reduce(or_, found, 0)
 
 
 def _time_of(reservation: Reservation, note: ReportNote) -> float | None:

@@ -276,11 +276,10 @@ def explanation(record: Record) -> Explanation:
 
 
 def _coefficients(target: Target) -> list[Coefficient]:
-    """Those of its cost; none while the policies have none."""
-    known = getattr(target, "coefficients", None)
+    """Those of its cost."""
     return [
         Coefficient(name=of.name, value=of.value, source=of.source.value, observations=of.observations)
-        for of in (known.told() if known is not None else ())
+        for of in target.coefficients.told()
     ]
 
 

@@ -265,7 +265,7 @@ async def test_tool_calls(model: ServedModel) -> None:
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["content"] == "Wait."
         call = choice["message"]["tool_calls"][0]
-        assert call["function"] == {"name": "get_weather", "arguments": '{"city":"Paris"}'}
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
         assert "get_weather" in model.text.decode(running.mesh.generations[0].token_ids)
         async with (
             openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
@@ -274,7 +274,7 @@ async def test_tool_calls(model: ServedModel) -> None:
             final = (await stream.get_final_completion()).choices[0]
         assert final.finish_reason == "tool_calls"
         assert final.message.content == "Wait."
-        assert final.message.tool_calls and final.message.tool_calls[0].function.arguments == '{"city":"Paris"}'
+        assert final.message.tool_calls and final.message.tool_calls[0].function.arguments == '{"city": "Paris"}'
         history = [*MESSAGES, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
         status, _, _ = await running.post(CHAT, {**body, "messages": history})
         assert status == 200
@@ -394,7 +394,36 @@ BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
     (chat_with(tools=[{"type": "function", "function": {"name": "?"}}]), 400, "tools[0].function.name", "invalid_value"),
     (chat_with(tools=TOOLS * 200), 400, "tools", "invalid_value"),
     (chat_with(tools=TOOLS, tool_choice="required"), 400, "tool_choice", "unsupported"),
-    (chat_with(tools=TOOLS, tool_choice={"type": "function"}), 400, "tool_choice", "unsupported"),
+    (chat_with(tools=TOOLS, tool_choice={"type": "function"}), 400, "tool_choice.function.name", "invalid_value"),
+    (chat_with(tools=TOOLS, tool_choice={"type": "custom"}), 400, "tool_choice.type", "invalid_value"),
+    (
+        chat_with(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "other"}}),
+        400, "tool_choice.function.name", "invalid_value",
+    ),
+    (
+        chat_with(tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}),
+        400, "tool_choice.allowed_tools.tools", "invalid_value",
+    ),
+    (chat_with(tools=TOOLS, tool_choice="required", guided_regex="a"), 400, "tool_choice", "invalid_value"),
+    (chat_with(guided_json={}, guided_regex="a"), 400, "guided_regex", "invalid_value"),
+    (chat_with(structured_outputs={}), 400, "structured_outputs", "invalid_value"),
+    (chat_with(structured_outputs={"json": {}, "regex": "a"}), 400, "structured_outputs", "invalid_value"),
+    (chat_with(structured_outputs={"xml": "a"}), 400, "structured_outputs.xml", "unknown_field"),
+    (chat_with(guided_choice=[]), 400, "guided_choice", "invalid_value"),
+    (chat_with(guided_regex=""), 400, "guided_regex", "invalid_value"),
+    (chat_with(guided_json="{"), 400, "guided_json", "invalid_value"),
+    (chat_with(prompt_logprobs=1), 400, "prompt_logprobs", "unsupported"),
+    (chat_with(prompt_logprobs=1, stream=True), 400, "prompt_logprobs", "invalid_value"),
+    (chat_with(prompt_logprobs=50), 400, "prompt_logprobs", "invalid_value"),
+    (chat_with(truncate_prompt_tokens=0), 400, "truncate_prompt_tokens", "invalid_value"),
+    (chat_with(bad_words=["x"]), 400, "bad_words", "unsupported"),
+    (chat_with(allowed_token_ids=[1]), 400, "allowed_token_ids", "unsupported"),
+    (chat_with(store=True), 400, "store", "unsupported"),
+    (chat_with(service_tier="flex"), 400, "service_tier", "unsupported"),
+    (chat_with(metadata={"a": 1}), 400, "metadata", "invalid_value"),
+    (chat_with(user=7), 400, "user", "invalid_value"),
+    (chat_with(session_id="x" * 300), 400, "session_id", "invalid_value"),
+    (chat_with(reasoning_effort="hard"), 400, "reasoning_effort", "invalid_value"),
     (chat_with(tools=TOOLS, tool_choice="sometimes"), 400, "tool_choice", "invalid_value"),
     (chat_with(tool_choice="auto"), 400, "tool_choice", "invalid_value"),
     (chat_with(functions=[{"name": "f"}]), 400, "functions", "unsupported"),

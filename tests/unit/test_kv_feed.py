@@ -69,9 +69,7 @@ def test_another_epoch_gets_a_snapshot() -> None:
     log = KvLog(epoch=2, history_max=5)
     log.append([KvStored(block_hashes=[1, 2, 3])])
     heard = list(log.since(1, 1))
-    assert heard == [
-        KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, part=1)
-    ]
+    assert heard == [KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, part=1)]
 
 
 async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:

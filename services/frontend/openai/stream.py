@@ -117,6 +117,10 @@ class EventStream:
         self._is_open[choice] = True
         return self._chunks.opening(choice)
 
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet."""
+        self._chunks.prompt(choice, entries)
+
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""
         if self._is_closed:

@@ -16,6 +16,7 @@ class ToolFamily:
     `closing_marks`: further marks that may be special tokens and must reach the readers.
     `template_marks`: texts of which a fitting chat template has at least one, the more telling first.
     `call_id_characters`: length of call ids that the family's templates insist on; 0: any.
+    `gives_call_ids`: ids that the model writes are passed on, because its template wants them back.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ToolFamily:
     closing_marks: Sequence[str] = ()
     template_marks: Sequence[str] = ()
     call_id_characters: int = 0
+    gives_call_ids: bool = False
 
     @property
     def marks(self) -> frozenset[str]:

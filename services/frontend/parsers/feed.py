@@ -48,8 +48,8 @@ class Feed:
     """
 
     __slots__ = (
-        "_calls", "at", "blanks", "drops_blanks", "has_content", "has_reasoning", "is_over", "kept", "parts", "plain",
-        "plain_kind", "takes_calls", "text", "tools",
+        "_calls", "at", "blanks", "drops_blanks", "has_content", "has_reasoning", "is_over", "is_reasoning", "kept", "parts",
+        "plain", "plain_kind", "takes_calls", "text", "tools",
     )  # fmt: skip
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]] | None = None, *, takes_calls: bool = True) -> None:
@@ -69,6 +69,8 @@ class Feed:
         self.plain_kind: Callable[[str], Part] = str
         self.has_content = False
         self.has_reasoning = False
+        self.is_reasoning = False
+        """True between reasoning's marks."""
         self._calls = 0
 
     @property
@@ -255,6 +257,7 @@ class Feed:
 
     def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> Found:
         """`stream_until` for content and reasoning, with the quick path open while nothing is held back."""
+        self.is_reasoning = kind is Reasoning
         while True:
             found = marks.find(self.text, self.at)
             end = found[0] if found else len(self.text) if self.is_over else marks.held(self.text, self.at)
@@ -262,6 +265,7 @@ class Feed:
                 self._add(self.text[self.at : end], kind)
             self.at = self.kept = end
             if found or self.is_over:
+                self.is_reasoning = False
                 return found[1] if found else ""
             has_said = self.has_reasoning if kind is Reasoning else self.has_content
             if has_said and end == len(self.text) and not self.blanks and not self.drops_blanks:
