@@ -84,21 +84,24 @@ class CachingWorker:
     def __init__(self, name: str, generator: Random) -> None:
         self.name = name
         self.ranks = generator.choice((1, 1, 2))
-        self.epoch = 0
+        self.epoch = 1
         self._random = generator
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Another process under the same address, with an empty cache."""
-        if self.epoch:
-            self.feed.close_nowait(GONE)
-        self.epoch += 1
         self.cached: dict[tuple[int, KvTier], set[int]] = {
             (rank, tier): set() for rank in range(self.ranks) for tier in KvTier
         }
-        self.feed = KvFeed(
-            epoch=self.epoch, history_max=self._random.choice((1, 8, 64)), buffer_max=24, message_blocks_max=24
-        )
+        self.feed = self._make_feed()
+
+    def _make_feed(self) -> KvFeed:
+        history_max = self._random.choice((1, 8, 64))
+        return KvFeed(epoch=self.epoch, history_max=history_max, buffer_max=24, message_blocks_max=24)
+
+    def begin_anew(self) -> None:
+        """Another process under the same address, with an empty cache."""
+        self.feed.close_nowait(GONE)
+        self.epoch += 1
+        for blocks in self.cached.values():
+            blocks.clear()
+        self.feed = self._make_feed()
 
     def describe(self) -> WorkerDescription:
         """What it says of itself."""
@@ -156,7 +159,7 @@ class FaultyClient:
                 for each in self._passed(batch):
                     yield self._through_the_wire(each)
                 if kept is not None:
-                    kept, late = None, kept
+                    late, kept = kept, None
                     yield self._through_the_wire(late)
                 await self._suffer()
 
@@ -362,6 +365,12 @@ def run(seed: int) -> None:
         logging.disable(logging.NOTSET)
 
 
+def run_many(first: int, count: int) -> None:
+    """One run per seed; the first failure ends it."""
+    for seed in range(first, first + count):
+        run(seed)
+
+
 def main() -> int:
     """0: the index was right every time."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.index", description=__doc__)
@@ -369,8 +378,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     given = parser.parse_args()
     started_s = time.process_time()
-    for seed in range(given.seed, given.seed + given.seeds):
-        run(seed)
+    run_many(given.seed, given.seeds)
     print(
         f"{given.seeds} runs from seed {given.seed} on, all exact, in {time.process_time() - started_s:.1f} s of processor"
     )

@@ -10,8 +10,7 @@ from tests.simulation import index
 @pytest.mark.parametrize("first", range(1, 1001, 250))
 def test_the_index_is_exact_when_the_faults_have_stopped(first: int) -> None:
     """Lost, doubled, swapped and late batches, broken streams, routers and workers that begin anew: exact every time."""
-    for seed in range(first, first + 250):
-        index.run(seed)
+    index.run_many(first, 250)
 
 
 def test_a_failure_tells_how_to_play_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,5 +23,4 @@ def test_a_failure_tells_how_to_play_it_again(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(KvFeed, "apply", careless)
     with pytest.raises(AssertionError, match=r"replay: python -m tests.simulation.index --seed \d+"):
-        for seed in range(1, 21):
-            index.run(seed)
+        index.run_many(1, 20)

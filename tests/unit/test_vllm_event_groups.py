@@ -33,8 +33,9 @@ def removed(*hashes: int, **more: Any) -> Any:
 
 def test_kinds_are_vllms_own() -> None:
     """Every word that the mesh knows is one of vLLM's; the others do not keep a whole prefix."""
-    from kvmesh.engines.vllm.events import FULL_PREFIX_KINDS
     from vllm.v1.kv_cache_interface import KVCacheSpecKind
+
+    from kvmesh.engines.vllm.events import FULL_PREFIX_KINDS
 
     assert {kind.value for kind in KVCacheSpecKind} - FULL_PREFIX_KINDS == {
         "sliding_window",
