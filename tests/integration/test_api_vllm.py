@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -10,7 +11,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.integration.mesh import RunningMesh, running_mesh
+from tests.integration.mesh import running_mesh
+from tests.integration.vllm_model import HIDDEN, add_tokenizer, make_model
 from tests.parts import require_part
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -118,3 +120,25 @@ async def test_what_vllm_cannot_compile_is_refused(client: openai.AsyncOpenAI) -
         await client.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=5, extra_body={"guided_regex": "(["}
         )
+
+
+async def test_embeddings_of_a_pooling_model(tmp_path: Path) -> None:
+    """A mesh of one worker whose model gives vectors and nothing else."""
+    require_part("vllm")
+    model = add_tokenizer(make_model(tmp_path / "vectors"))
+    engine = "--engine-args=--vllm-runner pooling --no-vllm-has-kv-transfer"
+    argv = ("--greeting", "", "--model", str(model), "--prefill", "0", "--decode", "1", engine)
+    async with running_mesh(tmp_path, *argv, ready_timeout_s=180) as mesh:
+        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+            texts = ["the sky is blue", "the sea is deep", "the sky is blue"]
+            found = await client.embeddings.create(model="vectors", input=texts)
+            vectors = [each.embedding for each in found.data]
+            assert len(vectors[0]) == HIDDEN
+            assert vectors[0] == pytest.approx(vectors[2], abs=1e-5)
+            assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
+            assert sum(x * x for x in vectors[0]) == pytest.approx(1, abs=1e-3)
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.embeddings.create(model="vectors", input="a", dimensions=8)
+            assert "atryoshka" in str(caught.value)
+            with pytest.raises(openai.BadRequestError):
+                await client.completions.create(model="vectors", prompt="a")
