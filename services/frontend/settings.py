@@ -10,8 +10,10 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
+from services.frontend.batches.settings import BatchSettings
 from services.frontend.parsers.select import ParserNames
 from services.frontend.responses.settings import ResponsesSettings
+from services.frontend.sandbox import TemplateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ class ModelSettings:
         "", "Hugging Face cache to look in for models that are not a directory; empty: its default."
     )
     reload_s: float = setting(5.0, "Pause before a model whose files could not be read is tried again.", min=0.1)
+    template: TemplateLimits = field(default_factory=TemplateLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,7 @@ class FrontendSettings:
         "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
     )
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
