@@ -42,7 +42,7 @@ def write(directory: Path, *, template: str = TEMPLATE, special: Sequence[str] =
 
 
 @asynccontextmanager
-async def answering(directory: Path, answer: str, **settings: str) -> AsyncIterator[Running]:
+async def answering(directory: Path, answer: str, **settings: Any) -> AsyncIterator[Running]:
     """A frontend whose model always says the same."""
     text = load_text_model(directory, SystemClock(), **settings)
     model: ServedModel = served_model(directory, text=text, vocabulary_size=1000)
