@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from kvmesh.core import Usage
+from kvmesh.core import Constraint, ConstraintKind, Usage
 from services.frontend.models import ServedModel
 from services.frontend.parsers.family import ToolFamily, WholeFamily
 from services.frontend.parsers.parser import answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.remote.relay import RemoteAnswer, RemoteParser
 from services.frontend.request import Conversation
+from services.frontend.tool_choice import forced_family
 
 PROMPT_TAIL_TOKENS = 16
 """Enough to see whether the prompt ends inside reasoning."""
@@ -79,9 +80,11 @@ class Reading:
         *,
         request_id: str,
         family: ToolFamily | WholeFamily | None,
+        is_parallel: bool = True,
         remote: RemoteAnswer | None = None,
     ) -> None:
         self._family = family
+        self._is_parallel = is_parallel
         self._request_id = request_id
         self._parsers = parsers
         self.remote = remote
@@ -110,14 +113,17 @@ class Reading:
         return self._noted(self._parsers[choice].flush())
 
     def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
+        if not self._is_parallel:
+            parts = [part for part in parts if not isinstance(part, CallBegin | CallArguments) or part.number == 0]
         for part in parts:
             if type(part) is Warned:
                 self._warnings[part.reason] = None
         return parts
 
     def calls(self, choice: int) -> int:
-        """Calls that a choice has begun."""
-        return self._parsers[choice].calls
+        """Calls that a choice has begun, those left out excepted."""
+        calls = self._parsers[choice].calls
+        return calls if self._is_parallel else min(1, calls)
 
     def call_id(self, choice: int, call: CallBegin) -> str:
         """A call's id: the request's own is random, so this is unique in any conversation."""
@@ -152,14 +158,20 @@ def reading_of(
     request_id: str,
     choices: int,
     parses_tools: bool,
+    constraint: Constraint | None = None,
 ) -> Reading | None:
     """How the answer to a conversation is read; None when it is content as it is."""
     text, selection = model.text, model.text.selection
+    if constraint is not None and constraint.kind is not ConstraintKind.STRUCTURAL_TAG:
+        # The grammar begins with the first token: there is no room for reasoning, whatever the prompt ended with.
+        selection = replace(selection, reasoning=None)
     parses_tools = parses_tools and bool(conversation.tools)
     tools = selection.tools if parses_tools else None
-    if selection.reasoning is None and tools is None:
+    forced = forced_family(conversation.tool_choice) if parses_tools else None
+    is_parallel = conversation.tool_choice.is_parallel
+    if selection.reasoning is None and tools is None and forced is None:
         return None
-    if text.parser_process is not None:
+    if text.parser_process is not None and forced is None:
         remote = RemoteAnswer(
             process=text.parser_process,
             parsers=[RemoteParser() for _ in range(choices)],
@@ -168,11 +180,16 @@ def reading_of(
             parses_tools=parses_tools,
         )
         text.parser_process.answers[request_id] = remote
-        return Reading(remote.parsers, request_id=request_id, family=tools, remote=remote)
+        return Reading(remote.parsers, request_id=request_id, family=tools, is_parallel=is_parallel, remote=remote)
     functions = _functions(conversation.tools)
     tail = text.decode(list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=False)
-    parsers = [answer_parser(tools, selection.reasoning, functions=functions, prompt_tail=tail) for _ in range(choices)]
-    return Reading(parsers, request_id=request_id, family=tools)
+    parsers = [
+        answer_parser(
+            forced or tools, None if selection.is_remote else selection.reasoning, functions=functions, prompt_tail=tail
+        )
+        for _ in range(choices)
+    ]
+    return Reading(parsers, request_id=request_id, family=tools, is_parallel=is_parallel)
 
 
 def _functions(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

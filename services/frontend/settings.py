@@ -10,6 +10,7 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
+from services.frontend.batches.settings import BatchSettings
 from services.frontend.parsers.select import ParserNames
 from services.frontend.remote.process import check_installed
 from services.frontend.remote.settings import RemoteSettings
@@ -120,6 +121,7 @@ class FrontendSettings:
         "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
     )
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
