@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.frontend.parsers.answer_marks import answer_readers
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.marks import Marks
@@ -79,6 +80,8 @@ def answer_steps(
     if reasoning is not None:
         read = _reasoning_reader(reasoning, tools)
         readers |= dict.fromkeys(reasoning.openings, read)
+        if reasoning.answer_marks:
+            readers |= answer_readers(*reasoning.answer_marks)
         if is_inside:
             yield from read(feed)
     marks = Marks(readers)
