@@ -31,7 +31,11 @@ def _reader(opening: str, closing: str = "", *, is_closed: bool = True) -> Reade
 
 
 def read_list(feed: Feed) -> Steps:
-    """From behind the bracket; an answer may well end behind a whole call."""
+    """From behind the bracket; an answer may well end behind a whole call. An empty list says that nothing is called."""
+    yield from feed.skip_blanks()
+    if (yield from feed.has("]")):
+        feed.settle()
+        return
     while True:
         yield from read_json_call(feed)
         yield from feed.skip_blanks()
