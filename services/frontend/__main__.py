@@ -73,7 +73,7 @@ class Frontend:
         )
         self.apps = Apps(
             self.pipeline,
-            AppSettings(state_dir=settings.state_dir, responses=settings.responses),
+            AppSettings(state_dir=settings.state_dir, responses=settings.responses, batches=settings.batches),
             self.telemetry.instruments,
             instance_id=self.instance_id,
         )

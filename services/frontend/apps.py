@@ -7,6 +7,8 @@ from pathlib import Path
 from kvmesh.lifecycle import Part
 from kvmesh.telemetry import Instruments
 from services.frontend.anthropic.serve import Messages
+from services.frontend.batches.part import Batches
+from services.frontend.batches.settings import BatchSettings
 from services.frontend.openai.http import Extension
 from services.frontend.pipeline import Pipeline
 from services.frontend.responses.serve import Responses
@@ -21,6 +23,7 @@ class AppSettings:
 
     state_dir: str = ""
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
 
 
 class Apps:
@@ -31,8 +34,16 @@ class Apps:
     ) -> None:
         directory = state_directory(settings.state_dir)
         self.responses = Responses(_response_store(settings, directory, pipeline), settings.responses)
-        self.parts: Sequence[Part] = (self.responses,)
-        self.extensions: Sequence[Extension] = (self.responses, Messages())
+        self.batches = Batches(
+            Path(settings.batches.directory).expanduser() if settings.batches.directory else directory / "batches",
+            settings.batches,
+            pipeline,
+            self.responses,
+            instruments,
+            instance_id=instance_id,
+        )
+        self.parts: Sequence[Part] = (self.responses, self.batches)
+        self.extensions: Sequence[Extension] = (self.responses, Messages(), self.batches)
 
 
 def _response_store(settings: AppSettings, directory: Path, pipeline: Pipeline) -> ResponseStore | None:

@@ -10,8 +10,12 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
+from services.frontend.batches.settings import BatchSettings
 from services.frontend.parsers.select import ParserNames
+from services.frontend.remote.process import check_installed
+from services.frontend.remote.settings import RemoteSettings
 from services.frontend.responses.settings import ResponsesSettings
+from services.frontend.sandbox import TemplateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,8 @@ class ModelSettings:
         "", "Hugging Face cache to look in for models that are not a directory; empty: its default."
     )
     reload_s: float = setting(5.0, "Pause before a model whose files could not be read is tried again.", min=0.1)
+    template: TemplateLimits = field(default_factory=TemplateLimits)
+    parser_process: RemoteSettings = field(default_factory=RemoteSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +110,8 @@ class FrontendSettings:
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
     tool_parser: str = setting(
         "auto",
-        "How tool calls are read: a family, auto (found out from the model's chat template and tokens) or none; for several "
-        "models MODEL=FAMILY,MODEL=FAMILY.",
+        "How tool calls are read: a family, auto (found out from the model's chat template and tokens), none, or vllm:NAME "
+        "(vLLM's parser, in a process of its own); for several models MODEL=FAMILY,MODEL=FAMILY.",
     )
     reasoning_parser: str = setting("auto", "How reasoning is read; as tool_parser.")
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -115,6 +121,7 @@ class FrontendSettings:
         "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
     )
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
@@ -127,6 +134,8 @@ class FrontendSettings:
         """Parsers must be known."""
         try:
             self.parser_names.check()
+            if self.parser_names.needs_vllm:
+                check_installed()
         except UnsupportedError as error:
             raise ValueError(f"{error.field}: {error.message}") from error
 

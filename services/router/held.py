@@ -12,7 +12,7 @@ from kvmesh.core import Ask, KvTier
 from services.router.board import Floats
 from services.router.cost import CostSettings
 from services.router.feed import KvIndex
-from services.router.index import HolderIndex, Match
+from services.router.index import Match
 
 
 class Overlap:
@@ -20,11 +20,11 @@ class Overlap:
 
     def __init__(self, index: KvIndex, settings: CostSettings) -> None:
         self._index = index
-        self._credits = (
-            (KvTier.PEER, settings.peer_credit),
-            (KvTier.HOST, settings.host_credit),
-            (KvTier.DISK, settings.disk_credit),
-            (KvTier.OBJECT, settings.object_credit),
+        self._slower = (
+            (index.tiers[KvTier.PEER], settings.peer_credit),
+            (index.tiers[KvTier.HOST], settings.host_credit),
+            (index.tiers[KvTier.DISK], settings.disk_credit),
+            (index.tiers[KvTier.OBJECT], settings.object_credit),
         )
 
     def held_tokens(self, ask: Ask) -> Floats | None:
@@ -35,19 +35,16 @@ class Overlap:
         index, size = self._index, ask.block_size_tokens
         found = index.device.match(hashes)
         held = by_holder(found, size) if found else None
-        predicted: HolderIndex | None = getattr(index, "predicted", None)
-        if predicted is not None and len(predicted) and (found := predicted.match(hashes)):
+        if len(index.predicted) and (found := index.predicted.match(hashes)):
             there = by_holder(found, size)
             held = there if held is None else np.maximum(*_as_long(held, there))
-        if len(index.tiers) > 1:
-            held = self._with_slower_tiers(hashes, size, held)
+        held = self._with_slower_tiers(hashes, size, held)
         return None if held is None else np.minimum(held, ask.prompt_tokens - 1, held)
 
     def _with_slower_tiers(self, hashes: Sequence[int], size: int, held: Floats | None) -> Floats | None:
         """What a slower tier has beyond what is counted already, for its credit; the dearest tier first."""
-        for tier, credit in self._credits:
-            known = self._index.tiers.get(tier)
-            if known is None or not len(known) or not (found := known.match(hashes)):
+        for tier, credit in self._slower:
+            if not len(tier) or not (found := tier.match(hashes)):
                 continue
             there = by_holder(found, size)
             if held is None:

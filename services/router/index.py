@@ -10,7 +10,7 @@ and kept a child of it breaks this; such a block is remembered as a *cut* of the
 Invariants:
 1. For every block in the index with a known parent, `_children` leads from the parent to it.
 2. A holder that holds a block but not its parent has the parent among its cuts; a cut is never held by its holder.
-3. A bit that is not in `_live` counts nowhere, and is given out again only after a whole sweep has taken it off all sets.
+3. A bit that is not in `_live` counts nowhere. It is among `traces` until a whole sweep has taken it off all sets.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -34,7 +34,7 @@ def bits(holders: int) -> list[int]:
 
 
 class HolderIndex:
-    """The index of one tier. Block counts are per holder; a holder's bit comes from `add_holder`."""
+    """The index of one tier. Block counts are per holder. Whoever owns the index gives the bits out."""
 
     __slots__ = (
         "_checked_at",
@@ -44,7 +44,6 @@ class HolderIndex:
         "_cuts",
         "_cuts_checked_at",
         "_dead",
-        "_free",
         "_holders",
         "_live",
         "_sweeper",
@@ -61,7 +60,6 @@ class HolderIndex:
         self._cuts_checked_at: dict[int, int] = {}
         self._live = 0
         self._dead = 0
-        self._free: list[int] = []
         self._sweeper: Generator[None, None, None] | None = None
         self.holders_version = 0
         """Counts up whenever a bit is given out: whoever remembers bits looks them up again."""
@@ -70,30 +68,32 @@ class HolderIndex:
         """Distinct blocks, those of dropped holders included until they are swept."""
         return len(self._holders)
 
-    def add_holder(self) -> int:
-        """A bit for a new, empty holder."""
+    @property
+    def traces(self) -> int:
+        """Dropped holders of which something is left; their bits must not be given out again."""
+        return self._dead
+
+    def add_holder(self, bit: int) -> None:
+        """Takes in a new, empty holder. Its bit is not in `traces`."""
         self.holders_version += 1
-        if self._free:
-            bit = self._free.pop()
-        else:
-            bit = len(self._counts)
-            self._counts.append(0)
+        self._counts.extend([0] * (bit + 1 - len(self._counts)))
         self._live |= 1 << bit
-        return bit
 
     def drop_holder(self, bit: int) -> None:
         """Forgets all of a holder's blocks in O(1); the memory comes back with `sweep`."""
         self._live &= ~(1 << bit)
         if self._counts[bit]:
             self._dead |= 1 << bit
-        else:
-            self._free.append(bit)
         self._counts[bit] = 0
         self._forget_cuts(bit)
 
     def count(self, bit: int) -> int:
         """Blocks that the holder holds."""
         return self._counts[bit]
+
+    def holds(self, bit: int, block_hash: int) -> bool:
+        """True when the holder holds the block."""
+        return bool(self._holders.get(block_hash, 0) >> bit & 1)
 
     def has_cuts(self, bit: int) -> bool:
         """True when some held block of it may lack an ancestor."""
@@ -331,4 +331,3 @@ class HolderIndex:
                 self._forget_childless(block)
             yield
         self._dead &= ~dead
-        self._free.extend(bits(dead))

@@ -8,6 +8,7 @@ Invariants:
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from services.router.learning import Forecast
 from services.router.target import Target
@@ -30,8 +31,8 @@ class Reservation:
     ends_at_latest: float
     is_orphaned: bool = False
     is_prefilled: bool = False
-    due_at: float = 0.0
-    """When the worker that computes now should have shown a result."""
+    due_at: float = inf
+    """Since when the worker that computes now has had it to do. Infinite: nobody here knows, a peer placed it."""
     expected_ttft_s: float | None = None
     """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
     placed_at: float | None = None
@@ -40,6 +41,8 @@ class Reservation:
     """Expected time to compute its prompt; 0: as the worker's coefficients say."""
     forecast: Forecast | None = None
     """What reports are compared with. None: nothing, a peer placed it."""
+    last_block_hash: int | None = None
+    """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it."""
 
     @property
     def expected_prefill_s(self) -> float | None:

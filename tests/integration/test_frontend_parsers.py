@@ -42,7 +42,7 @@ def write(directory: Path, *, template: str = TEMPLATE, special: Sequence[str] =
 
 
 @asynccontextmanager
-async def answering(directory: Path, answer: str, **settings: str) -> AsyncIterator[Running]:
+async def answering(directory: Path, answer: str, **settings: Any) -> AsyncIterator[Running]:
     """A frontend whose model always says the same."""
     text = load_text_model(directory, SystemClock(), **settings)
     model: ServedModel = served_model(directory, text=text, vocabulary_size=1000)
@@ -205,5 +205,5 @@ def test_unknown_parsers_are_refused() -> None:
 
 def test_unknown_names_say_what_there_is(tmp_path: Path) -> None:
     """The families are listed."""
-    with pytest.raises(UnsupportedError, match="there are .*hermes.*mistral"):
+    with pytest.raises(UnsupportedError, match=r"there are .*hermes.*mistral"):
         load_text_model(write(tmp_path), SystemClock(), tool_parser="nope")

@@ -95,9 +95,16 @@ class Responses:
         )
 
     async def prepare(
-        self, pipeline: Pipeline, body: Mapping[str, Any], request_id: str, owner: str, effort: Effort
+        self,
+        pipeline: Pipeline,
+        body: Mapping[str, Any],
+        request_id: str,
+        owner: str,
+        effort: Effort,
+        *,
+        priority: int | None = None,
     ) -> tuple[AskedResponse, Prepared, Asked]:
-        """Reads and checks a body and everything that it continues."""
+        """Reads and checks a body and everything that it continues. `priority` overrides the request's own."""
         settings = self._settings
         asked = read_response(body, stores_by_default=settings.stores_by_default, has_store=self._store is not None)
         earlier: Sequence[Mapping[str, Any]] = ()
@@ -107,6 +114,8 @@ class Responses:
             earlier = await self._store.conversation(owner, asked.previous_response_id)
         request = read_asked(asked, earlier, request_id, read_chat)
         inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
+        if priority is not None:
+            inner = replace(inner, priority=priority)
         if isinstance(effort, Exchange) and (traceparent := effort.request.headers.get("traceparent", "")):
             inner = replace(inner, traceparent=traceparent)
         return asked, await pipeline.prepare(inner, began_s=effort.began_s), request
