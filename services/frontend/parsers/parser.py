@@ -109,9 +109,11 @@ def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Read
         # Blanks around reasoning say nothing at the ends of the answer; between two texts they keep them apart.
         blanks, feed.blanks = feed.blanks, ""
         feed.drops_blanks = True
+        yield from feed.has(family.label)
         # Models that were given the opening mark in the prompt may say it again.
         while (mark := (yield from feed.stream_plain(ends, Reasoning))) in family.openings:
             feed.at += len(mark)
+            yield from feed.has(family.label)
         if mark in family.closings:
             feed.at += len(mark)
         feed.blanks = blanks if feed.has_content else ""
