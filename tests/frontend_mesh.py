@@ -80,6 +80,7 @@ def served_model(directory: Path, *, name: str = "tiny", **more: object) -> Serv
         "vocabulary_size": 402,
         "block_size_tokens": 4,
         "eos_token_ids": frozenset({2}),
+        "features": frozenset({"logprobs", "logit_bias"}),
         **more,
     }
     return ServedModel(**values)  # type: ignore[arg-type]

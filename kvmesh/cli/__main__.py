@@ -7,7 +7,9 @@ from collections.abc import Sequence
 COMMANDS = {
     "up": ("kvmesh.cli.up", "start a whole mesh on this machine"),
     "chat": ("kvmesh.cli.chat", "talk to a mesh in the terminal"),
+    "key": ("kvmesh.cli.key", "make an API key"),
     "status": ("kvmesh.cli.status", "show a mesh as tables"),
+    "explain": ("kvmesh.cli.explain", "say why a request went where it went"),
 }
 
 

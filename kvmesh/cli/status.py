@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvmesh.cli.state import read_state
 from kvmesh.cli.tables import Row, render_table
+from kvmesh.core import KvTier
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
@@ -21,7 +22,18 @@ from kvmesh.settings import SettingsError, load, setting
 
 CALL_TIMEOUT_S = 2.0
 SERVICE_COLUMNS = ("SERVICE", "ID", "ADDRESS", "STATE", "MODEL", "ENGINE", "NOTE")
-WORKER_COLUMNS = ("WORKER", "RUNNING", "WAITING", "KV USED", "KV LEASED", "INDEX", "IN FLIGHT", "STATE")
+WORKER_COLUMNS = (
+    "WORKER",
+    "RUNNING",
+    "WAITING",
+    "KV USED",
+    "KV LEASED",
+    "INDEX",
+    "TRUST",
+    "IN FLIGHT",
+    "BREAKER",
+    "STATE",
+)
 LATENCY_COLUMNS = ("MODEL", "REQ/S", "TTFT MEAN", "TTFT P99", "ITL MEAN", "ITL P99")
 
 
@@ -49,28 +61,30 @@ def service_row(instance: Instance) -> Row:
 
 def worker_row(view: WorkerView) -> Row:
     """One worker as the router sees it."""
-    load_record = view.load
-    if load_record is None:
-        return (
-            view.worker.worker_id,
-            "-",
-            "-",
-            "-",
-            "-",
-            str(view.index_blocks),
-            str(view.requests_in_flight),
-            view.excluded_by,
+    told = view.load
+    load = ("-",) * 4
+    if told is not None:
+        load = (
+            str(told.running_requests),
+            str(told.waiting_requests),
+            f"{told.kv_blocks_used}/{told.kv_blocks_total}",
+            str(told.kv_blocks_leased),
         )
     return (
         view.worker.worker_id,
-        str(load_record.running_requests),
-        str(load_record.waiting_requests),
-        f"{load_record.kv_blocks_used}/{load_record.kv_blocks_total}",
-        str(load_record.kv_blocks_leased),
-        str(view.index_blocks),
+        *load,
+        index_text(view),
+        f"{view.trust} ({view.trust_reason})" if view.trust_reason else view.trust,
         str(view.requests_in_flight),
+        view.breaker or "-",
         view.excluded_by or "ok",
     )
+
+
+def index_text(view: WorkerView) -> str:
+    """Blocks in the index; tiers other than the device's are named."""
+    others = [f"{tier.value} {blocks}" for tier, blocks in view.blocks_by_tier.items() if tier is not KvTier.DEVICE]
+    return ", ".join([str(view.index_blocks), *others])
 
 
 def latency_rows(plan: PlanReport) -> list[Row]:

@@ -25,7 +25,7 @@ HTTP_STATUS: Mapping[type[MeshError], tuple[int, str]] = {
     UnauthenticatedError: (401, "authentication_error"),
     PermissionDeniedError: (403, "permission_error"),
     NotFoundError: (404, "not_found_error"),
-    OverloadedError: (429, "rate_limit_error"),
+    OverloadedError: (503, "overloaded_error"),
     CancelledByCallerError: (499, "request_cancelled"),
     InternalError: (500, "server_error"),
     LostError: (502, "server_error"),
@@ -35,6 +35,12 @@ HTTP_STATUS: Mapping[type[MeshError], tuple[int, str]] = {
 }
 
 
+QUOTA_REASONS = frozenset({"requests_quota", "tokens_quota", "concurrency_quota"})
+"""An overload that is the caller's own doing: 429. Any other is the mesh's: 503."""
+
+
 def http_status(error: MeshError) -> tuple[int, str]:
     """The HTTP status and OpenAI type word; a subclass counts as its nearest listed base, the bare root as internal."""
+    if error.reason in QUOTA_REASONS:
+        return 429, "rate_limit_error"
     return next((HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS), HTTP_STATUS[InternalError])

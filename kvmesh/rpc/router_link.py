@@ -2,13 +2,14 @@
 
 1. Asks are numbered once for the life of the link. An ask that was not answered before its stream broke is asked again on
    the next one, as long as its own time lasts.
-2. A router that leaves an ask unanswered for `answer_timeout_s` counts as hung: its stream is given up.
+2. A router that for `answer_timeout_s` neither answers an ask nor says that it waits in its queue counts as hung: its stream is
+   given up. An ask that waits there has all of its own time, not only that of placing.
 3. Reports go out on the stream that stands; without one they are dropped, and the router's grace settles the reservation.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
@@ -21,7 +22,7 @@ from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, Placement, ReportKind
 from kvmesh.discovery.base import ROUTER, Health, Instance, Registry, View
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
+from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import Report, from_placement, to_ask, to_report
@@ -43,11 +44,15 @@ class RouterLinkSettings:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """An ask without an answer. `stream` is the number of the stream it was written to last."""
+    """An ask without an answer. `stream` is the number of the stream it was written to last.
+
+    `queued_s` is when the router of that stream said last that it waits; None: it did not.
+    """
 
     ask: Ask
     answer: asyncio.Future[Placement]
     stream: int = 0
+    queued_s: float | None = None
 
 
 class GrpcRouterLink:
@@ -113,18 +118,29 @@ class GrpcRouterLink:
             self._pending.pop(ask_id, None)
 
     async def _answer(self, pending: _Pending, timeout_s: float) -> Placement:
-        end_s = self._clock.now() + timeout_s
-        while (left_s := end_s - self._clock.now()) > 0:
+        began_s = self._clock.now()
+        while (left_s := self._end_s(pending, began_s, timeout_s) - self._clock.now()) > 0:
             stream = pending.stream
             wait_s = min(left_s, self._settings.answer_timeout_s)
             # The future is shielded by `wait`, which leaves it pending when the time is up.
             done, _ = await asyncio.wait([pending.answer], timeout=wait_s)
             if done:
                 return pending.answer.result()
-            if stream and stream == self._stream and self.is_up and wait_s < left_s:
+            if stream and stream == self._stream and self.is_up and wait_s < left_s and self._is_silent(pending):
                 log.warning("router_silent", extra={"data": {"router": self._router_id}})
                 self._give_up_stream()
+        if pending.queued_s is not None:
+            raise DeadlineError("the request's time was over before a worker had room")
         raise UnavailableError("no router answered in time", reason="no_router", retry_after_s=1.0)
+
+    def _end_s(self, pending: _Pending, began_s: float, timeout_s: float) -> float:
+        if pending.queued_s is not None and pending.ask.timeout_s is not None:
+            return began_s + max(timeout_s, pending.ask.timeout_s)
+        return began_s + timeout_s
+
+    def _is_silent(self, pending: _Pending) -> bool:
+        queued_s = pending.queued_s
+        return queued_s is None or self._clock.now() - queued_s >= self._settings.answer_timeout_s
 
     def report_nowait(
         self,
@@ -257,6 +273,7 @@ class GrpcRouterLink:
     def _send_ask(self, ask_id: int, pending: _Pending) -> None:
         if not pending.answer.done():
             pending.stream = self._stream
+            pending.queued_s = None
             self._send(pb.RouteRequest(ask=to_ask(ask_id, pending.ask)))
 
     def _send(self, message: pb.RouteRequest) -> None:
@@ -274,10 +291,20 @@ class GrpcRouterLink:
         except (AioRpcError, asyncio.InvalidStateError):
             return  # The reader sees the same end and tells everybody.
 
+    def _on_queued(self, ask_ids: Iterable[int]) -> None:
+        now = self._clock.now()
+        for ask_id in ask_ids:
+            pending = self._pending.get(ask_id)
+            if pending is not None:
+                pending.queued_s = now
+
     def _on_message(self, message: pb.RouteResponse) -> None:
         kind = message.WhichOneof("kind")
         if kind is None:
             return  # A newer router says something that this build has no use for.
+        if kind == "queued":
+            self._on_queued(message.queued.ask_ids)
+            return
         body = message.placement if kind == "placement" else message.refusal
         pending = self._pending.get(body.ask_id)
         if pending is None or pending.answer.done():

@@ -53,6 +53,7 @@ class Submission:
     timeout_s: float | None = None
     handle: KvHandle | None = None
     rendezvous: Rendezvous | None = None
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,7 @@ class Worker:
                 generation=submission.generation,
                 handle=submission.handle,
                 rendezvous=submission.rendezvous,
+                dimensions=submission.dimensions,
             )
         )
         now_s = self._clock.now()

@@ -16,12 +16,15 @@ from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_process, run_until_signalled
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.embed_client import GrpcEmbedClient
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from services.frontend.access.access import Access
+from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.apps import Apps, AppSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
@@ -49,7 +52,8 @@ class Frontend:
             generator=generator,
             settings=settings.router,
         )
-        self.models = DiscoveredModels(self.registry, settings.models, clock)
+        self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
+        self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
             prefill=GrpcPrefillClient(
@@ -64,6 +68,8 @@ class Frontend:
             metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
+            embed=GrpcEmbedClient(self.channels),
+            access=self.access,
         )
         self.apps = Apps(
             self.pipeline,
@@ -82,7 +88,7 @@ class Frontend:
             settings.rpc,
             service_names=[SERVICE_NAME],
             add_services=self._add_services,
-            interceptors=server_interceptors(self.telemetry),
+            interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],
         )
         self.metrics_server = MetricsServer(
             self.telemetry.registry,
@@ -100,6 +106,7 @@ class Frontend:
         parts: list[Part] = [
             self.telemetry.tracing,
             _Closing(self),
+            self.access,
             self.router,
             self.models,
             self.metrics_server,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from services.frontend.tools import HermesParser
+from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
+from services.frontend.reading import Reading
 
 
 class BlockKind(StrEnum):
@@ -52,8 +53,8 @@ class BlockSink(Protocol):
 class Pieces(Protocol):
     """Turns text into pieces of blocks."""
 
-    def push(self, text: str) -> Sequence["Piece"]:
-        """The pieces that are certain now."""
+    def push(self, text: str, tokens: int) -> Sequence["Piece"]:
+        """The pieces that are certain after this text, which came from so many tokens."""
         ...
 
     def flush(self) -> Sequence["Piece"]:
@@ -75,7 +76,7 @@ class Piece:
 class PlainPieces:
     """All text is text."""
 
-    def push(self, text: str) -> Sequence[Piece]:
+    def push(self, text: str, tokens: int) -> Sequence[Piece]:
         """See Pieces."""
         return (Piece(kind=BlockKind.TEXT, text=text),)
 
@@ -84,24 +85,31 @@ class PlainPieces:
         return ()
 
 
-class HermesPieces:
-    """Tool calls in the Hermes format, each in one piece."""
+class ReadPieces:
+    """Reasoning and tool calls as the model's family writes them."""
 
-    def __init__(self) -> None:
-        self._parser = HermesParser()
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
 
-    def push(self, text: str) -> Sequence[Piece]:
+    def push(self, text: str, tokens: int) -> Sequence[Piece]:
         """See Pieces."""
-        return [self._piece(part) for part in self._parser.push(text)]
+        return list(self._pieces(self._reading.push(0, text, tokens)))
 
     def flush(self) -> Sequence[Piece]:
         """See Pieces."""
-        return [self._piece(part) for part in self._parser.flush()]
+        return list(self._pieces(self._reading.flush(0)))
 
-    def _piece(self, part: object) -> Piece:
-        if isinstance(part, str):
-            return Piece(kind=BlockKind.TEXT, text=part)
-        return Piece(kind=BlockKind.CALL, text=part.arguments, call=part.index, name=part.name)  # type: ignore[attr-defined]
+    def _pieces(self, parts: Sequence[Part]) -> Iterator[Piece]:
+        for part in parts:
+            match part:
+                case str():
+                    yield Piece(kind=BlockKind.TEXT, text=part)
+                case Reasoning():
+                    yield Piece(kind=BlockKind.REASONING, text=part.text)
+                case CallBegin():
+                    yield Piece(kind=BlockKind.CALL, call=part.number, name=part.name)
+                case CallArguments():
+                    yield Piece(kind=BlockKind.CALL, call=part.number, text=part.text)
 
 
 class Blocks:
@@ -117,9 +125,9 @@ class Blocks:
         self._call = -1
         self.blocks: list[Block] = []
 
-    def push(self, text: str) -> None:
-        """More text of the answer."""
-        for piece in self._pieces.push(text):
+    def push(self, text: str, tokens: int) -> None:
+        """More text of the answer, from so many tokens."""
+        for piece in self._pieces.push(text, tokens):
             self._take(piece)
 
     def flush(self) -> None:
@@ -165,6 +173,6 @@ class Blocks:
         return (block for block in self.blocks if block.kind is BlockKind.CALL)
 
 
-def pieces_for(*, parses_tools: bool) -> Pieces:
+def pieces_for(reading: Reading | None) -> Pieces:
     """What reads the answer of a request."""
-    return HermesPieces() if parses_tools else PlainPieces()
+    return ReadPieces(reading) if reading is not None else PlainPieces()

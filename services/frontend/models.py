@@ -12,6 +12,7 @@ from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
+from services.frontend.parsers.select import ParserNames
 from services.frontend.settings import ModelSettings
 from services.frontend.text_model import TextModel, find_directory, load_text_model
 
@@ -98,13 +99,16 @@ class DiscoveredModels:
     stays loaded, so that a model whose last worker left comes back at once.
     """
 
-    def __init__(self, registry: Registry, settings: ModelSettings, clock: Clock) -> None:
+    def __init__(
+        self, registry: Registry, settings: ModelSettings, clock: Clock, parsers: ParserNames | None = None
+    ) -> None:
         self._registry = registry
         self._settings = settings
+        self._parsers = parsers or ParserNames()
         self._clock = clock
         self._views: dict[str, Sequence[Instance]] = {PREFILL: (), DECODE: ()}
         self._cards: dict[str, tuple[str, Card]] = {}
-        self._texts: dict[tuple[str, str], TextModel] = {}
+        self._texts: dict[tuple[str, str, str], TextModel] = {}
         self._served: dict[str, ServedModel] = {}
         self._created_s: dict[str, int] = {}
         self._problems: dict[str, str] = {}
@@ -244,14 +248,22 @@ class DiscoveredModels:
         return card
 
     async def _text(self, card: Card) -> TextModel:
-        key = (card.source, card.revision)
+        key = (card.name, card.source, card.revision)
         known = self._texts.get(key)
         if known is None:
             known = self._texts[key] = await asyncio.to_thread(self._load, card)
         return known
 
     def _load(self, card: Card) -> TextModel:
-        return load_text_model(find_directory(card.source, card.revision, self._settings.cache_dir), self._clock)
+        text = load_text_model(
+            find_directory(card.source, card.revision, self._settings.cache_dir),
+            self._clock,
+            tool_parser=self._parsers.tool_parser(card.name),
+            reasoning_parser=self._parsers.reasoning_parser(card.name),
+        )
+        for problem in text.selection.problems:
+            _log.warning("parser_does_not_fit", model=card.name, why=problem)
+        return text
 
 
 def read_card(value: bytes) -> Card:

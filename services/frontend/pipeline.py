@@ -12,15 +12,25 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Usage, WorkerRef
-from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
-from kvmesh.rpc.clients import DecodeLinks, Placed, PrefillClient, RouterLink
+from kvmesh.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.rpc.clients import DecodeLinks, EmbedClient, EmbedResult, Placed, PrefillClient, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
+from services.frontend.access.access import Access
+from services.frontend.access.settings import AccessSettings
 from services.frontend.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
 from services.frontend.choice import Choice
+from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
-from services.frontend.request import Answer, Outlet, Request
+from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
 
 _log = logging.getLogger(__name__)
@@ -46,8 +56,12 @@ class Pipeline:
         metrics: FrontendMetrics,
         settings: PipelineSettings,
         tracing: Tracing | None = None,
+        access: Access | None = None,
+        embed: EmbedClient | None = None,
     ) -> None:
         self.models = models
+        self.access = access or Access(AccessSettings(), clock)
+        self._embedder = Embedder(embed, router, clock, settings) if embed is not None else None
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
@@ -60,6 +74,7 @@ class Pipeline:
         self._idle = asyncio.Event()
         self._releases: set[asyncio.Task[None]] = set()
         self._is_draining = False
+        self._refuses = False
 
     @property
     def in_flight(self) -> int:
@@ -68,7 +83,7 @@ class Pipeline:
 
     @property
     def is_draining(self) -> bool:
-        """True when new requests are refused."""
+        """True from the moment at which no new requests should come."""
         return self._is_draining
 
     def new_id(self) -> str:
@@ -76,8 +91,10 @@ class Pipeline:
         return f"{self._random.getrandbits(128):032x}"
 
     async def drain(self) -> None:
-        """Refuses new requests from now on and waits for those in flight."""
+        """Says that it is not ready, refuses new requests after `drain_notice_s`, and waits for those in flight."""
         self._is_draining = True
+        await self.clock.sleep(self.settings.drain_notice_s)
+        self._refuses = True
         while self._in_flight:
             self._idle.clear()
             await self._idle.wait()
@@ -90,6 +107,7 @@ class Pipeline:
     async def prepare(self, request: Request, *, began_s: float) -> Prepared:
         """Checks and tokenises. Raises what the client did wrong, before anything is asked of the mesh."""
         self._check_room()
+        self.access.check(request)
         model = self.models.find(request.model)
         check_request(request, model, self.settings)
         token_ids = await tokens_of(request, model, self.settings)
@@ -101,17 +119,50 @@ class Pipeline:
         Raises the failure that ended it. Cancelling it cancels everything on every hop.
         """
         request_id = prepared.request.request_id
+        run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
         try:
-            if not self._tracing.is_on:
-                return await self._run(prepared, outlet, began_s)
-            return await self._run_traced(prepared, outlet, began_s)
+            permit = self.access.enter(
+                prompt_tokens=prepared.ask.prompt_tokens,
+                output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
+            )
+            try:
+                if not self._tracing.is_on:
+                    return await self._run(run, prepared, began_s)
+                return await self._run_traced(run, prepared, began_s)
+            finally:
+                self.access.leave(permit, run.spent(), request_id=request_id, model=prepared.model.name)
         finally:
             self._in_flight.discard(request_id)
             if not self._in_flight:
                 self._idle.set()
 
-    async def _run_traced(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
+    async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
+        """Vectors of texts or token ids; see `Embedder`. Counts as one request in flight."""
+        asked = request.asked
+        self.access.check(asked)
+        model = self.models.find(asked.model)
+        if self._embedder is None:
+            raise UnsupportedError("this frontend gives no embeddings", reason="embeddings_unsupported")
+        self._admit(asked.request_id)
+        try:
+            with self._tracing.span("embed", parent=asked.traceparent or None):
+                deadline_s = began_s + self._limit_s(asked)
+                inputs = await self._embedder.tokens(request, model)
+                permit, usage = self.access.enter(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0), Usage()
+                try:
+                    result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
+                    usage = result.usage
+                finally:
+                    self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
+            self.metrics.prompt_tokens.labels(model.name).inc(result.usage.prompt_tokens)
+            return result
+        finally:
+            self._in_flight.discard(asked.request_id)
+            if not self._in_flight:
+                self._idle.set()
+
+    async def _run_traced(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
         """The same under a span, which router and workers get as their parent."""
         attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
         with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
@@ -121,14 +172,14 @@ class Pipeline:
                 generation=replace(prepared.generation, traceparent=traceparent),
                 ask=replace(prepared.ask, traceparent=traceparent),
             )
-            answer = await self._run(prepared, outlet, began_s)
+            answer = await self._run(run, prepared, began_s)
             span.set_attribute("gen_ai.usage.input_tokens", answer.usage.prompt_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", answer.usage.output_tokens)
             return answer
 
     def _check_room(self) -> None:
         retry_after_s = self.settings.retry_after_s
-        if self._is_draining:
+        if self._refuses:
             raise UnavailableError("the frontend is shutting down", reason="draining", retry_after_s=retry_after_s)
         if len(self._in_flight) >= self.settings.requests_max:
             raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
@@ -139,15 +190,14 @@ class Pipeline:
             raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
         self._in_flight.add(request_id)
 
-    async def _run(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
+    async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
         self.metrics.prompt_tokens.labels(prepared.model.name).inc(prepared.ask.prompt_tokens)
         deadline_s = began_s + self._limit_s(prepared.request)
-        run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
         excluded: list[str] = []
         first_failure: MeshError | None = None
         for number in range(self.settings.placement_attempts):
             placed = await self._place(prepared, number, excluded, deadline_s, first_failure)
-            attempt = self._attempt(prepared, placed, number, deadline_s)
+            attempt = run.attempt = self._attempt(prepared, placed, number, deadline_s)
             try:
                 await attempt.run(run.choices(attempt))
             except RETRIABLE as error:
@@ -220,6 +270,14 @@ class Pipeline:
         return max(1e-3, began_s + self._limit_s(request) - self.clock.now())
 
 
+def _marks_of(prepared: Prepared) -> frozenset[str]:
+    """Special tokens that whoever reads the answer needs in its text."""
+    prompt = prepared.request.prompt
+    if not isinstance(prompt, Conversation):
+        return frozenset()
+    return prepared.model.text.selection.marks(parses_tools=bool(prompt.tools))
+
+
 class _Run:
     """What stays the same over the attempts of one request."""
 
@@ -233,6 +291,12 @@ class _Run:
         self._began_s = began_s
         self._choices: list[Choice] = []
         self.ttft_s: float | None = None
+        self.attempt: Attempt | None = None
+        """The newest one. Only the last one can have given tokens."""
+
+    def spent(self) -> Usage:
+        """What the request has used so far, whichever way it ended: nothing before it was placed."""
+        return self.usage(self.attempt) if self.attempt is not None else Usage()
 
     def choices(self, attempt: Attempt) -> list[Choice]:
         """Fresh choices for an attempt; nothing of an earlier one was shown."""
@@ -245,15 +309,17 @@ class _Run:
 
         prepared, model = self._prepared, self._prepared.model
         sampling = prepared.request.sampling
+        kept = _marks_of(prepared)
         gaps = self._metrics.gaps.of_model(model.name)
         self._choices = [
             Choice(
                 i,
                 self._outlet,
-                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens),
+                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
                 stops=sampling.stop,
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,
+                includes_stop=prepared.request.includes_stop,
                 clock=self._clock,
                 gaps=gaps,
                 on_first=on_first,
@@ -265,7 +331,7 @@ class _Run:
 
     def usage(self, attempt: Attempt) -> Usage:
         """Totals: the prompt counts once, however many choices there are."""
-        finish = self._choices[0].finish
+        finish = self._choices[0].finish if self._choices else None
         decode = finish.usage if finish is not None else Usage()
         return Usage(
             prompt_tokens=self._prepared.ask.prompt_tokens,

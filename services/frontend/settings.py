@@ -3,12 +3,15 @@
 from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.frontend.access.settings import AccessSettings
 from services.frontend.batches.settings import BatchSettings
+from services.frontend.parsers.select import ParserNames
 from services.frontend.responses.settings import ResponsesSettings
 
 
@@ -26,9 +29,31 @@ class HttpSettings:
     stream_buffer_bytes_max: int = setting(
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
     )
+    keep_alive_s: float = setting(
+        15.0, "Silence in a stream after which a comment is sent, so that proxies keep it open. 0: none.", min=0
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (), "Origins whose pages may ask from a browser, such as https://app.example; `*`: all. None: no page may."
+    )
+    cors_age_s: float = setting(600.0, "How long browsers remember what is allowed.", min=0)
+    tls_certificate_file: str = setting("", "PEM certificate chain of the HTTP API. Empty: no TLS.")
+    tls_key_file: str = setting("", "PEM key of the certificate.")
+    tls_authority_file: str = setting(
+        "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
+    )
+    allows_pins: bool = setting(
+        False, "Whether x-kvmesh-pin-prefill, -pin-decode and x-kvmesh-labels are obeyed; else they are refused."
+    )
     stalled_client_timeout_s: float = setting(
         30.0, "Longest wait for a client to read the end of its answer; then it is cut off.", min=0.1
     )
+
+    def __post_init__(self) -> None:
+        """Certificate and key go together, and an authority needs both."""
+        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
+            raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
+        if self.tls_authority_file and not self.tls_certificate_file:
+            raise ValueError("tls_authority_file needs tls_certificate_file and tls_key_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +63,11 @@ class PipelineSettings:
     requests_max: int = setting(4096, "Requests in flight; more are refused with Retry-After.", min=1)
     choices_max: int = setting(16, "Choices (n) of one prompt.", min=1, max=128)
     prompts_max: int = setting(64, "Prompts of one completion request.", min=1)
+    embed_inputs_max: int = setting(2048, "Inputs of one embedding request; OpenAI takes as many.", min=1, max=2048)
     request_timeout_s: float = setting(600.0, "Longest life of a request; clients may ask for less.", min=0.1)
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
     idle_timeout_s: float = setting(60.0, "Longest silence between two tokens of a request.", min=0.1)
-    place_timeout_s: float = setting(10.0, "Longest wait for the router.", min=0.01)
+    place_timeout_s: float = setting(10.0, "Longest wait for a router, other than in its queue.", min=0.01)
     prefill_probe_interval_s: float = setting(
         3.0, "How often the worker of a long prefill is asked whether it still answers.", min=0.1
     )
@@ -52,6 +78,11 @@ class PipelineSettings:
     release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
     placement_attempts: int = setting(3, "Placements of one request before its first token.", min=1, max=16)
     retry_after_s: float = setting(1.0, "What a refused client is told to wait.", min=0.1)
+    drain_notice_s: float = setting(
+        0.0,
+        "How long a stopping frontend says that it is not ready before it refuses requests; for slow balancers.",
+        min=0,
+    )
     inline_characters_max: int = setting(
         16_384, "Longer prompts are tokenised in a thread; this much takes about 5 ms on the event loop.", min=0
     )
@@ -72,11 +103,18 @@ class FrontendSettings:
     """A frontend process."""
 
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
+    tool_parser: str = setting(
+        "auto",
+        "How tool calls are read: a family, auto (found out from the model's chat template and tokens) or none; for several "
+        "models MODEL=FAMILY,MODEL=FAMILY.",
+    )
+    reasoning_parser: str = setting("auto", "How reasoning is read; as tool_parser.")
+    http: HttpSettings = field(default_factory=HttpSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
     state_dir: str = setting(
         "",
         "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
     )
-    http: HttpSettings = field(default_factory=HttpSettings)
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
@@ -86,3 +124,15 @@ class FrontendSettings:
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
+
+    def __post_init__(self) -> None:
+        """Parsers must be known."""
+        try:
+            self.parser_names.check()
+        except UnsupportedError as error:
+            raise ValueError(f"{error.field}: {error.message}") from error
+
+    @property
+    def parser_names(self) -> ParserNames:
+        """What is said of parsers."""
+        return ParserNames(tools=self.tool_parser, reasoning=self.reasoning_parser)

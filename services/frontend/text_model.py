@@ -13,6 +13,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import SamplingParams
 from kvmesh.errors import UnsupportedError
 from services.frontend.detokenise import Detokeniser, Detokenisers
+from services.frontend.parsers.select import AUTO, Selection, select
 from services.frontend.request import Conversation
 from services.frontend.templates import ChatTemplate
 
@@ -30,6 +31,7 @@ class TextModel:
         template: ChatTemplate | None = None,
         defaults: Mapping[str, float | int] | None = None,
         eos_token_ids: Sequence[int] = (),
+        selection: Selection | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -38,6 +40,12 @@ class TextModel:
         self._template = template
         self._defaults = dict(defaults or {})
         self.eos_token_ids = tuple(eos_token_ids)
+        self.selection = selection or Selection()
+        """How answers to conversations are read."""
+        # Their tables are made here, in the loading thread.
+        for parses_tools in (False, True):
+            kept = self.selection.marks(parses_tools=parses_tools)
+            self._detokenisers.detokeniser(skip_special_tokens=True, kept=kept)
 
     def render(self, conversation: Conversation, *, field: str = "messages") -> str:
         """A conversation as the model's prompt text. UnsupportedError without a chat template."""
@@ -52,9 +60,9 @@ class TextModel:
         ids: list[int] = encoding.ids
         return ids
 
-    def detokeniser(self, *, skip_special_tokens: bool) -> Detokeniser:
-        """A detokeniser for one answer."""
-        return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens)
+    def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
+        """A detokeniser for one answer. Special tokens named in `kept` are text all the same."""
+        return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens, kept=kept)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
@@ -71,7 +79,9 @@ class TextModel:
         return replace(sampling, **missing) if missing else sampling  # type: ignore[arg-type]
 
 
-def load_text_model(directory: Path, clock: Clock) -> TextModel:
+def load_text_model(
+    directory: Path, clock: Clock, *, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> TextModel:
     """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -84,11 +94,13 @@ def load_text_model(directory: Path, clock: Clock) -> TextModel:
     source = _template_source(directory, config)
     generation = _read_json(directory / "generation_config.json")
     eos = generation.get("eos_token_id")
+    added_tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     return TextModel(
         tokenizer,
         template=ChatTemplate(source, _special_tokens(config), clock) if source else None,
         defaults=_generation_defaults(generation),
         eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
+        selection=select(tool_parser, reasoning_parser, template=source, added_tokens=added_tokens),
     )
 
 

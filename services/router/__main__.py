@@ -17,12 +17,15 @@ from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.router.core import CoreLimits, RouterCore
+from services.router.dispatch import Dispatch
+from services.router.fairness import read_weights
+from services.router.lanes import QueueLimits
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.place import Limits
-from services.router.policies import Weights
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.settings import RouterSettings
+from services.router.target import TargetLimits
 from services.router.upkeep import Upkeep
 
 
@@ -31,18 +34,36 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random) -> Ro
     return RouterCore(
         router_id=router_id,
         policy=settings.policy,
-        weights=Weights(transfer=settings.transfer_weight, decode_load=settings.decode_load_weight),
+        cost=settings.cost,
         limits=Limits(
+            local_prefill_tokens_max=settings.local_prefill_tokens_max,
+            congested_s=settings.prefill_congested_s,
+            retry_after_s=settings.retry_after_s,
+            sessions_max=settings.sessions_max,
+            session_s=settings.session_s,
+        ),
+        target_limits=TargetLimits(
             requests_per_decode_max=settings.requests_per_decode_max,
             prompt_tokens_per_prefill_max=settings.prompt_tokens_per_prefill_max,
-            local_prefill_tokens_max=settings.local_prefill_tokens_max,
-            retry_after_s=settings.retry_after_s,
+            kv_used_ratio_max=settings.kv_used_ratio_max,
         ),
         core_limits=CoreLimits(
             reservations_max=settings.reservations_max,
             reservation_s_max=settings.reservation_s_max,
             reservation_grace_s=settings.reservation_grace_s,
             history_max=settings.history_max,
+        ),
+        health=settings.health,
+        queue_limits=QueueLimits(
+            requests_max=settings.queue.requests_max,
+            prompt_tokens_max=settings.queue.prompt_tokens_max,
+            lanes_max=settings.queue.lanes_max,
+            wait_s_max=settings.queue.wait_s_max,
+            quantum_tokens=settings.queue.quantum_tokens,
+            tenants_max=settings.queue.tenants_max,
+            tenant_weights=read_weights(settings.queue.tenant_weights),
+            retry_after_s_min=settings.retry_after_s,
+            retry_after_s_max=max(settings.retry_after_s, settings.queue.retry_after_s_max),
         ),
         generator=generator,
     )
@@ -56,7 +77,8 @@ async def serve(settings: RouterSettings) -> None:
     telemetry = Telemetry.create("router", settings=settings.telemetry)
     core = make_core(settings, router_id, generator)
     metrics = RouterMetrics(telemetry.instruments, core)
-    servicer = RouterServicer(core, metrics, clock, telemetry.tracing)
+    dispatch = Dispatch(core, metrics, clock, tick_s=settings.queue.tick_s, notice_s=settings.queue.notice_s)
+    servicer = RouterServicer(core, metrics, clock, telemetry.tracing, dispatch)
     registry = ConsulRegistry(settings.discovery)
     channels = ChannelPool(settings.rpc, channel_interceptors(telemetry))
     membership = Membership(
@@ -100,7 +122,7 @@ async def serve(settings: RouterSettings) -> None:
     upkeep = Upkeep(core, metrics, clock, sweep_blocks=settings.sweep_blocks)
     try:
         await run_until_signalled(
-            [telemetry.tracing, channels, metrics_server, membership, upkeep, server],
+            [telemetry.tracing, channels, metrics_server, membership, upkeep, dispatch, server],
             on_ready=on_ready,
             drain=drain,
             settings=settings.lifecycle,

@@ -1,17 +1,24 @@
 """The router's whole state and what happens to it, without I/O: asks, reports, streams that end. Times are arguments."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from kvmesh.core import Ask, Handoff, Placement, ReportKind
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError
+from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
+from services.router.admission import Admission, Answer, Queued
+from services.router.choice import Choice
+from services.router.cost import CostSettings
 from services.router.explain import History, Record, ReportNote
 from services.router.feed import KvIndex
 from services.router.fleet import Fleet
-from services.router.place import Choice, Limits, Placer
-from services.router.policies import POLICIES, Weights
+from services.router.health import HealthEvent, HealthSettings
+from services.router.lanes import QueueLimits, Waiting
+from services.router.learning import learn
+from services.router.place import Limits, Placer
+from services.router.policies import PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
+from services.router.target import TargetLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,55 +39,122 @@ class RouterCore:
         *,
         router_id: str,
         policy: str = "kv",
-        weights: Weights | None = None,
+        cost: CostSettings | None = None,
         limits: Limits | None = None,
+        target_limits: TargetLimits | None = None,
         core_limits: CoreLimits | None = None,
+        health: HealthSettings | None = None,
+        queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
         self.index = KvIndex()
-        self.fleet = Fleet(self.index)
+        self._cost = cost or CostSettings()
+        self.fleet = Fleet(self.index, self._cost, target_limits, health)
+        self.health = self.fleet.health
         self.book = Book()
         self._core_limits = core_limits or CoreLimits()
         self._limits = limits or Limits()
         self.history = History(self._core_limits.history_max)
-        weighing = POLICIES[policy](weights or Weights(), generator)
-        self._placer = Placer(self.fleet, self.index, weighing, self._limits, generator)
+        weighing = make_policy(policy, PolicyContext(cost=self._cost, generator=generator))
+        self._placer = Placer(self.fleet, self.index, weighing, self._limits, generator, self._cost)
+        self._admission = Admission(queue_limits or QueueLimits())
+        self.queue = self._admission.queue
         self._router_id = router_id
         self._placed = 0
+        self._now = 0.0
 
     @property
     def policy_name(self) -> str:
         """The word by which the policy was found."""
         return self._placer.policy.name
 
-    def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, now: float, wall: float) -> Placement:
-        """Places a request and reserves for it, or raises the refusal. Both are remembered for Explain."""
-        record = Record(request_id=ask.request_id, ask_id=ask_id, policy=self.policy_name, decided_at_s=wall)
+    @property
+    def is_drain_unfinished(self) -> bool:
+        """True when `drain_queue` stopped for the length of its turn while there was room."""
+        return self._admission.has_more
+
+    def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, now: float, wall: float) -> Placement | Queued:
+        """Places a request and reserves for it, lets it wait, or raises the refusal. Remembered for Explain."""
+        record = Record.of(ask, ask_id=ask_id, policy=self._placer.policy, decided_at_s=wall)
         self.history.add(record)
+        self._now = now
+        self.health.turn(now)
         try:
             if len(self.book) >= self._core_limits.reservations_max:
                 raise self._full()
             self._free_number(frontend_id, ask_id, ask.request_id)
-            choice = self._placer.choose(ask)
-        except MeshError as error:
+            if self.queue.requests:
+                self._take_back(frontend_id, ask_id, ask.request_id, now)
+                if self.queue.is_behind(ask):
+                    return self._wait(frontend_id, ask_id, ask, record, now)
+            try:
+                choice = self._placer.choose(ask, now=now)
+            except OverloadedError:
+                if not self.queue.limits.requests_max:
+                    raise
+                record.considered = self._placer.considered
+                return self._wait(frontend_id, ask_id, ask, record, now)
+        except MeshError as problem:
+            error = self.health.refusal(problem, ask.model, now)
             error.request_id = ask.request_id
-            record.error = error
-            raise
-        record.choice = choice
+            record.refused(error, self._placer, ask)
+            raise error from None
+        record.choice, record.considered = choice, self._placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
         return record.placement
 
-    def report(self, frontend_id: str, ask_id: int, note: ReportNote) -> Reservation | None:
-        """Takes news of a placed request. None: nothing is known under that number; it is then ignored."""
+    def drain_queue(self, *, now: float, wall: float) -> list[Answer]:
+        """Offers the room there is to those who wait; gives the answers of all who do not wait any more.
+
+        To be called when room may have appeared, and now and then, since asks that wait expire.
+        """
+
+        self.health.turn(now)
+
+        def place(waiting: Waiting) -> tuple[Placement, int]:
+            return self._place_waiting(waiting, now, wall)
+
+        if self.queue.requests:
+            self._now = now
+            self.health.turn(now)
+        return self._admission.drain(place, now)
+
+    def take_answers(self) -> list[Answer]:
+        """Answers that others got through an ask or a withdrawal; `drain_queue` gives them too."""
+        return self._admission.take_answers()
+
+    def withdraw(self, frontend_id: str, ask_id: int, *, now: float, is_answerable: bool = True) -> bool:
+        """An ask need not wait any more; False when it does not. Without an answerable frontend there is no answer."""
+        waiting = self.queue.get(frontend_id, ask_id)
+        if waiting is None:
+            return False
+        if is_answerable:
+            self._admission.withdraw(waiting, now)
+        else:
+            self._admission.forget(waiting, now)
+        return True
+
+    def report(
+        self, frontend_id: str, ask_id: int, note: ReportNote, *, now: float | None = None
+    ) -> Reservation | None:
+        """Takes news of a placed request. None: nothing is known under that number; it is then ignored.
+
+        `now` None: the time of the latest ask.
+        """
         reservation = self.book.get(frontend_id, ask_id)
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
         self.book.frontend_spoke(reservation)
+        self._now = self._now if now is None else now
+        reservation.due_at = self._now
+        self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
+        if self._cost.learning and note.elapsed_s > 0:
+            learn(reservation, note, self._placer.links)
         if note.kind.settles:
             self.book.settle(reservation)
         elif note.kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS):
-            self.book.prefilled(reservation)
+            self.book.prefilled(reservation, now=_time_of(reservation, note))
         return reservation
 
     def stream_ended(self, frontend_id: str, *, now: float) -> None:
@@ -90,6 +164,13 @@ class RouterCore:
     def expire(self, *, now: float) -> Iterable[Reservation]:
         """Settles reservations whose end has come."""
         return self.book.expire(now)
+
+    def check_health(self, *, now: float) -> list[HealthEvent]:
+        """Lets breakers turn and looks for wedged workers; gives what happened to workers since the last call."""
+        self.health.check(self.book, now)
+        events = list(self.health.events)
+        self.health.events.clear()
+        return events
 
     def _full(self) -> OverloadedError:
         message = f"the router holds {len(self.book)} reservations, which is its limit"
@@ -104,9 +185,54 @@ class RouterCore:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.book.settle(known)
 
+    def _take_back(self, frontend_id: str, ask_id: int, request_id: str, now: float) -> None:
+        """The same ask again, on a new stream, takes the place of the one that waits."""
+        waiting = self.queue.get(frontend_id, ask_id)
+        if waiting is None:
+            return
+        if waiting.ask.request_id != request_id:
+            raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
+        self._admission.forget(waiting, now)
+
+    def _wait(self, frontend_id: str, ask_id: int, ask: Ask, record: Record, now: float) -> Queued:
+        waiting = Waiting(
+            frontend_id=frontend_id,
+            ask_id=ask_id,
+            ask=ask,
+            record=record,
+            arrived_s=now,
+            tokens=self._uncached_tokens(ask),
+        )
+        return self._admission.wait(waiting, now)
+
+    def _uncached_tokens(self, ask: Ask) -> int:
+        """Prompt tokens that no worker holds, as far as the index knows; at least 1."""
+        depth = max((match.depth for match in self.index.device.match(ask.block_hashes)), default=0)
+        return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
+
+    def _place_waiting(self, waiting: Waiting, now: float, wall: float) -> tuple[Placement, int]:
+        """Everything is looked up anew: while it waited, blocks came and went."""
+        if len(self.book) >= self._core_limits.reservations_max:
+            raise self._full()
+        ask, record, waited_s = waiting.ask, waiting.record, now - waiting.arrived_s
+        if ask.timeout_s is not None:
+            ask = replace(ask, timeout_s=ask.timeout_s - waited_s)
+        try:
+            choice = self._placer.choose(ask, now=now)
+        except UnavailableError as problem:
+            record.refused(problem, self._placer, ask)
+            raise self.health.refusal(problem, ask.model, now) from None
+        record.considered = self._placer.considered
+        placement = self._reserve(waiting.frontend_id, waiting.ask_id, ask, choice, now)
+        record.choice, record.placement = choice, replace(placement, queued_s=waited_s)
+        record.decided_at_s = wall
+        self.history.add(record)
+        return record.placement, max(1, choice.uncached_tokens)
+
     def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, choice: Choice, now: float) -> Placement:
         self._placed += 1
-        ends_at = now + min(ask.timeout_s or self._core_limits.reservation_s_max, self._core_limits.reservation_s_max)
+        longest_s = self._core_limits.reservation_s_max
+        ends_at = now + (longest_s if ask.timeout_s is None else min(ask.timeout_s, longest_s))
         reservation = Reservation(
             reservation_id=f"{self._router_id}-{self._placed}",
             request_id=ask.request_id,
@@ -115,18 +241,37 @@ class RouterCore:
             prefill=choice.prefill,
             decode=choice.decode,
             uncached_tokens=choice.uncached_tokens,
-            kv_blocks=-(-(ask.prompt_tokens + ask.expected_output_tokens) // choice.decode.worker.block_size_tokens),
-            choices=max(1, ask.choices),
+            kv_blocks=-(-(ask.prompt_tokens + ask.expected_output_tokens) // choice.decode.block_size_tokens),
+            choices=ask.choices or 1,
             ends_at=ends_at,
             ends_at_latest=ends_at,
+            due_at=now,
+            placed_at=now,
+            prefill_s=choice.prefill_s,
+            forecast=choice.forecast,
+            expected_ttft_s=choice.expected_ttft_s,
         )
         self.book.add(reservation)
+        self.health.placed(reservation, ask, now, self._holders_of)
         for target in (choice.prefill, choice.decode):
             if target is not None:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
                     target.worker.feed.remember(target.rank, ask.block_hashes)
+                if ask.adapter:
+                    target.ran(ask.adapter)
+        if ask.session_id:
+            self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
         return _placement(reservation, choice)
+
+    def _holders_of(self, block_hash: int) -> int:
+        matches = self.index.device.match((block_hash,))
+        return matches[0].holders if matches else 0
+
+
+def _time_of(reservation: Reservation, note: ReportNote) -> float | None:
+    """When it happened by this router's clock, as the frontend measured it from the placement on."""
+    return None if reservation.placed_at is None else reservation.placed_at + note.elapsed_s
 
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:
@@ -140,5 +285,7 @@ def _placement(reservation: Reservation, choice: Choice) -> Placement:
         handoff=choice.handoff,
         rendezvous_address=address,
         cached_tokens=choice.cached_tokens,
+        expected_ttft_s=choice.expected_ttft_s,
         reasons=choice.reasons,
+        decode_cached_tokens=choice.decode_cached_tokens,
     )

@@ -70,6 +70,10 @@ class KvFeed:
         """Blocks of the worker in the device tier."""
         return sum(self._index.device.count(bit) for bit in self.bits)
 
+    def blocks_by_tier(self, rank: int) -> dict[KvTier, int]:
+        """Blocks of one rank in each tier that it has ever told of."""
+        return {tier: self._index.tier(tier).count(bit) for (of, tier), bit in self._holders.items() if of == rank}
+
     def apply(self, step: KvBatch) -> bool:
         """Applies one step. False: a gap; the caller subscribes again, from `resume_at`."""
         if not self._tells_events:

@@ -8,51 +8,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.core import Handoff, LoadRecord, Role, WorkerDescription, WorkerRef
+from services.router.board import Board
+from services.router.coefficients import Coefficients
+from services.router.cost import CostSettings
 from services.router.feed import KvFeed, KvIndex
+from services.router.health import Health, HealthSettings
+from services.router.target import Target, TargetLimits
 
 CONNECTING = "unreachable"
 """Why a worker gets no requests until its streams stand, and whenever they break."""
 
 
 @dataclass(slots=True, eq=False)
-class Target:
-    """One data-parallel rank of a worker: what a leg is placed on. Outlives the worker in reservations."""
-
-    worker: "Worker"
-    rank: int
-    ref: WorkerRef
-    block_size_tokens: int
-    bits: list[int]
-    """The worker's holders in the device index by rank; the feed changes them in place."""
-    load: LoadRecord | None = None
-    requests_in_flight: int = 0
-    prompt_tokens_in_flight: int = 0
-    kv_blocks_in_flight: int = 0
-    placed_last: int = 0
-
-    @property
-    def prompt_tokens_queued(self) -> int:
-        """Prompt tokens ahead of a newcomer. What the worker says contains what this router placed, unless that is newer."""
-        told = self.load.waiting_prompt_tokens if self.load is not None else 0
-        return told if told > self.prompt_tokens_in_flight else self.prompt_tokens_in_flight
-
-    @property
-    def requests_active(self) -> int:
-        """Requests running, waiting or on their way."""
-        told = self.load.running_requests + self.load.waiting_requests if self.load is not None else 0
-        return told if told > self.requests_in_flight else self.requests_in_flight
-
-    @property
-    def kv_tokens_active(self) -> int:
-        """Tokens whose KV blocks requests hold, or will hold."""
-        told = self.load.kv_blocks_used if self.load is not None else 0
-        blocks = told if told > self.kv_blocks_in_flight else self.kv_blocks_in_flight
-        return blocks * self.block_size_tokens
-
-
-@dataclass(slots=True, eq=False)
 class Worker:
-    """One registered worker. `stream_fault` is empty exactly while its watches stand."""
+    """One registered worker. `stream_fault` is empty exactly while its watches stand; `health_fault` belongs to `Health`."""
 
     worker_id: str
     address: str
@@ -62,6 +31,7 @@ class Worker:
     is_marked_draining: bool = False
     is_draining_itself: bool = False
     stream_fault: str = CONNECTING
+    health_fault: str = ""
     description: WorkerDescription | None = None
     block_size_tokens: int = 1
     targets: list[Target] = field(default_factory=list)
@@ -74,7 +44,7 @@ class Worker:
             return "draining"
         if self.is_critical:
             return "critical"
-        return self.stream_fault
+        return self.stream_fault or self.health_fault
 
     @property
     def pairs_as(self) -> tuple[str, Handoff] | None:
@@ -88,10 +58,20 @@ class Worker:
 class Fleet:
     """All known workers."""
 
-    def __init__(self, index: KvIndex) -> None:
+    def __init__(
+        self,
+        index: KvIndex,
+        cost: CostSettings | None = None,
+        target_limits: TargetLimits | None = None,
+        health: HealthSettings | None = None,
+    ) -> None:
         self.index = index
+        self.board = Board()
+        self._cost = cost or CostSettings()
+        self._target_limits = target_limits or TargetLimits()
         self.workers: dict[str, Worker] = {}
         self.version = 0
+        self.health = Health(health or HealthSettings(), self.workers, self._pools_changed)
 
     def targets(self) -> Iterable[Target]:
         """All ranks of all described workers."""
@@ -122,8 +102,11 @@ class Fleet:
         """The registry lists the worker no more. Idempotent."""
         worker = self.workers.pop(worker_id, None)
         if worker is not None:
+            self.health.left(worker_id)
             if worker.feed is not None:
                 worker.feed.drop()
+            for target in worker.targets:
+                target.leave()
             self.version += 1
 
     def described(self, worker: Worker, description: WorkerDescription) -> None:
@@ -146,8 +129,8 @@ class Fleet:
         """A watch of it broke: it takes no requests from this moment."""
         self._set_fault(worker, reason)
 
-    def loaded(self, worker: Worker, record: LoadRecord) -> None:
-        """A newer load record. Records of another epoch or of unknown ranks are ignored."""
+    def loaded(self, worker: Worker, record: LoadRecord, *, now: float | None = None) -> None:
+        """A newer load record. Records of another epoch or of unknown ranks are ignored. `now` None: it does not get older."""
         description = worker.description
         if (
             description is None
@@ -155,7 +138,7 @@ class Fleet:
             or record.data_parallel_rank >= len(worker.targets)
         ):
             return
-        worker.targets[record.data_parallel_rank].load = record
+        worker.targets[record.data_parallel_rank].told(record, now)
         if record.is_draining != worker.is_draining_itself:
             worker.is_draining_itself = record.is_draining
             self.version += 1
@@ -170,6 +153,9 @@ class Fleet:
             and other.description.model.name == worker.description.model.name
             for other in self.workers.values()
         )
+
+    def _pools_changed(self) -> None:
+        self.version += 1
 
     def _set_fault(self, worker: Worker, fault: str) -> None:
         if worker.stream_fault != fault:
@@ -186,12 +172,18 @@ class Fleet:
             remembered_blocks_max=description.kv_blocks_total,
         )
         ref = description.worker
+        for target in worker.targets:
+            target.leave()
         worker.targets = [
             Target(
                 worker=worker,
                 rank=rank,
                 block_size_tokens=description.block_size_tokens,
                 bits=worker.feed.bits,
+                board=self.board,
+                cost=self._cost,
+                limits=self._target_limits,
+                coefficients=Coefficients(description.profile, self._cost),
                 ref=WorkerRef(
                     worker_id=ref.worker_id,
                     address=worker.address,
@@ -201,3 +193,4 @@ class Fleet:
             )
             for rank in range(ranks)
         ]
+        self.health.began(worker)

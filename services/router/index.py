@@ -48,6 +48,7 @@ class HolderIndex:
         "_holders",
         "_live",
         "_sweeper",
+        "holders_version",
     )
 
     def __init__(self) -> None:
@@ -62,6 +63,8 @@ class HolderIndex:
         self._dead = 0
         self._free: list[int] = []
         self._sweeper: Generator[None, None, None] | None = None
+        self.holders_version = 0
+        """Counts up whenever a bit is given out: whoever remembers bits looks them up again."""
 
     def __len__(self) -> int:
         """Distinct blocks, those of dropped holders included until they are swept."""
@@ -69,6 +72,7 @@ class HolderIndex:
 
     def add_holder(self) -> int:
         """A bit for a new, empty holder."""
+        self.holders_version += 1
         if self._free:
             bit = self._free.pop()
         else:

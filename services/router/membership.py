@@ -151,6 +151,7 @@ class Membership:
             has_stood, problem = await self._stand(worker)
             if has_stood:
                 self._fleet.broken(worker, "silent" if problem.reason == "silent" else "unreachable")
+                self._fleet.health.broke(worker, worker.stream_fault, self._clock.now())
                 self.broken_total += 1
                 pause_s = self._settings.reconnect_min_s
                 data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
@@ -223,8 +224,9 @@ class Membership:
                     raise DeadlineError(message, reason="silent", where=worker.worker_id) from None
                 if worker.description is None or record.epoch != worker.description.worker.epoch:
                     raise LostError("the worker began anew", reason="epoch_changed", where=worker.worker_id)
-                self._fleet.loaded(worker, record)
+                self._fleet.loaded(worker, record, now=self._clock.now())
                 self._fleet.standing(worker)
+                self._fleet.health.heard(worker, record, self._clock.now())
 
 
 def _leaves(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:

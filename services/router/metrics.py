@@ -1,10 +1,19 @@
 """What the router measures."""
 
-from kvmesh.core import Placement, Role
+from contextlib import suppress
+
+from kvmesh.core import Placement, ReportKind, Role
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
+from services.router.admission import Answer
+from services.router.breaker import BreakerState
 from services.router.core import RouterCore
 from services.router.feed import Trust
+from services.router.health import HealthEvent
+from services.router.overlap import OverlapFault
+from services.router.prediction import PHASES, RATIO_BUCKETS, WorkerLabels, error_ratio
+from services.router.reservations import Reservation
+from services.router.target import Target
 
 # A decision takes tens of microseconds.
 DECISION_BUCKETS_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
@@ -24,9 +33,22 @@ class RouterMetrics:
             "cached_prompt_tokens", "Those believed to be cached where they were placed."
         )
         self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
-        self._by_placement = {reason: self._placed.labels(reason) for reason in _REASONS}
+        for reason in (*_REASONS, core.policy_name):
+            self._placed.labels(reason)
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
+        self._waits = instruments.histogram(
+            "queue_wait_seconds", "Time in the queue of asks that waited, by how it ended.", ("outcome",)
+        )
+        self._served = instruments.counter(
+            "queue_served_prompt_tokens", "Prompt tokens of asks that waited and were placed.", ("priority",)
+        )
+        requests = instruments.gauge("queue_requests", "Asks that wait.", ("priority",))
+        tokens = instruments.gauge("queue_tokens", "Prompt tokens that wait and that nobody holds.", ("priority",))
+        for name in PRIORITY_CLASSES:
+            requests.labels(name).set_function(lambda name=name: self._waiting(name)[0])  # type: ignore[misc]
+            tokens.labels(name).set_function(lambda name=name: self._waiting(name)[1])  # type: ignore[misc]
+        instruments.gauge_function("queue_lanes", "Kinds of asks that wait.", lambda: len(core.queue.lanes))
         for role in (Role.PREFILL, Role.DECODE):
             instruments.gauge_function(
                 f"{role.value}_workers",
@@ -39,11 +61,33 @@ class RouterMetrics:
                 f"Workers whose index is {trust.value}.",
                 lambda trust=trust: self._trusted(trust),  # type: ignore[misc]
             )
+        # The one label that is not from a closed set. See WorkerLabels for what bounds it.
+        self._errors = instruments.histogram(
+            "prediction_error_ratio",
+            "(observed - expected) / expected, of the time to prefill or to the first token, by worker.",
+            ("phase", "worker"),
+            buckets=RATIO_BUCKETS,
+        )
+        self._labels = WorkerLabels(core.health.settings.labelled_workers_max)
+        self._health_events = instruments.counter("health_events", "News of workers' health by kind.", ("kind",))
+        for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
+            instruments.gauge_function(
+                f"{state.value}_breakers",
+                f"Workers whose breaker is {state.value}.",
+                lambda state=state: core.health.count(state),  # type: ignore[misc]
+            )
+        instruments.gauge_function("wedged_workers", "Workers with work that make no step.", core.health.wedged)
+        for fault in OverlapFault:
+            instruments.gauge_function(
+                f"{fault.value}_workers",
+                "Workers whose blocks can never match what is asked for.",
+                lambda fault=fault: core.health.faulty(fault),  # type: ignore[misc]
+            )
         instruments.gauge_function("kv_feed_gaps", "Gaps seen in KV feeds of present workers.", self._gaps)
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
         """A request was placed."""
-        self._by_placement[placement.reasons[0]].inc()
+        self._placed.labels(placement.reasons[0]).inc()
         self._prompt.inc(prompt_tokens)
         self._cached.inc(placement.cached_tokens)
         self._seconds.observe(elapsed_s)
@@ -52,6 +96,18 @@ class RouterMetrics:
         """A request was refused."""
         self._refused.labels(error.reason).inc()
 
+    def waited(self, answer: Answer) -> None:
+        """An ask waits no more."""
+        if isinstance(answer.outcome, MeshError):
+            self._waits.labels("refused").observe(answer.waited_s)
+            self.refused(answer.outcome)
+            return
+        self._waits.labels("placed").observe(answer.waited_s)
+        self._served.labels(priority_class(answer.ask.priority)).inc(answer.ask.prompt_tokens)
+        self._placed.labels(answer.outcome.reasons[0]).inc()
+        self._prompt.inc(answer.ask.prompt_tokens)
+        self._cached.inc(answer.outcome.cached_tokens)
+
     def reported(self, kind: str) -> None:
         """A report came."""
         self._reports.labels(kind).inc()
@@ -59,6 +115,34 @@ class RouterMetrics:
     def expired(self, count: int) -> None:
         """Reservations ran out."""
         self._expired.inc(count)
+
+    def health_changed(self, event: HealthEvent) -> None:
+        """Something happened to a worker."""
+        self._health_events.labels(event.kind).inc()
+
+    def observed(self, reservation: Reservation, kind: ReportKind, elapsed_s: float) -> None:
+        """A placed request got so far, so long after its placement: how wrong was the router?"""
+        if kind is ReportKind.PREFILLED and reservation.prefill is not None:
+            self._error("prefill", reservation.prefill, reservation.expected_prefill_s, elapsed_s)
+        elif kind is ReportKind.FIRST_TOKEN:
+            self._error("ttft", reservation.decode, reservation.expected_ttft_s, elapsed_s)
+
+    def forget_workers(self) -> None:
+        """Drops what is kept under the names of workers that have left."""
+        for label in self._labels.left(self._core.fleet.workers):
+            for phase in PHASES:
+                with suppress(KeyError):
+                    self._errors.remove(phase, label)
+
+    def _error(self, phase: str, target: Target, expected_s: float | None, observed_s: float) -> None:
+        ratio = error_ratio(expected_s, observed_s)
+        if ratio is not None:
+            self._errors.labels(phase, self._labels.label(target.worker.worker_id)).observe(ratio)
+
+    def _waiting(self, name: str) -> tuple[int, int]:
+        """Requests and tokens of a class of priorities."""
+        sums = [each for priority, each in self._core.queue.sums().items() if priority_class(priority) == name]
+        return sum(requests for requests, _ in sums), sum(tokens for _, tokens in sums)
 
     def _taking(self, role: Role) -> int:
         return sum(1 for w in self._core.fleet.workers.values() if w.role is role and not w.excluded_by)
@@ -70,6 +154,14 @@ class RouterMetrics:
         return sum(w.feed.gaps for w in self._core.fleet.workers.values() if w.feed is not None)
 
 
+PRIORITY_CLASSES = ("high", "normal", "low")
+
+
+def priority_class(priority: int) -> str:
+    """Above, at or below 0: 201 priorities would be too many labels."""
+    return "normal" if priority == 0 else "high" if priority > 0 else "low"
+
+
 _REASONS = (
     "kv_overlap",
     "least_loaded",
@@ -78,4 +170,6 @@ _REASONS = (
     "pinned",
     "no_prefill_pool",
     "local_prefill",
+    "short_prompt",
+    "prefill_congested",
 )

@@ -1,167 +1,269 @@
-"""The decision: which pair of workers serves a request. Pure; randomness is an argument.
+"""The decision: which pair of workers serves a request. Pure; time and randomness are arguments.
 
-1. Take the pool of the request's kind, less the workers it excludes, those that are full, and those not pinned when one is.
+1. Take the pool of the request's kind, less the workers it excludes, and those not pinned when one is.
 2. Look up how much of the prompt each candidate holds.
-3. When a decode candidate lacks at most `local_prefill_tokens_max` tokens of it, or nobody can hand KV to anybody, weigh the
-   decode candidates alone; else weigh both legs and take, over all pairings, the lowest sum.
-4. Ties are broken by the generator.
+3. Weigh the decode candidates alone where nobody can hand KV to anybody, or where computing at most `local_prefill_tokens_max`
+   tokens there is all there is to do; else weigh both legs and take the cheapest pair (`pairing.py`).
+4. When the cheapest pair waits long for its prefill worker, a decode worker that computes the prompt itself, in chunks that
+   keep its inter-token latency, may be cheaper.
+5. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import add
 from random import Random
 
-from kvmesh.core import Ask, Handoff
+import numpy as np
+
+from kvmesh.core import Ask
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
+from services.router.affinity import Sessions
+from services.router.board import CHUNK, FLOOR, PER_TOKEN, WAIT, Floats
+from services.router.choice import Choice, WeighedLeg
+from services.router.cost import CostSettings
 from services.router.feed import KvIndex
-from services.router.fleet import Fleet, Target
-from services.router.index import bits
-from services.router.policies import Columns, LegKind, Policy
-from services.router.pools import Kind, Pool, Pools, pairings
+from services.router.fleet import Fleet, Worker
+from services.router.held import Overlap
+from services.router.learning import Forecast
+from services.router.links import Links
+from services.router.pairing import Selector, best_pair
+from services.router.policies import Candidates, LegKind, Policy
+from services.router.pools import Kind, Pool, Pools, Side, make_pool
+from services.router.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of what is placed on one worker, and when a decode worker computes the prompt itself."""
+    """When a decode worker computes the prompt itself, what callers are told to wait, and how long sessions are known."""
 
-    requests_per_decode_max: int = 1024
-    prompt_tokens_per_prefill_max: int = 1_048_576
-    local_prefill_tokens_max: int = 0
+    local_prefill_tokens_max: int = 15
+    congested_s: float = 0.5
     retry_after_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeighedLeg:
-    """One leg as it was weighed: terms by name and cost, one value per target."""
-
-    kind: LegKind
-    targets: Sequence[Target]
-    cached: Sequence[int]
-    columns: Columns
-    costs: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What was decided, and what was weighed for it."""
-
-    prefill: Target | None
-    decode: Target
-    handoff: Handoff | None
-    cached_tokens: int
-    uncached_tokens: int
-    cost: float
-    reasons: Sequence[str]
-    legs: Sequence[WeighedLeg]
-    pool: Pool
+    sessions_max: int = 65_536
+    session_s: float = 600.0
 
 
 class Placer:
     """Places requests on a fleet. Changes nothing but the generator's state."""
 
-    def __init__(self, fleet: Fleet, index: KvIndex, policy: Policy, limits: Limits, generator: Random) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: KvIndex,
+        policy: Policy,
+        limits: Limits,
+        generator: Random,
+        cost: CostSettings | None = None,
+    ) -> None:
         self.policy = policy
         self._index = index
         self._fleet = fleet
         self._limits = limits
-        self._random = generator
+        self._cost = cost or CostSettings()
         self._pools = Pools(fleet, retry_after_s=limits.retry_after_s)
+        self._overlap = Overlap(index, self._cost)
+        self._selector = Selector(self._cost, generator, estimates=policy.cost_unit == "s")
+        self.links = Links(self._cost)
+        self.considered: Pool | None = None
+        """The pool of the kind asked for last, before the request's own filters: for explanations."""
+        self.sessions = Sessions(sessions_max=limits.sessions_max, session_s=limits.session_s)
 
-    def choose(self, ask: Ask) -> Choice:
+    def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
+        """Who was taken off when a request of this kind was refused last, and by which filter."""
+        return self._pools.removed(Kind.of(ask))
+
+    def choose(self, ask: Ask, *, now: float) -> Choice:
         """The choice. Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError."""
-        pool = self._pools.pool(Kind.of(ask))
+        self.considered = None
+        self.policy.check(ask)
+        self.considered = pool = self._pools.pool_of(ask)
         if ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id:
             pool = self._narrowed(pool, ask)
-        pool = self._with_room(pool, ask)
-        held = self._held_tokens(ask)
-        decode_cached = cached_tokens(pool.decodes, held, ask)
-        least_uncached = ask.prompt_tokens - max(decode_cached)
-        if not pool.pairings:
-            return self._alone(ask, pool, pool.decodes, decode_cached, "no_prefill_pool")
-        if least_uncached <= self._limits.local_prefill_tokens_max and not ask.pinned_prefill_worker_id:
-            near = [i for i, held in enumerate(decode_cached) if ask.prompt_tokens - held == least_uncached]
-            targets = [pool.decodes[i] for i in near]
-            return self._alone(ask, pool, targets, [decode_cached[i] for i in near], "local_prefill")
-        return self._pair(ask, pool, cached_tokens(pool.prefills, held, ask), decode_cached)
+        by_bit = self._overlap.held_tokens(ask)
+        bits_version = self._index.device.holders_version
+        held = pool.decodes.held(by_bit, ask, bits_version)
+        if not pool.groups:
+            return self._alone(ask, pool, held, now, "no_prefill_pool")
+        may_be_alone = not ask.pinned_prefill_worker_id
+        if may_be_alone and (reason := self._has_little_to_do(ask, held)):
+            choice = self._near_alone(ask, pool, held, now, reason)
+            if choice is not None:
+                return choice
+        prefill_held = pool.prefills.held(by_bit, ask, bits_version)
+        try:
+            choice = self._pair(ask, pool, prefill_held, held, now)
+        except OverloadedError:
+            alone = self._chunked_alone(ask, pool, held, now) if may_be_alone else None
+            if alone is None:
+                raise
+            return alone
+        if may_be_alone and choice.forecast.queue_s >= self._limits.congested_s:
+            alone = self._chunked_alone(ask, pool, held, now)
+            if alone is not None and alone.cost < choice.cost:
+                return alone
+        return choice
 
-    def _pair(self, ask: Ask, pool: Pool, prefill_cached: Sequence[int], decode_cached: Sequence[int]) -> Choice:
-        prefill = self._weigh(LegKind.PREFILL, ask, pool.prefills, prefill_cached)
-        decode = self._weigh(LegKind.DECODE, ask, pool.decodes, decode_cached)
-        # Both legs' costs are independent of each other, so the best pair of a pairing is its two best legs.
-        sums = [
-            (_lowest_cost(prefill.costs, first) + _lowest_cost(decode.costs, second), first, second, handoff)
-            for (_, handoff), (first, second) in pool.pairings.items()
-        ]
-        best = min(option[0] for option in sums)
-        options = [option for option in sums if option[0] <= best]
-        _, first, second, handoff = options[0] if len(options) == 1 else self._random.choice(options)
-        left, right = self._lowest(prefill.costs, first), self._lowest(decode.costs, second)
-        held = prefill_cached[left]
+    def _pair(
+        self, ask: Ask, pool: Pool, prefill_held: Floats | None, decode_held: Floats | None, now: float
+    ) -> Choice:
+        left = self._weigh(LegKind.PREFILL, ask, pool.prefills, prefill_held, now)
+        right = self._weigh(LegKind.DECODE, ask, pool.decodes, decode_held, now)
+        lines = self.links.lines if self.policy.counts_transfer else None
+        pair = best_pair(self._selector, pool.groups, left, right, ask.prompt_tokens, lines)
+        if pair is None:
+            raise self._full(ask)
+        prefill, decode = left.targets[pair.prefill], right.targets[pair.decode]
+        held = 0 if prefill_held is None else int(prefill_held[pair.prefill])
+        uncached = ask.prompt_tokens - held
+        queue_s = wait_s = 0.0
+        expected_ttft_s = None
+        if lines is None:
+            prefill_s = prefill.coefficients.prefill_s(uncached, ask.prompt_tokens)
+        else:
+            queue_s, prefill_s = (
+                float(left.columns["queue"][pair.prefill]),
+                float(left.columns["prefill"][pair.prefill]),
+            )
+            wait_s = float(right.columns["wait"][pair.decode])
+            step_s = decode.coefficients.decode.values[0]
+            expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + step_s
         return Choice(
-            prefill=pool.prefills[left],
-            decode=pool.decodes[right],
-            handoff=handoff,
-            cached_tokens=held,
-            uncached_tokens=ask.prompt_tokens - held,
-            cost=prefill.costs[left] + decode.costs[right],
-            reasons=self._reasons(ask, held),
-            legs=(prefill, decode),
-            pool=pool,
+            prefill,
+            decode,
+            pair.group.handoff,
+            held,
+            0 if decode_held is None else int(decode_held[pair.decode]),
+            uncached,
+            pair.cost,
+            expected_ttft_s,
+            prefill_s,
+            Forecast(ask.prompt_tokens, queue_s, wait_s, pair.distance, pair.transfer_bytes),
+            self._reasons(ask, held, prefill, decode, now),
+            (left, right),
+            pool,
+            lines,
         )
 
-    def _alone(self, ask: Ask, pool: Pool, targets: Sequence[Target], cached: Sequence[int], reason: str) -> Choice:
-        leg = self._weigh(LegKind.ALONE, ask, targets, cached)
-        chosen = self._lowest(leg.costs, range(len(targets)))
-        held = cached[chosen]
+    def _alone(
+        self,
+        ask: Ask,
+        pool: Pool,
+        held: Floats | None,
+        now: float,
+        reason: str,
+        without: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
+    ) -> Choice:
+        """The decode candidate that computes the prompt itself at the lowest cost, `without` those marked."""
+        leg = self._weigh(LegKind.ALONE, ask, pool.decodes, held, now)
+        if without is not None:
+            leg.costs = np.where(without, np.inf, leg.costs)
+        chosen = self._selector.lowest(leg.costs, held, leg.targets)
+        if chosen is None:
+            raise self._full(ask)
+        target = leg.targets[chosen]
+        cached = 0 if held is None else int(held[chosen])
+        uncached = ask.prompt_tokens - cached
+        queue_s = wait_s = 0.0
+        expected_ttft_s = None
+        if self.policy.counts_transfer:
+            queue_s, prefill_s = float(leg.columns["queue"][chosen]), float(leg.columns["prefill"][chosen])
+            wait_s = float(leg.columns["wait"][chosen])
+            expected_ttft_s = queue_s + prefill_s + wait_s
+        else:
+            prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
         return Choice(
-            prefill=None,
-            decode=targets[chosen],
-            handoff=None,
-            cached_tokens=held,
-            uncached_tokens=ask.prompt_tokens - held,
-            cost=leg.costs[chosen],
-            reasons=(reason, *self._reasons(ask, held)),
-            legs=(leg,),
-            pool=pool,
+            None,
+            target,
+            None,
+            cached,
+            0,
+            uncached,
+            float(leg.costs[chosen]),
+            expected_ttft_s,
+            prefill_s,
+            Forecast(ask.prompt_tokens, queue_s, wait_s, None, 0.0),
+            (reason, *self._reasons(ask, cached, None, target, now)),
+            (leg,),
+            pool,
+            None,
         )
 
-    def _weigh(self, kind: LegKind, ask: Ask, targets: Sequence[Target], cached: Sequence[int]) -> WeighedLeg:
-        columns = self.policy.weigh(kind, ask.prompt_tokens, targets, cached)
+    def _has_little_to_do(self, ask: Ask, held: Floats | None) -> str:
+        """Why no other worker is worth asking; empty: it may be."""
+        most = self._limits.local_prefill_tokens_max
+        if ask.prompt_tokens <= most:
+            return "short_prompt"
+        return "local_prefill" if held is not None and ask.prompt_tokens - held[held.argmax()] <= most else ""
+
+    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float, reason: str) -> Choice | None:
+        """On a decode worker that lacks little. None: those that do are full."""
+        lacking = None if held is None else ask.prompt_tokens - held > self._limits.local_prefill_tokens_max
+        try:
+            return self._alone(ask, pool, held, now, reason, lacking)
+        except OverloadedError:
+            return None
+
+    def _chunked_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
+        """On a decode worker whose steps stay within its target with a chunk of the prompt in each. None: there is none."""
+        rows = self._fleet.board.values.take(pool.decodes.columns, 1)
+        uncached = ask.prompt_tokens if held is None else ask.prompt_tokens - held
+        too_slow = rows[PER_TOKEN] * np.minimum(uncached, self._cost.chunk_tokens) > rows[CHUNK]
+        try:
+            return self._alone(ask, pool, held, now, "prefill_congested", too_slow)
+        except OverloadedError:
+            return None
+
+    def _weigh(self, kind: LegKind, ask: Ask, side: Side, held: Floats | None, now: float) -> WeighedLeg:
+        board = self._fleet.board
+        columns = self.policy.weigh(Candidates(kind, ask, now, side.targets, side.columns, held, board))
         rows = iter(columns.values())
         costs = next(rows)
         for column in rows:
-            costs = list(map(add, costs, column))
+            costs = costs + column
+        if not self.policy.counts_transfer:
+            costs = self._without_full(kind, side, costs)
+        if ask.preferred_labels or ask.session_id or ask.adapter:
+            costs = self._preferring(kind, ask, side, costs, now)
+        return WeighedLeg(kind, side.targets, held, columns, costs)
+
+    def _without_full(self, kind: LegKind, side: Side, costs: Floats) -> Floats:
+        """For policies that do not look at the board, on which full targets have infinite rows."""
+        values = self._fleet.board.values
+        rows = {LegKind.PREFILL: [FLOOR], LegKind.DECODE: [WAIT], LegKind.ALONE: [FLOOR, WAIT]}[kind]
+        full = np.isinf(values[rows].take(side.columns, 1)).any(0)
+        return np.where(full, np.inf, costs) if full.any() else costs
+
+    def _preferring(self, kind: LegKind, ask: Ask, side: Side, costs: Floats, now: float) -> Floats:
+        """Something on top for those that lack a preferred label, have not run the adapter lately, or are not the session's."""
         if ask.preferred_labels:
-            costs = self._preferring(ask, targets, costs)
-        return WeighedLeg(kind=kind, targets=targets, cached=cached, columns=columns, costs=costs)
+            costs = costs + self.policy.preference * side.lacking(ask.preferred_labels)
+        if ask.adapter and self.policy.counts_transfer:
+            costs = costs + self._cost.adapter_s * side.not_warm(ask.adapter)
+        known = self.sessions.get(ask.session_id, now) if ask.session_id else None
+        if known is not None:
+            target = known[0] if kind is LegKind.PREFILL else known[1]
+            place = side.place_of(target) if target is not None else None
+            if place is not None:
+                costs = costs + self.policy.preference
+                costs[place] -= self.policy.preference
+        return costs
 
-    def _preferring(self, ask: Ask, targets: Sequence[Target], costs: Sequence[float]) -> Sequence[float]:
-        """Half of the prompt's cost on top for a worker that lacks a preferred label: enough to lean, not to pile up."""
-        extra = 0.5 * ask.prompt_tokens
-        wanted = ask.preferred_labels.items()
-        return [
-            cost if wanted <= target.worker.labels.items() else cost + extra
-            for cost, target in zip(costs, targets, strict=True)
-        ]
-
-    def _lowest(self, costs: Sequence[float], positions: Sequence[int]) -> int:
-        lowest = _lowest_cost(costs, positions)
-        ties = [i for i in positions if costs[i] == lowest]
-        return ties[0] if len(ties) == 1 else self._random.choice(ties)
-
-    def _reasons(self, ask: Ask, held: int) -> tuple[str, ...]:
+    def _reasons(self, ask: Ask, held: int, prefill: Target | None, decode: Target, now: float) -> tuple[str, ...]:
         if ask.pinned_decode_worker_id or ask.pinned_prefill_worker_id:
             return ("pinned",)
         if self.policy.name != "kv":
             return (self.policy.name,)
-        return ("kv_overlap",) if held else ("least_loaded",)
+        reason = "kv_overlap" if held else "least_loaded"
+        known = self.sessions.get(ask.session_id, now) if ask.session_id else None
+        follows = known is not None and (decode is known[1] or (prefill is not None and prefill is known[0]))
+        return (reason, "session") if follows else (reason,)
 
-    def _held_tokens(self, ask: Ask) -> dict[int, int]:
-        """Prompt tokens held per holder bit. The last token is always computed."""
-        size, most = ask.block_size_tokens, ask.prompt_tokens - 1
-        found = self._index.device.match(ask.block_hashes)
-        return {bit: tokens for m in found if (tokens := min(m.depth * size, most)) for bit in bits(m.holders)}
+    def _full(self, ask: Ask) -> OverloadedError:
+        return OverloadedError(
+            f"all workers of model {ask.model!r} are full",
+            reason="workers_full",
+            retry_after_s=self._limits.retry_after_s,
+        )
 
     def _narrowed(self, pool: Pool, ask: Ask) -> Pool:
         prefills = self._allowed(pool.prefills, ask.excluded_worker_ids, ask.pinned_prefill_worker_id)
@@ -172,46 +274,16 @@ class Placer:
                 reason="no_worker",
                 retry_after_s=self._limits.retry_after_s,
             )
-        narrowed = Pool(prefills=prefills, decodes=decodes, pairings=pairings(prefills, decodes), removed=pool.removed)
-        if ask.pinned_prefill_worker_id and not narrowed.pairings:
+        narrowed = make_pool(prefills, decodes, pool.removed)
+        if ask.pinned_prefill_worker_id and not narrowed.groups:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
         return narrowed
 
-    def _allowed(self, targets: Sequence[Target], excluded: Iterable[str], pinned: str) -> Sequence[Target]:
+    def _allowed(self, side: Side, excluded: Iterable[str], pinned: str) -> Sequence[Target]:
         if pinned and pinned not in self._fleet.workers:
             raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found")
         return [
             target
-            for target in targets
+            for target in side.targets
             if target.worker.worker_id not in excluded and (not pinned or target.worker.worker_id == pinned)
         ]
-
-    def _with_room(self, pool: Pool, ask: Ask) -> Pool:
-        """Less the workers that are full. A prefill worker without work takes any prompt, however long."""
-        most_requests, most_tokens = self._limits.requests_per_decode_max, self._limits.prompt_tokens_per_prefill_max
-        room = most_tokens - ask.prompt_tokens
-        decodes = [target for target in pool.decodes if target.requests_in_flight < most_requests]
-        prefills = [t for t in pool.prefills if t.prompt_tokens_in_flight <= room or not t.prompt_tokens_in_flight]
-        if len(decodes) == len(pool.decodes) and len(prefills) == len(pool.prefills):
-            return pool
-        pairs = pairings(prefills, decodes)
-        if not decodes or (pool.pairings and not pairs):
-            raise OverloadedError(
-                f"all workers of model {ask.model!r} are full",
-                reason="workers_full",
-                retry_after_s=self._limits.retry_after_s,
-            )
-        return Pool(prefills=prefills, decodes=decodes, pairings=pairs, removed=pool.removed)
-
-
-def cached_tokens(targets: Sequence[Target], held: dict[int, int], ask: Ask) -> Sequence[int]:
-    """Prompt tokens that each target holds. Hashes of another block size name other blocks."""
-    if not held:
-        return [0] * len(targets)
-    size, get = ask.block_size_tokens, held.get
-    return [get(t.bits[t.rank], 0) if t.block_size_tokens == size else 0 for t in targets]
-
-
-def _lowest_cost(costs: Sequence[float], positions: Sequence[int]) -> float:
-    """The least cost at these positions. Mostly they are all of them."""
-    return min(costs) if len(positions) == len(costs) else min(map(costs.__getitem__, positions))

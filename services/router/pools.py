@@ -7,11 +7,17 @@ the fleet, so an ordinary request pays for weighing only.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.core import Ask, Handoff, Role
+import numpy as np
+
+from kvmesh.core import Ask, Role
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
-from services.router.fleet import Fleet, Target, Worker
+from services.router.board import Floats, Positions
+from services.router.fleet import Fleet, Worker
+from services.router.target import Target
+from services.router.topology import Group, groups, order
 
 _POOLS_MAX = 256
+_LABELS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +40,76 @@ class Kind:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """Candidates for one leg, sorted as `topology.order` says, with their columns of the board and their bits of the index."""
+
+    __slots__ = ("_bits", "_bits_version", "_lacking", "_places", "block_sizes", "columns", "targets")
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.targets = targets
+        self.columns: Positions = np.array([target.column for target in targets], dtype=np.intp)
+        sizes = {target.block_size_tokens for target in targets}
+        self.block_sizes: int | Positions = (
+            sizes.pop() if len(sizes) == 1 else np.array([t.block_size_tokens for t in targets], dtype=np.intp)
+        )
+        self._bits: Positions = np.zeros(0, dtype=np.intp)
+        self._bits_version = -1
+        self._lacking: dict[frozenset[tuple[str, str]], Floats] = {}
+        self._places: dict[Target, int] | None = None
+
+    def held(self, by_bit: Floats | None, ask: Ask, bits_version: int) -> Floats | None:
+        """What each candidate has of the prompt, in tokens. Hashes of another block size name other blocks."""
+        if by_bit is None:
+            return None
+        if self._bits_version != bits_version:
+            self._bits = np.array([target.bits[target.rank] for target in self.targets], dtype=np.intp)
+            self._bits_version = bits_version
+        if isinstance(self.block_sizes, int) and self.block_sizes != ask.block_size_tokens:
+            return None
+        held: Floats = by_bit.take(self._bits, mode="clip")
+        if not isinstance(self.block_sizes, int):
+            held[self.block_sizes != ask.block_size_tokens] = 0.0
+        return held
+
+    def lacking(self, labels: Mapping[str, str]) -> Floats:
+        """1 for candidates that lack one of the labels, else 0."""
+        wanted = frozenset(labels.items())
+        known = self._lacking.get(wanted)
+        if known is None:
+            if len(self._lacking) >= _LABELS_MAX:
+                self._lacking.clear()
+            known = np.array([float(not wanted <= target.worker.labels.items()) for target in self.targets])
+            self._lacking[wanted] = known
+        return known
+
+    def not_warm(self, adapter: str) -> Floats:
+        """1 for candidates that have not run the adapter lately, else 0."""
+        return np.array([float(adapter not in target.adapters) for target in self.targets])
+
+    def place_of(self, target: Target) -> int | None:
+        """Where a target stands; None: it is no candidate."""
+        if self._places is None:
+            self._places = {target: place for place, target in enumerate(self.targets)}
+        return self._places.get(target)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Pool:
-    """Candidates of one kind, by worker id. `pairings` maps what must be equal to the members that have it.
+    """Candidates of one kind. `groups`: which of them can exchange KV.
 
     `removed` holds, for explanations, the workers of the model that a filter took off, with the filter's name.
     """
 
-    prefills: Sequence[Target]
-    decodes: Sequence[Target]
-    pairings: Mapping[tuple[str, Handoff], tuple[Sequence[int], Sequence[int]]]
+    prefills: Side
+    decodes: Side
+    groups: Sequence[Group]
     removed: Sequence[tuple[Worker, str]]
+
+
+def make_pool(prefills: Iterable[Target], decodes: Iterable[Target], removed: Sequence[tuple[Worker, str]]) -> Pool:
+    """A pool of these."""
+    left, right = Side(sorted(prefills, key=order)), Side(sorted(decodes, key=order))
+    return Pool(prefills=left, decodes=right, groups=groups(left.targets, right.targets), removed=removed)
 
 
 class Pools:
@@ -55,12 +120,26 @@ class Pools:
         self._retry_after_s = retry_after_s
         self._version = -1
         self._known: dict[Kind, Pool | MeshError] = {}
+        self._removed: dict[Kind, Sequence[tuple[Worker, str]]] = {}
+        self._plain: dict[tuple[str, str], Pool] = {}
 
-    def pool(self, kind: Kind) -> Pool:
+    def pool_of(self, ask: Ask) -> Pool:
         """The candidates; raises what a request of this kind is refused with when there is none."""
         if self._version != self._fleet.version or len(self._known) > _POOLS_MAX:
             self._known.clear()
+            self._removed.clear()
+            self._plain.clear()
             self._version = self._fleet.version
+        if ask.required_features or ask.required_labels:
+            return self._pool(Kind.of(ask))
+        # Most asks want nothing special; making and hashing their kind would cost a tenth of the decision.
+        plain = (ask.model, ask.adapter)
+        known = self._plain.get(plain)
+        if known is None:
+            known = self._plain[plain] = self._pool(Kind.of(ask))
+        return known
+
+    def _pool(self, kind: Kind) -> Pool:
         pool = self._known.get(kind)
         if pool is None:
             pool = self._known[kind] = self._make(kind)
@@ -69,8 +148,13 @@ class Pools:
             raise type(pool)(pool.message, reason=pool.reason, field=pool.field, retry_after_s=pool.retry_after_s)
         return pool
 
+    def removed(self, kind: Kind) -> Sequence[tuple[Worker, str]]:
+        """Who was taken off, and by which filter, when `pool` gave or refused it last."""
+        return self._removed.get(kind, ())
+
     def _make(self, kind: Kind) -> Pool | MeshError:
         removed: list[tuple[Worker, str]] = []
+        self._removed[kind] = removed
         kept: dict[Role, list[Target]] = {Role.PREFILL: [], Role.DECODE: []}
         workers = [worker for _, worker in sorted(self._fleet.workers.items()) if serves(worker, kind.model)]
         takers = {worker.pairs_as for worker in workers if worker.role is Role.DECODE} - {None}
@@ -84,12 +168,7 @@ class Pools:
                 kept[worker.role].extend(worker.targets)
         if not kept[Role.DECODE]:
             return self._refusal(kind, workers, removed)
-        return Pool(
-            prefills=kept[Role.PREFILL],
-            decodes=kept[Role.DECODE],
-            pairings=pairings(kept[Role.PREFILL], kept[Role.DECODE]),
-            removed=removed,
-        )
+        return make_pool(kept[Role.PREFILL], kept[Role.DECODE], removed)
 
     def _removed_by(self, worker: Worker, kind: Kind) -> str:
         description = worker.description
@@ -148,15 +227,3 @@ def serves(worker: Worker, model: str) -> bool:
 def features(worker: Worker) -> set[str]:
     """What its engine can do; nothing while it is unknown."""
     return set(worker.description.capabilities.features) if worker.description is not None else set()
-
-
-def pairings(
-    prefills: Sequence[Target], decodes: Sequence[Target]
-) -> dict[tuple[str, Handoff], tuple[list[int], list[int]]]:
-    """Positions of prefill and decode candidates that can exchange KV, grouped by what they have in common."""
-    groups: dict[tuple[str, Handoff], tuple[list[int], list[int]]] = {}
-    for side, targets in enumerate((prefills, decodes)):
-        for position, target in enumerate(targets):
-            if (key := target.worker.pairs_as) is not None:
-                groups.setdefault(key, ([], []))[side].append(position)
-    return {key: group for key, group in groups.items() if group[0] and group[1]}

@@ -6,10 +6,11 @@ Invariants:
 3. Every reservation ends: by a report, `grace_s` after its frontend's stream, or at its own end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from services.router.fleet import Target
+from services.router.learning import Forecast
+from services.router.target import Target
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -29,6 +30,28 @@ class Reservation:
     ends_at_latest: float
     is_orphaned: bool = False
     is_prefilled: bool = False
+    due_at: float = 0.0
+    """When the worker that computes now should have shown a result."""
+    expected_ttft_s: float | None = None
+    """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
+    placed_at: float | None = None
+    """By this router's clock. None: not known, a peer placed it."""
+    prefill_s: float = 0.0
+    """Expected time to compute its prompt; 0: as the worker's coefficients say."""
+    forecast: Forecast | None = None
+    """What reports are compared with. None: nothing, a peer placed it."""
+
+    @property
+    def expected_prefill_s(self) -> float | None:
+        """Until the prompt is computed, the queue before it included. None: as for `expected_ttft_s`."""
+        if self.expected_ttft_s is None or self.forecast is None:
+            return None
+        return self.forecast.queue_s + self.prefill_s
+
+    @property
+    def computing(self) -> Target:
+        """Whose turn it is."""
+        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
 
 
 class Book:
@@ -41,6 +64,9 @@ class Book:
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[Reservation]:
+        return (reservation for of_frontend in self._by_frontend.values() for reservation in of_frontend.values())
+
     def get(self, frontend_id: str, ask_id: int) -> Reservation | None:
         """The reservation made for an ask."""
         return self._by_frontend.get(frontend_id, {}).get(ask_id)
@@ -49,28 +75,37 @@ class Book:
         """Counts it on its workers. The frontend's number must be free."""
         self._by_frontend.setdefault(reservation.frontend_id, {})[reservation.ask_id] = reservation
         self._count += 1
-        reservation.decode.requests_in_flight += reservation.choices
-        reservation.decode.kv_blocks_in_flight += reservation.kv_blocks
-        computing = reservation.prefill or reservation.decode
-        computing.prompt_tokens_in_flight += reservation.uncached_tokens
-        if reservation.prefill is not None:
-            reservation.prefill.requests_in_flight += 1
+        prefill, decode = reservation.prefill, reservation.decode
+        decode.requests_in_flight += reservation.choices
+        decode.kv_blocks_in_flight += reservation.kv_blocks
+        if not reservation.is_prefilled:
+            computing = prefill or decode
+            if not reservation.prefill_s:
+                tokens = reservation.uncached_tokens
+                reservation.prefill_s = computing.coefficients.prefill_s(tokens, tokens)
+            computing.promise(reservation.uncached_tokens, reservation.prefill_s, reservation.placed_at)
+            if prefill is not None:
+                prefill.requests_in_flight += 1
+                prefill.refresh()
+        decode.refresh()
 
-    def prefilled(self, reservation: Reservation) -> None:
-        """Its prompt is computed. Idempotent."""
+    def prefilled(self, reservation: Reservation, *, now: float | None = None) -> None:
+        """Its prompt is computed, at `now` when that is known. Idempotent."""
         if reservation.is_prefilled:
             return
         reservation.is_prefilled = True
         computing = reservation.prefill or reservation.decode
-        computing.prompt_tokens_in_flight -= reservation.uncached_tokens
+        computing.computed(reservation.uncached_tokens, reservation.prefill_s, now)
         if reservation.prefill is not None:
             reservation.prefill.requests_in_flight -= 1
+        computing.refresh()
 
     def settle(self, reservation: Reservation) -> None:
         """It is over."""
         self.prefilled(reservation)
         reservation.decode.requests_in_flight -= reservation.choices
         reservation.decode.kv_blocks_in_flight -= reservation.kv_blocks
+        reservation.decode.refresh()
         of_frontend = self._by_frontend[reservation.frontend_id]
         del of_frontend[reservation.ask_id]
         self._count -= 1

@@ -1,7 +1,9 @@
 """RouterService: protobuf to the core and back, no decisions."""
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -10,16 +12,18 @@ from grpc.aio import Server, ServicerContext
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
-from kvmesh.core import Placement
+from kvmesh.core import Placement, ReportKind
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.router import (
     Candidate,
+    Coefficient,
     Explanation,
     Report,
     WorkerView,
     check_ask_id,
     from_ask,
     from_report,
+    reports_in,
     to_explanation,
     to_placement,
     to_worker_view,
@@ -27,51 +31,87 @@ from kvmesh.rpc.codec.router import (
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.status import to_detail
 from kvmesh.telemetry import TelemetrySettings, Tracing
+from services.router.admission import Queued
 from services.router.core import RouterCore
-from services.router.explain import Record, ReportNote, weighed_candidates
+from services.router.dispatch import Dispatch, Notice, Replies, Reply
+from services.router.explain import Record, ReportNote, candidates_of, margin_of
 from services.router.fleet import Worker
-from services.router.inbox import Inbox
 from services.router.metrics import RouterMetrics
+from services.router.outbox import Outbox
+from services.router.target import Target
 
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
-MESSAGES_AHEAD_MAX = 256
-"""Messages of one frontend that are read before the one in hand is answered; beyond, gRPC holds them back."""
+ANSWERS_AHEAD_MAX = 256
+"""Answers that a frontend has not taken yet while more of it is read; beyond, gRPC holds it back."""
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One Route stream; the frontend is known once it has said hello."""
+
+    outbox: Replies = field(default_factory=lambda: Outbox(messages_max=ANSWERS_AHEAD_MAX))
+    frontend_id: str = ""
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """Serves one core. A decision is synchronous, so a stream's answers come in the order of its asks."""
+    """Serves one core. An ask that need not wait is answered in the order of the stream; `dispatch` answers the others."""
 
-    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        core: RouterCore,
+        metrics: RouterMetrics,
+        clock: Clock,
+        tracing: Tracing | None = None,
+        dispatch: Dispatch | None = None,
+    ) -> None:
         self._core = core
         self._tracing = tracing or Tracing(TelemetrySettings(), service="router")
         self._metrics = metrics
         self._clock = clock
         self._streams: dict[str, int] = {}
         # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
-        self._inboxes: dict[Inbox[pb.RouteRequest], None] = {}
+        self._streams_open: dict[_Stream, None] = {}
+        self.dispatch = dispatch or Dispatch(core, metrics, clock)
+        """A running part; to be run beside the server."""
 
     async def Route(
         self, request_iterator: AsyncIterator[pb.RouteRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.RouteResponse]:
         """Asks and reports of one frontend."""
-        frontend_id = ""
-        inbox = Inbox(request_iterator, messages_max=MESSAGES_AHEAD_MAX)
-        self._inboxes[inbox] = None
+        stream = _Stream()
+        self._streams_open[stream] = None
+        reading = asyncio.create_task(self._read(request_iterator, stream), name="route-read")
+        reading.add_done_callback(lambda _: stream.outbox.close())
         try:
-            async for message in inbox.messages():
-                if not frontend_id:
-                    frontend_id = self._hello(message)
-                elif (response := self._on_message(frontend_id, message)) is not None:
-                    yield response
-            if inbox.is_ended:
+            async for said in stream.outbox.messages():
+                yield _response(said)
+            if not reading.done():
                 raise UnavailableError("the router is stopping; ask another one", reason="router_stopping")
+            reading.result()
         finally:
-            inbox.close()
-            del self._inboxes[inbox]
-            if frontend_id:
-                self._bye(frontend_id)
+            reading.cancel()
+            del self._streams_open[stream]
+            self.dispatch.stream_ended(stream.outbox)
+            if stream.frontend_id:
+                self._bye(stream.frontend_id)
+
+    async def _read(self, requests: AsyncIterator[pb.RouteRequest], stream: "_Stream") -> None:
+        """Hears a frontend out. While asks wait this goes on, since it is reports that make room."""
+        try:
+            async for message in requests:
+                if stream.outbox.is_ended:
+                    return
+                if stream.frontend_id:
+                    self._on_message(stream.frontend_id, message, stream.outbox)
+                    await stream.outbox.wait_room()
+                else:
+                    stream.frontend_id = self._hello(message)
+        except MeshError:
+            # Something wrong was said; that ends the stream, whoever waits on it.
+            stream.outbox.end()
+            raise
 
     def add_to(self, server: Server) -> None:
         """Adds the service to a server that is not started yet."""
@@ -79,8 +119,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     def end_streams(self) -> None:
         """Ends all Route streams, so that frontends turn to another router, where they ask again what was not answered."""
-        for inbox in self._inboxes:
-            inbox.end()
+        for stream in self._streams_open:
+            stream.outbox.end()
 
     async def Explain(self, request: pb.ExplainRequest, context: ServicerContext[Any, Any]) -> pb.ExplainResponse:
         """Why a request was placed where it was."""
@@ -121,27 +161,55 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             self._core.stream_ended(frontend_id, now=self._clock.now())
         log.info("frontend_left", extra={"data": {"frontend": frontend_id}})
 
-    def _on_message(self, frontend_id: str, message: pb.RouteRequest) -> pb.RouteResponse | None:
-        ask_id = check_ask_id(message)
+    def _on_message(self, frontend_id: str, message: pb.RouteRequest, outbox: Replies) -> None:
         if message.WhichOneof("kind") == "ask":
-            try:
-                placement = self._placed(frontend_id, ask_id, message.ask)
-            except MeshError as error:
-                self._metrics.refused(error)
-                error.request_id = error.request_id or message.ask.request_id
-                return pb.RouteResponse(refusal=pb.Refusal(ask_id=ask_id, error=to_detail(error)))
-            return pb.RouteResponse(placement=to_placement(ask_id, placement))
-        report = from_report(message.report)
-        self._metrics.reported(report.kind.value)
-        self._core.report(frontend_id, ask_id, _note(report))
-        return None
+            self._on_ask(frontend_id, check_ask_id(message), message.ask, outbox)
+        else:
+            self._on_reports(frontend_id, reports_in(message))
 
-    def _placed(self, frontend_id: str, ask_id: int, message: pb.Ask) -> Placement:
+    def _on_ask(self, frontend_id: str, ask_id: int, message: pb.Ask, outbox: Replies) -> None:
+        try:
+            placement = self._placed(frontend_id, ask_id, message)
+            if self.dispatch.is_waiting:
+                self.dispatch.flush()
+        except MeshError as error:
+            self._metrics.refused(error)
+            error.request_id = error.request_id or message.request_id
+            self._reply(frontend_id, ask_id, error, outbox)
+            return
+        if isinstance(placement, Queued):
+            self.dispatch.queued(frontend_id, ask_id, outbox)
+        else:
+            self._reply(frontend_id, ask_id, placement, outbox)
+
+    def _reply(self, frontend_id: str, ask_id: int, outcome: Placement | MeshError, outbox: Replies) -> None:
+        if self.dispatch.is_waiting and self._core.queue.get(frontend_id, ask_id) is None:
+            self.dispatch.not_queued(frontend_id, ask_id)
+        outbox.put_nowait(Reply(ask_id, outcome))
+
+    def _on_reports(self, frontend_id: str, messages: Sequence[pb.Report]) -> None:
+        """All of a bundle or, when one of it is wrong, none."""
+        makes_room, now = False, self._clock.now()
+        reports = [(message.ask_id, from_report(message)) for message in messages]
+        for ask_id, report in reports:
+            self._metrics.reported(report.kind.value)
+            reservation = self._core.report(frontend_id, ask_id, _note(report), now=now)
+            if reservation is not None:
+                self._metrics.observed(reservation, report.kind, report.elapsed_s)
+            if reservation is None and report.kind.settles and self._core.queue.requests:
+                self._core.withdraw(frontend_id, ask_id, now=now)
+                self.dispatch.flush()
+            makes_room = makes_room or report.kind is not ReportKind.PROGRESS
+        if makes_room and self.dispatch.is_waiting:
+            self.dispatch.wake()
+
+    def _placed(self, frontend_id: str, ask_id: int, message: pb.Ask) -> Placement | Queued:
         started = perf_counter()
         ask = from_ask(message)
         with self._tracing.span("place", parent=ask.traceparent, attributes={"gen_ai.request.model": ask.model}):
             placement = self._core.ask(frontend_id, ask_id, ask, now=self._clock.now(), wall=self._clock.wall())
-        self._metrics.placed(placement, ask.prompt_tokens, perf_counter() - started)
+        if isinstance(placement, Placement):
+            self._metrics.placed(placement, ask.prompt_tokens, perf_counter() - started)
         return placement
 
     def _views(self, worker: Worker) -> list[WorkerView]:
@@ -149,6 +217,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         description, feed = worker.description, worker.feed
         if description is None or feed is None:
             return []
+        health = self._core.health.of(worker)
         excluded_by = worker.excluded_by or ("incompatible" if self._core.fleet.incompatible(worker) else "")
         return [
             WorkerView(
@@ -156,21 +225,31 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 role=worker.role,
                 model=description.model.name,
                 trust=feed.trust.value,
-                trust_reason=feed.reason,
+                trust_reason=feed.reason or (health.overlap.fault or ""),
                 load=target.load,
                 index_blocks=self._core.index.device.count(feed.bits[target.rank]),
                 requests_in_flight=target.requests_in_flight,
                 prompt_tokens_in_flight=target.prompt_tokens_in_flight,
                 excluded_by=excluded_by,
                 kv_compatibility_hash=description.kv_compatibility_hash,
+                coefficients=_coefficients(target),
+                breaker=health.breaker.state.value,
+                blocks_by_tier=feed.blocks_by_tier(target.rank),
             )
             for target in worker.targets
         ]
 
 
+def _response(said: Reply | Notice) -> pb.RouteResponse:
+    if isinstance(said, Notice):
+        return pb.RouteResponse(queued=pb.Queued(ask_ids=said.ask_ids))
+    if isinstance(said.outcome, MeshError):
+        return pb.RouteResponse(refusal=pb.Refusal(ask_id=said.ask_id, error=to_detail(said.outcome)))
+    return pb.RouteResponse(placement=to_placement(said.ask_id, said.outcome))
+
+
 def explanation(record: Record) -> Explanation:
     """A remembered decision as it is told."""
-    candidates = weighed_candidates(record.choice) if record.choice is not None else []
     return Explanation(
         request_id=record.request_id,
         policy=record.policy,
@@ -183,13 +262,25 @@ def explanation(record: Record) -> Explanation:
                 terms=candidate.terms,
                 removed_by=candidate.removed_by,
             )
-            for candidate in candidates
+            for candidate in candidates_of(record)
         ],
         placement=record.placement,
         error=record.error,
         ask_id=record.ask_id,
         reports=[_report(note) for note in record.reports],
+        margin=margin_of(record.choice) if record.choice is not None else None,
+        observed_ttft_s=record.observed_ttft_s,
+        queued_s=record.queued_s,
+        cost_unit=record.cost_unit,
     )
+
+
+def _coefficients(target: Target) -> list[Coefficient]:
+    """Those of its cost."""
+    return [
+        Coefficient(name=of.name, value=of.value, source=of.source.value, observations=of.observations)
+        for of in target.coefficients.told()
+    ]
 
 
 def _note(report: Report) -> ReportNote:

@@ -7,6 +7,9 @@ from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.router.cost import CostSettings
+from services.router.fairness import read_weights
+from services.router.health import HealthSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,26 +27,84 @@ class MembershipSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """Who waits when all workers that could serve a request are busy, and for how long."""
+
+    requests_max: int = setting(
+        4096, "Asks that wait, all together. 0: nobody waits, busy workers refuse.", min=0, max=65_536
+    )
+    prompt_tokens_max: int = setting(
+        4_194_304, "Prompt tokens that wait, all together; an empty queue takes any prompt. Bounds memory too.", min=1
+    )
+    lanes_max: int = setting(
+        64, "Kinds of asks (model, adapter, features, labels, workers excluded) that wait at a time.", min=1, max=1024
+    )
+    wait_s_max: float = setting(
+        30.0,
+        "Longest wait; a request's own time may end it earlier. Callers try again better than they wait.",
+        min=0.01,
+    )
+    quantum_tokens: int = setting(
+        4096, "Prompt tokens a tenant of weight 1 is served per turn; smaller interleaves finer.", min=16
+    )
+    tenants_max: int = setting(
+        256, "Tenants with turns of their own per model and priority; those beyond share one.", min=1, max=65_536
+    )
+    tenant_weights: tuple[str, ...] = setting(
+        (), "Shares of tenants that differ from 1: tenant=weight,... The default tenant has the empty name."
+    )
+    retry_after_s_max: float = setting(60.0, "Most that refused callers are told to wait.", min=0.1)
+    tick_s: float = setting(
+        0.05, "While asks wait: how often it is looked for room that no report told of.", min=0.001, max=1
+    )
+    notice_s: float = setting(
+        0.5,
+        "How often frontends are told which asks wait; they give a router up that says nothing for 2 s.",
+        min=0.01,
+        max=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Weights are pairs, with a number within bounds."""
+        read_weights(self.tenant_weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """The router's process."""
 
-    policy: str = setting("kv", "How workers are weighed.", choices=("kv", "round_robin", "least_loaded", "random"))
+    policy: str = setting(
+        "kv",
+        "How workers are weighed: kv, round_robin, random, least_loaded, power_of_two, consistent_hash, pinned, or the name"
+        " of an entry point of the group kvmesh.router_policies.",
+    )
     router_id: str = setting("", "Registered id, unique in the mesh. Empty: made from host and process.")
     seed: int = setting(0, "Seed of tie-breaks and of the random policy. 0: a new one each time.", min=0)
-    transfer_weight: float = setting(
-        0.05, "Cost of moving one token's KV, in prompt tokens to compute; moving is cheap, not free.", min=0
-    )
-    decode_load_weight: float = setting(
-        0.1, "Cost of one token held on a decode worker, in prompt tokens to compute; it slows every step.", min=0
-    )
+    cost: CostSettings = field(default_factory=CostSettings)
     local_prefill_tokens_max: int = setting(
-        0, "A decode worker that lacks at most so many prompt tokens computes them itself. 0: never.", min=0
+        15,
+        "A decode worker that lacks at most so many prompt tokens computes them itself; less than a block is not worth a"
+        " handoff. 0: never for that reason.",
+        min=0,
     )
+    prefill_congested_s: float = setting(
+        0.5, "Wait for a prefill worker from which on a decode worker may compute the prompt itself, in chunks.", min=0
+    )
+    sessions_max: int = setting(
+        65_536, "Sessions whose workers are remembered; the one unused longest goes first.", min=1
+    )
+    session_s: float = setting(600.0, "How long after its last request a session prefers its workers.", min=0)
     requests_per_decode_max: int = setting(1024, "Requests placed on one decode worker at a time.", min=1)
     prompt_tokens_per_prefill_max: int = setting(
-        1_048_576,
-        "Uncomputed prompt tokens placed on one prefill worker at a time; an idle one takes any prompt.",
+        262_144,
+        "Uncomputed prompt tokens on one worker from which on it gets no more; an idle one takes any prompt.",
         min=1,
+    )
+    kv_used_ratio_max: float = setting(
+        0.95,
+        "Part of a decode worker's KV blocks in use from which on it gets no more; an idle one takes any.",
+        min=0,
+        max=1,
     )
     retry_after_s: float = setting(1.0, "What refused callers are told to wait.", min=0.001)
     reservations_max: int = setting(65_536, "Requests placed and not settled, all workers together.", min=1)
@@ -55,6 +116,8 @@ class RouterSettings:
     sweep_blocks: int = setting(
         5000, "Blocks looked at per millisecond-long turn to free what workers left behind.", min=1
     )
+    health: HealthSettings = field(default_factory=HealthSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)

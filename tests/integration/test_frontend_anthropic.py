@@ -26,7 +26,7 @@ BODY: dict[str, Any] = {"model": "tiny", "messages": USER, "max_tokens": 100}
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(
         write_model(tmp_path_factory.mktemp("model")),
-        features=frozenset({"structured_output"}),
+        features=frozenset({"structured_output", "logprobs", "logit_bias"}),
         context_tokens_max=4096,
     )
 
@@ -186,7 +186,7 @@ async def test_structured_output_reaches_the_worker(running: RunningApps) -> Non
 async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path) -> None:
     """Statuses that its client knows, and an error event inside a stream."""
     cases: list[tuple[Faults, int, str, type[anthropic.APIStatusError]]] = [
-        (Faults(place=[OverloadedError("full", retry_after_s=2)]), 429, "rate_limit_error", anthropic.RateLimitError),
+        (Faults(place=[OverloadedError("full", retry_after_s=2)]), 503, "overloaded_error", anthropic.APIStatusError),
         (Faults(prefill=[LostError("gone")] * 3), 502, "api_error", anthropic.InternalServerError),
     ]
     for faults, status, word, kind in cases:

@@ -265,7 +265,7 @@ async def test_tool_calls(model: ServedModel) -> None:
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["content"] == "Wait."
         call = choice["message"]["tool_calls"][0]
-        assert call["function"] == {"name": "get_weather", "arguments": '{"city":"Paris"}'}
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
         assert "get_weather" in model.text.decode(running.mesh.generations[0].token_ids)
         async with (
             openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
@@ -274,7 +274,7 @@ async def test_tool_calls(model: ServedModel) -> None:
             final = (await stream.get_final_completion()).choices[0]
         assert final.finish_reason == "tool_calls"
         assert final.message.content == "Wait."
-        assert final.message.tool_calls and final.message.tool_calls[0].function.arguments == '{"city":"Paris"}'
+        assert final.message.tool_calls and final.message.tool_calls[0].function.arguments == '{"city": "Paris"}'
         history = [*MESSAGES, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
         status, _, _ = await running.post(CHAT, {**body, "messages": history})
         assert status == 200
@@ -482,10 +482,10 @@ async def test_paths_that_do_not_exist(running: Running) -> None:
 
 
 async def test_failures_before_the_first_token_are_statuses(model: ServedModel) -> None:
-    """503, 429 with Retry-After; 502 for lost work; streaming or not."""
+    """503 with Retry-After when refused; 502 for lost work; streaming or not."""
     cases = [
         (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),
-        (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 429, "overloaded", True),
+        (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 503, "overloaded", True),
         (Faults(prefill=[LostError("gone")] * 3), 502, "worker_lost", False),
         (Faults(prefill=[InternalError("a defect")]), 500, "internal", False),
     ]

@@ -29,7 +29,7 @@ BODY = {"model": "tiny", "input": "Hi"}
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(
         write_model(tmp_path_factory.mktemp("model")),
-        features=frozenset({"structured_output"}),
+        features=frozenset({"structured_output", "logprobs", "logit_bias"}),
         context_tokens_max=4096,
     )
 
@@ -110,7 +110,7 @@ async def test_events_come_in_the_documented_order(running: RunningApps) -> None
     final = events[-1][1]["response"]
     assert [item["type"] for item in final["output"]] == ["message", "function_call"]
     assert "".join(data["delta"] for name, data in events if name.endswith("output_text.delta")) == "Wait."
-    assert final["output"][1]["arguments"] == '{"city":"Paris"}'
+    assert final["output"][1]["arguments"] == '{"city": "Paris"}'
     done = [data["item"] for name, data in events if name.endswith("output_item.done")]
     assert done == final["output"]
     assert (await running.call("GET", f"{PATH}/{final['id']}"))[1] == final
@@ -121,7 +121,7 @@ async def test_tools_go_round(running: RunningApps, client: openai.AsyncOpenAI) 
     first = await client.responses.create(model="tiny", input="Weather?", tools=[TOOL])
     call = first.output[-1]
     assert call.type == "function_call"
-    assert (call.name, call.arguments) == ("get_weather", '{"city":"Paris"}')
+    assert (call.name, call.arguments) == ("get_weather", '{"city": "Paris"}')
     second = await client.responses.create(
         model="tiny", tools=[TOOL], previous_response_id=first.id,
         input=[{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
@@ -183,7 +183,7 @@ async def test_stored_responses_are_found_listed_and_deleted(running: RunningApp
 
 def everything_in(directory: Path) -> bytes:
     """All bytes of a directory's files."""
-    return b"".join(path.read_bytes() for path in directory.iterdir())
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
 async def test_store_false_keeps_nothing(running: RunningApps, client: openai.AsyncOpenAI, tmp_path: Path) -> None:

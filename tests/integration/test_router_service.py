@@ -46,12 +46,14 @@ async def eventually(is_so: Callable[[], bool], *, within_s: float = 10.0) -> No
 class Router:
     """The parts of `services.router.__main__`, in this process."""
 
-    def __init__(self, name: str, registry: ConsulRegistry, channels: ChannelPool) -> None:
+    def __init__(self, name: str, registry: ConsulRegistry, channels: ChannelPool, **core) -> None:
         clock = SystemClock()
         telemetry = Telemetry.create("router", registry=CollectorRegistry())
         self.name = name
         self.registry = registry
-        self.core = RouterCore(router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2))
+        self.core = RouterCore(
+            router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2), **core
+        )
         metrics = RouterMetrics(telemetry.instruments, self.core)
         self.metrics = telemetry.registry
         self.servicer = RouterServicer(self.core, metrics, clock)
@@ -74,7 +76,7 @@ class Router:
     async def start(self, tasks: AsyncExitStack) -> None:
         await self.server.start()
         await self.server.set_serving(True)
-        for part in (self.membership, self.upkeep):
+        for part in (self.membership, self.upkeep, self.servicer.dispatch):
             task = asyncio.create_task(part.run())
             tasks.push_async_callback(end, task)
         await self.registry.register(
@@ -107,8 +109,8 @@ class Mesh:
         self.channels = channels
         self.stack = stack
 
-    async def router(self, name: str = "router-1") -> Router:
-        router = Router(name, self.registry, self.channels)
+    async def router(self, name: str = "router-1", **core) -> Router:
+        router = Router(name, self.registry, self.channels, **core)
         await router.start(self.stack)
         return router
 
@@ -168,7 +170,7 @@ async def test_a_request_follows_its_blocks():
         client = GrpcRouterClient(mesh.channels, router.server.address)
         told = await client.explain("r1", timeout_s=2)
         assert [candidate.prefill.worker_id for candidate in told.candidates] == ["p1", "p2"]
-        assert dict(told.candidates[0].terms)["prefill_prefill"] == 16
+        assert dict(told.candidates[0].terms)["prefill"] == pytest.approx(0.004 + 16 * 0.00004)
         assert [report.kind for report in told.reports] == [ReportKind.PREFILLED, ReportKind.FINISHED]
         with pytest.raises(NotFoundError):
             await client.explain("never", timeout_s=2)

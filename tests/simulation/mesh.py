@@ -75,6 +75,8 @@ MESHES = {
     "tight": MeshShape(engine=default_engine(kv_blocks=130, running_requests_max=16, step_tokens_max=128, lease_s=2.0)),
     "two-routers": MeshShape(routers=2),
     "no-prefill": MeshShape(prefill=0),
+    "crowded": MeshShape(router=RouterSettings(requests_per_decode_max=8, prompt_tokens_per_prefill_max=1024)),
+    "crowded-two-routers": MeshShape(routers=2, router=RouterSettings(requests_per_decode_max=4)),
     "three-tokens": MeshShape(engine=default_engine(decode_tokens_per_step=3)),
 }
 """What can be named on the command line, so that every run can be played again."""

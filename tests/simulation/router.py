@@ -56,7 +56,8 @@ class SimulatedRouter:
 
     async def start(self) -> None:
         """Registers once both pools are known."""
-        self._tasks = [asyncio.create_task(self._membership.run()), asyncio.create_task(self._upkeep.run())]
+        parts = (self._membership, self._upkeep, self._servicer.dispatch)
+        self._tasks = [asyncio.create_task(part.run()) for part in parts]
         # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
         self._server = server
@@ -68,6 +69,19 @@ class SimulatedRouter:
         await self._presence.start()
         self.is_alive = True
         self._world.trace.note("started", self.router_id)
+
+    @property
+    def has_waiting(self) -> bool:
+        """True while an answer is owed to a stream."""
+        return self._servicer.dispatch.is_waiting
+
+    @property
+    def placed_after_waiting(self) -> float:
+        """Asks that were placed from the queue."""
+        return (
+            self._telemetry.registry.get_sample_value("kvmesh_router_queue_wait_seconds_count", {"outcome": "placed"})
+            or 0.0
+        )
 
     def workers_ready(self) -> int:
         """Workers that take requests."""

@@ -93,7 +93,8 @@ def sentence(placement: Placement, prompt_tokens: int) -> str:
     where = f"{placement.decode.worker_id} alone"
     if placement.prefill is not None:
         where = f"{placement.prefill.worker_id} -> {placement.decode.worker_id} {placement.handoff}"
-    return f"{where}, {placement.cached_tokens} of {prompt_tokens} tokens cached: {' '.join(placement.reasons)}"
+    cached = f"{placement.cached_tokens} of {prompt_tokens} tokens cached"
+    return f"{where}, {cached}, {1000 * placement.expected_ttft_s:.1f} ms: {' '.join(placement.reasons)}"
 
 
 def refusal(error: MeshError) -> str:

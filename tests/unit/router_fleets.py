@@ -5,11 +5,14 @@ from random import Random
 from kvmesh.core import Ask, Capabilities, Handoff, KvBatch, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
 from services.router.core import RouterCore
 from services.router.fleet import Worker
+from services.router.lanes import QueueLimits
 
 BLOCK = 16
 
 
 def core(**options) -> RouterCore:
+    """A core that refuses when workers are busy, unless the test gives it a queue."""
+    options.setdefault("queue_limits", QueueLimits(requests_max=0))
     return RouterCore(router_id="router", generator=Random(1), **options)
 
 

@@ -15,8 +15,9 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from services.router.core import CoreLimits, RouterCore
-from services.router.explain import ReportNote, weighed_candidates
+from services.router.explain import ReportNote, candidates_of
 from services.router.place import Limits
+from services.router.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -113,20 +114,24 @@ def test_the_last_token_is_never_cached():
 
 def test_full_workers_refuse_with_a_time():
     """Requests per decode worker and tokens per prefill worker are bounded; an idle prefill worker takes any prompt."""
-    router = core(limits=Limits(requests_per_decode_max=2, prompt_tokens_per_prefill_max=40, retry_after_s=0.5))
+    router = core(
+        limits=Limits(retry_after_s=0.5),
+        target_limits=TargetLimits(requests_per_decode_max=3, prompt_tokens_per_prefill_max=40),
+    )
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
-    place(router, 1, ask("r1", [1, 2, 3, 4]))
+    assert place(router, 1, ask("r1", [1, 2, 3, 4])).prefill is not None
+    assert place(router, 2, ask("r2", [5, 6, 7])).reasons[0] == "prefill_congested"
     with pytest.raises(OverloadedError) as refusal:
-        place(router, 2)
-    assert (refusal.value.reason, refusal.value.retry_after_s, refusal.value.request_id) == ("workers_full", 0.5, "r2")
-    router.report("f", 1, ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.1))
-    place(router, 2)
-    with pytest.raises(OverloadedError):
         place(router, 3)
+    assert (refusal.value.reason, refusal.value.retry_after_s, refusal.value.request_id) == ("workers_full", 0.5, "r3")
+    router.report("f", 1, ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.1))
+    assert place(router, 3).prefill is not None
+    with pytest.raises(OverloadedError):
+        place(router, 4)
     finish(router, 1)
     finish(router, 2)
-    place(router, 3)
+    place(router, 4)
 
 
 def test_the_routers_own_bound():
@@ -242,7 +247,7 @@ def test_explanations_hold_terms_that_add_up():
     join(router, "p9", "prefill", hash="other")
     placement = place(router, 1)
     choice = router.history.get("r1").choice
-    found = weighed_candidates(choice)
+    found = candidates_of(router.history.get("r1"))
     assert len(found) == 5
     assert (found[0].prefill.ref, found[0].cost) == (placement.prefill, choice.cost)
     for candidate in found[:4]:

@@ -331,7 +331,6 @@ class TestIntake:
                 "generation.sampling.constraint",
             ),
             ({"sampling": {"logit_bias": ((5, 1.0),)}}, "generation.sampling.logit_bias"),
-            ({"sampling": {"prompt_logprobs": 1}}, "generation.sampling.prompt_logprobs"),
             ({"data_parallel_rank": 1}, "generation.data_parallel_rank"),
         ],
     )

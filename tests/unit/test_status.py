@@ -76,7 +76,8 @@ def test_subclasses_and_the_root_have_a_place() -> None:
         pass
 
     assert kind_and_code(QueueFullError("x")) == KINDS[OverloadedError]
-    assert http_status(QueueFullError("x"))[0] == 429
+    assert http_status(QueueFullError("x"))[0] == 503
+    assert http_status(OverloadedError("x", reason="tokens_quota"))[0] == 429
     assert kind_and_code(MeshError("x")) == KINDS[InternalError]
     assert http_status(MeshError("x"))[0] == 500
 

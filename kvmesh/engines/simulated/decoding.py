@@ -42,6 +42,7 @@ class Decoding:
         self._grow_at: dict[int, dict[LegState, None]] = {}
         self._end_at: dict[int, dict[LegState, None]] = {}
         self._watched: dict[LegState, None] = {}
+        self._scripted: dict[LegState, None] = {}
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -64,12 +65,15 @@ class Decoding:
         self._end_at.setdefault(leg.end_step, {})[leg] = None
         if is_watched(leg):
             self._watched[leg] = None
+        if leg.script is not None:
+            self._scripted[leg] = None
 
     def remove(self, leg: LegState) -> None:
         """Lets a leg go. All its tokens are in `leg.tokens` afterwards, and a block that is just full has its name."""
         self._seal([leg])
         self._batch.remove(leg)
         self._watched.pop(leg, None)
+        self._scripted.pop(leg, None)
         self._end_at.get(leg.end_step, {}).pop(leg, None)
         self._grow_at.get(leg.grow_step, {}).pop(leg, None)
 
@@ -80,11 +84,16 @@ class Decoding:
         if growing:
             self._grow(list(growing))
         keys = batch.keys.copy()
-        token_ids = batch.step()
+        token_ids = batch.step(self._forced() if self._scripted else {})
         ending = self._end_at.pop(batch.steps, None)
         if ending or self._watched:
             return keys, token_ids, self._ends(ending or (), token_ids, step)
         return keys, token_ids, {}
+
+    def _forced(self) -> dict[int, int]:
+        """What constrained legs say next, by slot."""
+        unflushed = self._batch.unflushed
+        return {leg.slot: leg.scripted(len(leg.tokens) + unflushed(leg)) for leg in self._scripted}
 
     def _ends(self, ending: Iterable[LegState], token_ids: list[int], step: Step) -> Ends:
         ends: Ends = {}

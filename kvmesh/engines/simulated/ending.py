@@ -24,6 +24,18 @@ def is_watched(leg: LegState) -> bool:
     return bool(leg.stop_ids) or leg.request.generation.sampling.logprobs is not None
 
 
+def score_prompt(leg: LegState, step: Step, card: ModelCard) -> None:
+    """The prompt's log-probabilities, if the leg asked for them: once, even when it is computed again."""
+    generation = leg.request.generation
+    asked = generation.sampling.prompt_logprobs
+    if asked is None or leg.has_scored_prompt or generation.emitted_token_ids:
+        return
+    leg.has_scored_prompt = True
+    step.prompt_logprobs[leg.key] = [
+        made_up_logprob(token_id, asked, card.vocabulary_size) for token_id in generation.token_ids[1:]
+    ]
+
+
 def add_logprob(leg: LegState, token_id: int, step: Step, card: ModelCard) -> None:
     """The token's log-probability, if the leg asked for it."""
     asked = leg.request.generation.sampling.logprobs

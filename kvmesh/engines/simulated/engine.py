@@ -26,7 +26,11 @@ log = logging.getLogger(__name__)
 
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
-FEATURES = ("kv_events", "logprobs", "lora", "priority", "reset_cache", "seed", "sleep")
+FEATURES = (
+    "embeddings", "kv_events", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
+)  # fmt: skip
+STRUCTURED_OUTPUT = "structured_output"
+"""Claimed only with a tokenizer: without one there is no way to write a document."""
 
 
 class SimulatedEngine:
@@ -155,7 +159,7 @@ class SimulatedEngine:
             engine_version=VERSION,
             handoffs=(Handoff.SEQUENTIAL,) if self._transport is not None else (),
             roles=(Role.PREFILL, Role.DECODE) if self._transport is not None else (Role.DECODE,),
-            features=FEATURES,
+            features=(*FEATURES, STRUCTURED_OUTPUT) if self._scheduler.can_write else FEATURES,
             logprobs_max=LOGPROBS_MAX,
         )
 

@@ -71,6 +71,8 @@ class SimulatedSettings:
     """LoRA adapters that may be loaded."""
     adapters: tuple[str, ...] = ()
     """Adapters loaded from the start."""
+    embedding_dimensions: int = 256
+    """Length of the vectors that embedding requests get."""
     verify_kv: bool = True
     """Checks guards and checksum after a pull. False shows what an engine without them would answer."""
     kv_transport: str = "nixl"
@@ -104,6 +106,7 @@ class SimulatedSettings:
             "output_buffer_steps",
             "kv_event_buffer_blocks",
             "adapters_max",
+            "embedding_dimensions",
         ]
         return [
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in counts),

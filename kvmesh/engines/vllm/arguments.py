@@ -41,6 +41,7 @@ def base_arguments(settings: VllmSettings) -> dict[str, Any]:
         "model": settings.model,
         "served_model_name": settings.served_name or None,
         "revision": settings.revision or None,
+        "runner": settings.runner,
         "dtype": settings.dtype,
         # -1 shortens the model's context to what the KV memory holds.
         "max_model_len": settings.context_tokens_max or -1,

@@ -297,7 +297,7 @@ class VllmEngine:
         )
         self._description = EngineDescription(
             model=card,
-            capabilities=capabilities(self._settings, has_tokenizer=has_tokenizer),
+            capabilities=capabilities(self._settings, has_tokenizer=has_tokenizer, tasks=core.supported_tasks),
             role=self._role,
             block_size_tokens=form.block_size_tokens,
             kv_blocks_total=core.blocks_total,

@@ -25,6 +25,8 @@ class VllmSettings:
     """Pool at the start: `prefill` or `decode`."""
     can_switch_role: bool = True
     """Starts the connector for both roles, so that `set_role` works; False gives vLLM the one role only."""
+    runner: str = "auto"
+    """What the model does: `generate`, `pooling` (embeddings), or `auto`: what its files say."""
     dtype: str = "auto"
     """Weights and activations."""
     block_size_tokens: int = 0

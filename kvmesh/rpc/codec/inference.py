@@ -14,10 +14,11 @@ from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.types.v1 import output_pb2
 from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length
 from kvmesh.core import FinishReason, Media, SamplingParams, TokenLogprob, Usage
-from kvmesh.errors import InvalidRequestError
+from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.codec.sampling import from_sampling
 from kvmesh.rpc.codec.scalars import known_enum, positive_duration, required_text
 from kvmesh.rpc.codec.types import FINISH_REASON_NUMBERS, from_media, to_logprobs, to_usage
+from kvmesh.rpc.status import to_detail
 
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
@@ -209,16 +210,19 @@ def to_chat_response(
     choice: int,
     *,
     text: str = "",
+    reasoning: str = "",
     tool_calls: Sequence[ToolCallPiece] = (),
     token_ids: Sequence[int] = (),
     logprobs: Sequence[TokenLogprob] | None = None,
     finish: FinishReason | None = None,
+    warning: MeshError | None = None,
 ) -> pb.ChatResponse:
     """Part of an answer to Chat."""
     return pb.ChatResponse(
         request_id=request_id,
         choice=choice,
         text=text,
+        reasoning=reasoning,
         tool_calls=[
             pb.ToolCall(id=call.call_id, name=call.name, arguments=call.arguments, index=call.index)
             for call in tool_calls
@@ -226,6 +230,7 @@ def to_chat_response(
         token_ids=token_ids,
         logprobs=None if logprobs is None else to_logprobs(logprobs),
         finish_reason=_finish(finish),
+        warning=None if warning is None else to_detail(warning),
     )
 
 

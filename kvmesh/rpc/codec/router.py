@@ -1,12 +1,14 @@
 """Asks, placements, reports, and what routers tell of their workers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.api.errors.v1 import errors_pb2
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length, check_range
-from kvmesh.core import Ask, LoadRecord, Placement, ReportKind, Role, WorkerRef
+from kvmesh.core import Ask, KvTier, LoadRecord, Placement, ReportKind, Role, WorkerRef
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.codec.scalars import (
     from_duration,
@@ -20,13 +22,24 @@ from kvmesh.rpc.codec.scalars import (
     to_timestamp,
 )
 from kvmesh.rpc.codec.types import from_worker_ref, to_worker_ref
-from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS, HANDOFFS, ROLE_NUMBERS, ROLES, from_load, to_load
+from kvmesh.rpc.codec.worker import (
+    HANDOFF_NUMBERS,
+    HANDOFFS,
+    ROLE_NUMBERS,
+    ROLES,
+    TIER_NUMBERS,
+    TIERS,
+    from_load,
+    to_load,
+)
 from kvmesh.rpc.status import from_detail, to_detail
 
 EXCLUDED_MAX = 64
 LABELS_MAX = 64
 FEATURES_MAX = 64
 BLOCKS_MAX = 1 << 20
+TENANT_CHARACTERS_MAX = 128
+REPORTS_MAX = 1024
 REPORT_KINDS = {
     pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
     pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
@@ -42,6 +55,19 @@ TRUSTS = {
     pb.INDEX_TRUST_APPROXIMATE: "approximate",
 }
 TRUST_NUMBERS = {trust: number for number, trust in TRUSTS.items()}
+BREAKERS = {
+    pb.BREAKER_STATE_UNSPECIFIED: "",
+    pb.BREAKER_STATE_CLOSED: "closed",
+    pb.BREAKER_STATE_OPEN: "open",
+    pb.BREAKER_STATE_HALF_OPEN: "half_open",
+}
+BREAKER_NUMBERS = {breaker: number for number, breaker in BREAKERS.items()}
+SOURCES = {
+    pb.COEFFICIENT_SOURCE_DEFAULT: "default",
+    pb.COEFFICIENT_SOURCE_PROFILE: "profile",
+    pb.COEFFICIENT_SOURCE_LEARNED: "learned",
+}
+SOURCE_NUMBERS = {source: number for number, source in SOURCES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +80,16 @@ class Report:
     output_tokens: int = 0
     error: MeshError | None = None
     failed_worker_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """One coefficient of a worker's cost, in the unit that its name says."""
+
+    name: str
+    value: float
+    source: str = "default"
+    observations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +107,9 @@ class WorkerView:
     prompt_tokens_in_flight: int = 0
     excluded_by: str = ""
     kv_compatibility_hash: str = ""
+    coefficients: Sequence[Coefficient] = ()
+    breaker: str = ""
+    blocks_by_tier: Mapping[KvTier, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +135,10 @@ class Explanation:
     error: MeshError | None = None
     ask_id: int = 0
     reports: Sequence[Report] = field(default_factory=tuple)
+    margin: float | None = None
+    observed_ttft_s: float | None = None
+    queued_s: float | None = None
+    cost_unit: str = ""
 
 
 def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
@@ -130,6 +173,7 @@ def from_ask(message: pb.Ask) -> Ask:
     check_range(message.prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
     check_range(message.priority, "ask.priority", -PRIORITY_MAX, PRIORITY_MAX)
     check_length(len(message.block_hashes), "ask.block_hashes", 0, BLOCKS_MAX, "entries")
+    check_length(len(message.tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
     check_length(len(message.excluded_worker_ids), "ask.excluded_worker_ids", 0, EXCLUDED_MAX, "entries")
     check_length(len(message.required_features), "ask.required_features", 0, FEATURES_MAX, "entries")
     check_length(len(message.required_labels), "ask.required_labels", 0, LABELS_MAX, "entries")
@@ -238,6 +282,21 @@ def to_worker_view(view: WorkerView) -> pb.WorkerView:
         prompt_tokens_in_flight=view.prompt_tokens_in_flight,
         excluded_by=view.excluded_by,
         kv_compatibility_hash=view.kv_compatibility_hash,
+        coefficients=[
+            pb.Coefficient(
+                name=coefficient.name,
+                value=coefficient.value,
+                source=SOURCE_NUMBERS[coefficient.source],
+                observations=coefficient.observations,
+            )
+            for coefficient in view.coefficients
+        ],
+        breaker=BREAKER_NUMBERS[view.breaker],
+        tiers=[
+            pb.TierBlocks(tier=TIER_NUMBERS[tier], blocks=blocks)
+            for tier, blocks in view.blocks_by_tier.items()
+            if blocks
+        ],
     )
 
 
@@ -255,6 +314,17 @@ def from_worker_view(message: pb.WorkerView) -> WorkerView:
         prompt_tokens_in_flight=message.prompt_tokens_in_flight,
         excluded_by=message.excluded_by,
         kv_compatibility_hash=message.kv_compatibility_hash,
+        coefficients=tuple(
+            Coefficient(
+                name=coefficient.name,
+                value=coefficient.value,
+                source=known_enum(coefficient.source, SOURCES, "coefficient.source"),
+                observations=coefficient.observations,
+            )
+            for coefficient in message.coefficients
+        ),
+        breaker=known_enum(message.breaker, BREAKERS, "worker.breaker"),
+        blocks_by_tier={known_enum(tier.tier, TIERS, "tiers.tier"): tier.blocks for tier in message.tiers},
     )
 
 
@@ -266,6 +336,10 @@ def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
         decided_at=to_timestamp(explanation.decided_at_s),
         error=_optional_detail(explanation.error),
         reports=[to_report(explanation.ask_id, report) for report in explanation.reports],
+        margin=explanation.margin,
+        observed_ttft=_optional_duration(explanation.observed_ttft_s),
+        queued=_optional_duration(explanation.queued_s),
+        cost_unit=explanation.cost_unit,
     )
     if explanation.placement is not None:
         message.placement.CopyFrom(to_placement(explanation.ask_id, explanation.placement))
@@ -291,6 +365,10 @@ def from_explanation(message: pb.ExplainResponse) -> Explanation:
         error=from_detail(message.error) if message.HasField("error") else None,
         ask_id=message.placement.ask_id,
         reports=tuple(from_report(report) for report in message.reports),
+        margin=optional_field(message, "margin"),
+        observed_ttft_s=optional_duration(message, "observed_ttft"),
+        queued_s=optional_duration(message, "queued"),
+        cost_unit=message.cost_unit,
     )
 
 
@@ -305,6 +383,21 @@ def check_ask_id(message: pb.RouteRequest) -> int:
     return ask_id
 
 
+def reports_in(message: pb.RouteRequest) -> Sequence[pb.Report]:
+    """The reports of a message that carries one or a bundle of them, each with a number."""
+    kind = message.WhichOneof("kind")
+    if kind != "reports":
+        check_ask_id(message)
+        return (message.report,)
+    reports = message.reports.reports
+    check_length(len(reports), "reports.reports", 1, REPORTS_MAX, "entries")
+    for index, report in enumerate(reports):
+        if report.ask_id < 1:
+            field = f"reports.reports[{index}].ask_id"
+            raise InvalidRequestError(f"{field} is required", field=field)
+    return reports
+
+
 def _from_candidate(message: pb.Candidate) -> Candidate:
     return Candidate(
         prefill=from_worker_ref(message.prefill) if message.HasField("prefill") else None,
@@ -317,3 +410,7 @@ def _from_candidate(message: pb.Candidate) -> Candidate:
 
 def _optional_detail(error: MeshError | None) -> errors_pb2.ErrorDetail | None:
     return to_detail(error) if error is not None else None
+
+
+def _optional_duration(seconds: float | None) -> Duration | None:
+    return to_duration(seconds) if seconds is not None else None

@@ -56,9 +56,12 @@ class MessageEvents:
             data += event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
         return data
 
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Chunks; this API has no place for it."""
+
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks. Not called for what is plain."""
-        self._blocks.push(text)
+        self._blocks.push(text, len(token_ids))
         return self._take()
 
     def ending(self, choice: int, ending: Ending) -> bytes:
@@ -106,6 +109,7 @@ class MessageStream(EventStream):
     """A stream of typed events ends with the last of them; a failure is an event named error."""
 
     done = b""
+    beat = event({"type": "ping"})
 
     def failure(self, error: MeshError) -> bytes:
         """See EventStream."""

@@ -29,7 +29,8 @@ from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import error_body
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
-from services.frontend.openai.serve import whole_body
+from services.frontend.openai.embeddings import embeddings_body, read_embeddings
+from services.frontend.openai.serve import read_of, whole_body
 from services.frontend.pipeline import Pipeline
 from services.frontend.responses.serve import Responses
 
@@ -66,6 +67,7 @@ class Endpoints:
         self._endpoints: dict[str, Endpoint] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completion,
+            "/v1/embeddings": self._embedding,
             "/v1/responses": self._response,
         }
 
@@ -88,12 +90,21 @@ class Endpoints:
     async def _completion(self, effort: Effort, body: Mapping[str, Any], request_id: str, _: str) -> Mapping[str, Any]:
         return await self._whole(effort, read_completion(body, request_id, effort.pipeline.settings))
 
+    async def _embedding(self, effort: Effort, body: Mapping[str, Any], request_id: str, _: str) -> Mapping[str, Any]:
+        request, form = read_embeddings(body, request_id)
+        effort.model_name = effort.pipeline.models.find(request.asked.model).name
+        request = replace(request, asked=replace(request.asked, priority=self._priority))
+        result = await effort.pipeline.embed(request, began_s=effort.began_s)
+        effort.usage = result.usage
+        return embeddings_body(request.asked.model, result, form)
+
     async def _whole(self, effort: Effort, asked: Asked) -> Mapping[str, Any]:
         pipeline = effort.pipeline
         effort.model_name = pipeline.models.find(asked.model).name
         requests = [replace(each, priority=self._priority) for each in asked.requests]
         prepared = [await pipeline.prepare(each, began_s=effort.began_s) for each in requests]
-        return await whole_body(effort, replace(asked, requests=requests), prepared, int(pipeline.clock.wall()))
+        asked = replace(asked, requests=requests)
+        return await whole_body(effort, asked, prepared, int(pipeline.clock.wall()), read_of(asked, prepared))
 
     async def _response(
         self, effort: Effort, body: Mapping[str, Any], request_id: str, owner: str

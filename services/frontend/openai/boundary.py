@@ -10,14 +10,19 @@ from aiohttp import web
 
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.http_status import http_status
+from services.frontend.access.caller import current_caller
 from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.openai.bodies import error_body, error_headers, to_json
+from services.frontend.openai.cross_origin import CrossOrigin
 from services.frontend.openai.serve import CLIENT_GONE, Exchange, defect
+from services.frontend.owner import OWNER
 from services.frontend.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
+MESH_ID_HEADER = "x-kvmesh-request-id"
+"""The mesh's own id, which logs and `kvmesh explain` know, where the other header echoes the client's."""
 BODY_TOO_LARGE = "body_too_large"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 
@@ -32,6 +37,7 @@ class Boundary:
     def __init__(self, pipeline: Pipeline, settings: HttpSettings) -> None:
         self.pipeline = pipeline
         self.settings = settings
+        self.cross_origin = CrossOrigin(settings)
 
     async def handle(
         self, request: web.Request, work: Work, *, error_body: ErrorBody = error_body
@@ -45,7 +51,11 @@ class Boundary:
             began_s=self.pipeline.clock.now(),
             client_id=client_id,
             request_id=request_id,
-            headers={REQUEST_ID_HEADER: client_id or request_id},
+            headers={
+                REQUEST_ID_HEADER: client_id or request_id,
+                MESH_ID_HEADER: request_id,
+                **self.cross_origin.headers(request),
+            },
         )
         try:
             response = await self._worked(exchange, work, error_body)
@@ -58,6 +68,9 @@ class Boundary:
 
     async def _worked(self, exchange: Exchange, work: Work, error_body: ErrorBody) -> web.StreamResponse:
         try:
+            caller = self.pipeline.access.authenticate(exchange.request.headers)
+            current_caller.set(caller)
+            exchange.request[OWNER] = caller.tenant
             return await work(exchange)
         except MeshError as error:
             return failed(exchange, error, error_body)

@@ -8,13 +8,16 @@ import orjson
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.openai.asked import Asked
+from services.frontend.openai.constraints import read_constraint
 from services.frontend.openai.fields import INTEGER_MAX, Fields
 from services.frontend.openai.sampling import (
     TOKENS_MAX,
-    read_response_format,
+    read_prompt_logprobs,
     read_sampling,
+    read_session,
     read_stream_options,
     read_top_logprobs,
+    read_truncation,
 )
 from services.frontend.request import Conversation, Request
 
@@ -22,6 +25,7 @@ MESSAGES_MAX = 4096
 TOOLS_MAX = 128
 CALLS_MAX = 128
 PARTS_MAX = 1024
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 # Fields of a message that OpenAI's clients send back as they got them, and that no template needs.
@@ -39,6 +43,9 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
     old, new = fields.integer("max_tokens", 1, TOKENS_MAX), fields.integer("max_completion_tokens", 1, TOKENS_MAX)
     logprobs = read_top_logprobs(fields)
     tools, uses_tools = _read_tools(fields)
+    constraint, constraint_name = read_constraint(fields)
+    prompt_logprobs = read_prompt_logprobs(fields, is_stream=is_stream)
+    includes_usage, has_usage_throughout = read_stream_options(fields, is_stream=is_stream)
     asked = Asked(
         requests=(
             Request(
@@ -49,25 +56,31 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
                     fields,
                     max_tokens=old if new is None else new,
                     logprobs=logprobs,
-                    constraint=read_response_format(fields),
+                    constraint=constraint,
+                    prompt_logprobs=prompt_logprobs,
                 ),
                 choices=_or(fields.integer("n", 1, 128), 1),
                 cache_salt=fields.text("cache_salt", 256) or "",
                 priority=_or(fields.integer("priority", -INTEGER_MAX, INTEGER_MAX), 0),
+                session_id=read_session(fields),
+                prompt_tokens_kept=read_truncation(fields),
+                includes_stop=fields.flag("include_stop_str_in_output"),
                 fields={
                     "prompt": "messages",
                     "choices": "n",
                     "max_tokens": max_name,
                     "logprobs": "top_logprobs",
-                    "constraint": "response_format",
+                    "constraint": constraint_name,
                 },
             ),
         ),
         is_stream=is_stream,
-        includes_usage=read_stream_options(fields, is_stream=is_stream),
+        includes_usage=includes_usage,
+        has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
         parses_tools=uses_tools,
+        has_prompt_logprobs=prompt_logprobs is not None,
     )
     _refuse_others(fields)
     fields.finish()
@@ -85,27 +98,42 @@ def _refuse_others(fields: Fields) -> None:
     fields.refuse("modalities", "only text comes out", (["text"],))
     fields.refuse("prediction", "not yet")
     fields.refuse("web_search_options", "there is no web search")
-    fields.refuse("reasoning_effort", "not yet")
     fields.refuse("verbosity", "not yet")
     fields.refuse("chat_template", "templates come with the model")
-    fields.refuse("continue_final_message", "not yet", (False,))
     fields.refuse("add_special_tokens", "the chat template adds them", (False,))
     fields.refuse("include_reasoning", "not yet", (True, False))
     fields.refuse("echo", "only for completions", (False,))
     fields.refuse("mm_processor_kwargs", "only text goes in", ({},))
 
 
+def read_chat_prompt(fields: Fields) -> Conversation:
+    """The conversation of a body that asks for its tokens only."""
+    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
+    return _read_conversation(fields, tools)
+
+
 def _read_conversation(fields: Fields, tools: list[dict[str, Any]]) -> Conversation:
     messages = fields.objects("messages", MESSAGES_MAX)
     if not messages:
         raise fields.wrong("messages", f"a list of 1 to {MESSAGES_MAX} messages")
+    continues = fields.flag("continue_final_message")
+    adds_prompt = fields.flag("add_generation_prompt", not continues)
+    if continues and adds_prompt:
+        raise fields.wrong("continue_final_message", "false when add_generation_prompt is true")
     return Conversation(
         messages=[_read_message(Fields(each, f"messages[{i}].")) for i, each in enumerate(messages)],
         tools=tools,
         documents=fields.objects("documents", 1024),
-        arguments=fields.object("chat_template_kwargs") or {},
-        adds_generation_prompt=fields.flag("add_generation_prompt", True),
+        arguments=_read_arguments_of_template(fields),
+        adds_generation_prompt=adds_prompt,
+        continues_final_message=continues,
     )
+
+
+def _read_arguments_of_template(fields: Fields) -> dict[str, Any]:
+    """`reasoning_effort` is a variable of templates that know it; what `chat_template_kwargs` says of it wins."""
+    effort = fields.choice("reasoning_effort", EFFORTS)
+    return ({} if effort is None else {"reasoning_effort": effort}) | (fields.object("chat_template_kwargs") or {})
 
 
 def _read_message(fields: Fields) -> dict[str, Any]:

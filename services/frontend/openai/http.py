@@ -1,7 +1,9 @@
 """The HTTP server: routes, limits, and the one boundary where failures become answers."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -16,8 +18,10 @@ from services.frontend.openai.bodies import error_body, error_headers, model_bod
 from services.frontend.openai.boundary import REQUEST_ID_HEADER, Boundary, client_id_of, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
+from services.frontend.openai.embeddings import serve_embeddings
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.serve import Exchange, serve
+from services.frontend.openai.tokens import serve_detokenize, serve_tokenize
 from services.frontend.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
@@ -26,6 +30,15 @@ ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 
 Reader = Callable[[Mapping[str, Any], str], Asked]
+Answerer = Callable[[Exchange, Mapping[str, Any]], Awaitable[web.StreamResponse]]
+# What takes a JSON object and answers it without a stream.
+ANSWERERS: Mapping[str, Answerer] = {
+    "/v1/embeddings": serve_embeddings,
+    "/tokenize": serve_tokenize,
+    "/detokenize": serve_detokenize,
+    "/v1/tokenize": serve_tokenize,
+    "/v1/detokenize": serve_detokenize,
+}
 
 
 class Extension(Protocol):
@@ -67,6 +80,8 @@ class HttpServer:
         app = web.Application(client_max_size=self._settings.body_bytes_max)
         app.router.add_post(CHAT_PATH, self._chat)
         app.router.add_post(COMPLETION_PATH, self._completion)
+        for path, answerer in ANSWERERS.items():
+            app.router.add_post(path, partial(self._answer_with, answerer))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_get("/health", self._health)
@@ -74,6 +89,7 @@ class HttpServer:
         app.router.add_get("/metrics", self._metrics)
         for extension in self._extensions:
             extension.add_routes(app, self._boundary)
+        app.router.add_route("OPTIONS", ANY_PATH, self._preflight)
         app.router.add_route("*", ANY_PATH, self._nothing)
         self._runner = web.AppRunner(
             app,
@@ -87,7 +103,10 @@ class HttpServer:
             max_headers=self._settings.headers_max,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.host, self._settings.port, backlog=self._settings.backlog)
+        settings = self._settings
+        site = web.TCPSite(
+            self._runner, settings.host, settings.port, backlog=settings.backlog, ssl_context=tls_context(settings)
+        )
         await site.start()
         self._port = self._runner.addresses[0][1]
         _log.info("http_server_started", extra={"data": {"host": self._settings.host, "port": self._port}})
@@ -105,22 +124,39 @@ class HttpServer:
         return await self._answer(request, lambda values, id_: read_completion(values, id_, self._pipeline.settings))
 
     async def _answer(self, request: web.Request, read: Reader) -> web.StreamResponse:
+        async def generate(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
+            return await serve(exchange, read(values, exchange.request_id))
+
+        return await self._answer_with(generate, request)
+
+    async def _answer_with(self, answerer: Answerer, request: web.Request) -> web.StreamResponse:
+        """One request whose body is a JSON object."""
+
         async def work(exchange: Exchange) -> web.StreamResponse:
-            body = await self._boundary.body(request)
-            return await serve(exchange, read(read_object(body), exchange.request_id))
+            return await answerer(exchange, read_object(await self._boundary.body(request)))
 
         return await self._boundary.handle(request, work)
 
     async def _models(self, request: web.Request) -> web.Response:
-        data = [body for model in self._pipeline.models.served() for body in _entries(model)]
-        return json_response({"object": "list", "data": data}, headers=_common_headers(request))
+        headers = self._common_headers(request)
+        try:
+            caller = self._pipeline.access.authenticate(request.headers)
+        except MeshError as error:
+            return _error_response(error, headers=headers)
+        models = [body for model in self._pipeline.models.served() for body in _entries(model)]
+        data = [body for body in models if caller.allows(body["id"])]
+        return json_response({"object": "list", "data": data}, headers=headers)
 
     async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+        name, headers = request.match_info["name"], self._common_headers(request)
         try:
-            return json_response(model_body(self._pipeline.models.find(name), name), headers=_common_headers(request))
+            self._pipeline.access.authenticate(request.headers).check_model(name)
+            return json_response(model_body(self._pipeline.models.find(name), name), headers=headers)
         except MeshError as error:
-            return _error_response(error, headers=_common_headers(request))
+            return _error_response(error, headers=headers)
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        return self._boundary.cross_origin.preflight(request)
 
     async def _health(self, _: web.Request) -> web.Response:
         models = [model.name for model in self._pipeline.models.served()]
@@ -136,13 +172,18 @@ class HttpServer:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
+    def _common_headers(self, request: web.Request) -> dict[str, str]:
+        client_id = client_id_of(request)
+        ids = {REQUEST_ID_HEADER: client_id} if client_id else {}
+        return ids | self._boundary.cross_origin.headers(request)
+
     async def _nothing(self, request: web.Request) -> web.Response:
         methods = await methods_of(request)
         error = NotFoundError(
             f"{request.method} {request.path[:128]} does not exist",
             reason="method_not_allowed" if methods else "not_found",
         )
-        headers = _common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
+        headers = self._common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
         return _error_response(error, code=405 if methods else 404, headers=headers)
 
 
@@ -156,9 +197,17 @@ def _entries(model: ServedModel) -> list[dict[str, Any]]:
     return [model_body(model, name) for name in (model.name, *model.adapters)]
 
 
-def _common_headers(request: web.Request) -> dict[str, str]:
-    client_id = client_id_of(request)
-    return {REQUEST_ID_HEADER: client_id} if client_id else {}
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """TLS as the settings want it. OSError (ssl.SSLError) when a file cannot be read."""
+    if not settings.tls_certificate_file:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    if settings.tls_authority_file:
+        context.load_verify_locations(settings.tls_authority_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 async def methods_of(request: web.Request) -> list[str]:

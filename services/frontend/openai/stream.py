@@ -17,6 +17,7 @@ from services.frontend.openai.chunks import DONE, Chunks, event
 from services.frontend.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 _POLL_S = 0.02
 
 
@@ -29,6 +30,8 @@ class EventStream:
 
     done = DONE
     """What ends a stream that ended well."""
+    beat = KEEP_ALIVE
+    """What is written when nothing else is."""
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class EventStream:
         self._has_begun = False
         self._is_scheduled = False
         self._is_closed = False
+        self._is_quiet = True
 
     @property
     def has_begun(self) -> bool:
@@ -76,6 +80,7 @@ class EventStream:
         ):
             self._on_text(choice, text, token_ids, logprobs)
             return
+        self._is_quiet = False
         before, after = self._plain[choice]
         body = orjson.dumps(text)
         if self._is_chunked:
@@ -114,6 +119,10 @@ class EventStream:
         self._is_open[choice] = True
         return self._chunks.opening(choice)
 
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet."""
+        self._chunks.prompt(choice, entries)
+
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""
         if self._is_closed:
@@ -145,7 +154,14 @@ class EventStream:
         if self._pending and not self._is_closed and not self._transport.is_closing():
             data = b"".join(self._pending)
             self._pending.clear()
+            self._is_quiet = False
             self._transport.write(self._begin() + self._frame(data))
+
+    def keep_alive(self) -> None:
+        """To be called now and then: a comment, if nothing was written since the last time. A first one begins the stream."""
+        if self._is_quiet and not self._is_closed and not self._transport.is_closing():
+            self._transport.write(self._begin() + self._frame(self.beat))
+        self._is_quiet = True
 
     def _begin(self) -> bytes:
         if self._has_begun:

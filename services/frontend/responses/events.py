@@ -67,11 +67,14 @@ class ResponseEvents:
         self._put("response.in_progress", response=self._begun)
         return self._take()
 
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Chunks; this API has no place for it."""
+
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
         if logprobs is not None and self._includes_logprobs:
             self._new_logprobs += chat_logprobs(self._text, token_ids, logprobs)["content"]
-        self._blocks.push(text)
+        self._blocks.push(text, len(token_ids))
         return self._take()
 
     def ending(self, choice: int, ending: Ending) -> bytes:

@@ -18,10 +18,12 @@ from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.logprobs import chat_logprobs
-from services.frontend.openai.serve import Effort, Exchange, run_all, stream_answer
+from services.frontend.openai.serve import Effort, Exchange, read_of, run_all, stream_answer, warning_headers
+from services.frontend.openai.steering import steer
 from services.frontend.owner import owner_of
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
+from services.frontend.reading import Reading
 from services.frontend.responses.body import begun_body, ended_body, item_body, status_of
 from services.frontend.responses.events import ResponseEvents, ResponseStream
 from services.frontend.responses.pages import numbered_items, page_of
@@ -82,13 +84,16 @@ class Responses:
         if not asked.is_stream:
             answer = await self.answer(exchange, asked, prepared, request, owner)
             return json_response(answer, headers=exchange.headers)
-        events = _events(asked, prepared, request, int(exchange.pipeline.clock.wall()))
+        reading = read_of(request, [prepared])
+        events = _events(asked, prepared, reading, int(exchange.pipeline.clock.wall()))
 
         async def on_answered(usage: Usage) -> None:
             final = events.finish(usage, int(exchange.pipeline.clock.wall()))
             await self._keep(asked, owner, final)
 
-        return await stream_answer(exchange, [prepared], events, 1, stream_type=ResponseStream, on_answered=on_answered)
+        return await stream_answer(
+            exchange, [prepared], events, 1, stream_type=ResponseStream, reading=reading, on_answered=on_answered
+        )
 
     async def prepare(
         self,
@@ -112,8 +117,8 @@ class Responses:
         inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
         if priority is not None:
             inner = replace(inner, priority=priority)
-        if isinstance(effort, Exchange) and (traceparent := effort.request.headers.get("traceparent", "")):
-            inner = replace(inner, traceparent=traceparent)
+        if isinstance(effort, Exchange):
+            inner = steer(inner, effort.request.headers, effort.settings)
         return asked, await pipeline.prepare(inner, began_s=effort.began_s), request
 
     async def answer(
@@ -125,7 +130,13 @@ class Responses:
         collected = Collected(1)
         answers = await run_all(effort, [prepared], collected)
         effort.usage = sum_usage([each.usage for each in answers])
-        body = _whole(asked, prepared, request, collected, begun, effort.usage, int(clock.wall()))
+        reading = read_of(request, [prepared])
+        blocks = _blocks(prepared, collected, reading)
+        if reading is not None:
+            effort.usage = reading.counted(effort.usage)
+            if isinstance(effort, Exchange):
+                effort.headers.update(warning_headers(reading))
+        body = _whole(asked, prepared, collected, blocks, begun, effort.usage, int(clock.wall()))
         await self._keep(asked, owner, body)
         return body
 
@@ -193,31 +204,36 @@ def handler(boundary: Boundary, serve: Callable[[Exchange, Boundary], Awaitable[
     return handle
 
 
-def _events(asked: AskedResponse, prepared: Prepared, request: Asked, created_s: int) -> ResponseEvents:
+def _events(asked: AskedResponse, prepared: Prepared, reading: Reading | None, created_s: int) -> ResponseEvents:
     request_id = prepared.request.request_id
     return ResponseEvents(
         begun_body(asked, request_id, created_s),
         request_id,
-        pieces_for(parses_tools=request.parses_tools),
+        pieces_for(reading),
         prepared.model.text,
         includes_logprobs=asked.includes_logprobs,
     )
 
 
+def _blocks(prepared: Prepared, collected: Collected, reading: Reading | None) -> Blocks:
+    """The answer's blocks."""
+    blocks = Blocks(pieces_for(reading), request_id=prepared.request.request_id)
+    blocks.push("".join(collected.texts[0]), len(collected.token_ids[0]))
+    blocks.flush()
+    return blocks
+
+
 def _whole(
     asked: AskedResponse,
     prepared: Prepared,
-    request: Asked,
     collected: Collected,
+    blocks: Blocks,
     begun: Mapping[str, Any],
     usage: Usage,
     completed_s: int,
 ) -> dict[str, Any]:
     request_id, ending = prepared.request.request_id, collected.endings[0]
     assert ending is not None, "a request that ended well has ended every choice"
-    blocks = Blocks(pieces_for(parses_tools=request.parses_tools), request_id=request_id)
-    blocks.push("".join(collected.texts[0]))
-    blocks.flush()
     logprobs = None
     if asked.includes_logprobs:
         logprobs = chat_logprobs(prepared.model.text, collected.token_ids[0], collected.logprobs[0])["content"]

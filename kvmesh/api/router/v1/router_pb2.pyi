@@ -150,12 +150,20 @@ class Ask(_message.Message):
     def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
-    __slots__ = ("placement", "refusal")
+    __slots__ = ("placement", "refusal", "queued")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
     placement: Placement
     refusal: Refusal
-    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    queued: Queued
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ...) -> None: ...
+
+class Queued(_message.Message):
+    __slots__ = ("ask_ids",)
+    ASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    ask_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ask_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("ask_id", "reservation_id", "prefill", "decode", "handoff", "rendezvous_address", "cached_tokens", "expected_ttft", "reasons", "queued", "decode_cached_tokens")

@@ -36,8 +36,10 @@ class RouterServiceStub:
        then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
        back under the same id and reports.
-    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait.
-    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits.
+    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
+       the router names them in Queued, at once and then at least each second: an ask that is neither answered nor named for
+       longer was asked of a router that hangs.
+    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
     the other again what was not answered, and reports there what the lost one had placed.
@@ -74,8 +76,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
        then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
        back under the same id and reports.
-    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait.
-    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits.
+    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
+       the router names them in Queued, at once and then at least each second: an ask that is neither answered nor named for
+       longer was asked of a router that hangs.
+    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
     the other again what was not answered, and reports there what the lost one had placed.
@@ -108,8 +112,10 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
        then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
        back under the same id and reports.
-    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait.
-    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits.
+    5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
+       the router names them in Queued, at once and then at least each second: an ask that is neither answered nor named for
+       longer was asked of a router that hangs.
+    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
     the other again what was not answered, and reports there what the lost one had placed.

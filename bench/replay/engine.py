@@ -1,0 +1,179 @@
+"""A simulated worker for replays: real block pool, steps as counts instead of tokens. No I/O; times are arguments.
+
+Order within a step, as in the simulated engine: decoding requests (one token each), then prompts begun, then waiting ones in
+order of arrival, all within one token budget. A request takes the blocks of its prompt and answer when it is admitted.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bench.traces import TraceRequest
+from kvmesh.core import KvEvent
+from kvmesh.engines.simulated.blocks import BlockPool
+from kvmesh.engines.simulated.settings import StepProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShape:
+    """What every worker of a replay is made of. The default is near one H100 with a model of 30 billion parameters."""
+
+    block_tokens: int = 512
+    kv_blocks: int = 1500
+    step_tokens_max: int = 8192
+    running_max: int = 256
+    kv_bytes_per_token: int = 131_072
+    transfer_bytes_per_s: float = 12.5e9
+    profile: StepProfile = field(
+        default_factory=lambda: StepProfile(base_s=0.008, per_prefill_token_s=1e-4, per_decode_request_s=2e-4)
+    )
+
+    def transfer_s(self, tokens: int) -> float:
+        """Time to move the KV of so many tokens."""
+        return tokens * self.kv_bytes_per_token / self.transfer_bytes_per_s
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on its way. `ask_id` numbers it; `names` are the hashes of its full blocks."""
+
+    ask_id: int
+    trace: TraceRequest
+    names: tuple[int, ...]
+    arrived_s: float
+    placed_s: float = 0.0
+    prefill: "ReplayEngine | None" = None
+    decode: "ReplayEngine | None" = None
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    cached_tokens: int = 0
+    transferred: bool = False
+    first_token_s: float = -1.0
+    done_s: float = -1.0
+
+
+class ReplayEngine:
+    """One worker. `on_prompt` and `on_done` are called at the end of the step in which it happened."""
+
+    def __init__(
+        self,
+        name: str,
+        shape: EngineShape,
+        on_prompt: Callable[[Job, float], None],
+        on_done: Callable[[Job, float], None],
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.pool = BlockPool(shape.kv_blocks)
+        self.waiting: deque[Job] = deque()
+        self.busy_s = 0.0
+        self.computed_tokens = 0
+        self.requests = 0
+        self.steps = 0
+        self.output_tokens = 0
+        self.last_step_s = 0.0
+        self.is_stepping = False
+        self._on_prompt = on_prompt
+        self._on_done = on_done
+        self._prefilling: list[Job] = []
+        self._decoding: list[tuple[int, int, Job]] = []
+        self._computed_in_step: list[Job] = []
+        self._decoding_in_step = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens accepted and not computed."""
+        begun = sum(job.trace.prompt_tokens - job.computed for job in self._prefilling)
+        return begun + sum(job.trace.prompt_tokens for job in self.waiting if not job.transferred)
+
+    @property
+    def has_work(self) -> bool:
+        """True when a step would do something."""
+        return bool(self.waiting or self._prefilling or self._decoding)
+
+    def submit(self, job: Job) -> None:
+        """A request arrives."""
+        self.requests += 1
+        self.waiting.append(job)
+
+    def begin_step(self) -> float:
+        """Decides a step; its length in seconds."""
+        self._decoding_in_step = len(self._decoding)
+        budget = self.shape.step_tokens_max - self._decoding_in_step
+        spent = 0
+        while True:
+            for job in self._prefilling:
+                take = min(budget - spent, job.trace.prompt_tokens - job.computed)
+                job.computed += take
+                spent += take
+            ready = [job for job in self._prefilling if job.computed >= job.trace.prompt_tokens]
+            if ready:
+                self._computed_in_step += ready
+                self._prefilling = [job for job in self._prefilling if job.computed < job.trace.prompt_tokens]
+            if spent >= budget or not self._admit():
+                break
+        self.computed_tokens += spent
+        self.steps += 1
+        self.last_step_s = self.shape.profile.step_s(spent, self._decoding_in_step)
+        self.busy_s += self.last_step_s
+        return self.last_step_s
+
+    def end_step(self, now_s: float) -> list[KvEvent]:
+        """What the step gave; the changes of the cache."""
+        self.output_tokens += self._decoding_in_step
+        ended = []
+        while self._decoding and self._decoding[0][0] <= self.steps:
+            ended.append(heapq.heappop(self._decoding)[2])
+        done, self._computed_in_step = self._computed_in_step, []
+        for job in done:
+            # The first token comes with the prompt's last step; each further step gives one.
+            full = len(job.names)
+            self.pool.name(job.blocks[:full], job.names, None)
+            self._on_prompt(job, now_s)
+        for job in ended:
+            self._finish(job, now_s)
+        return self.pool.take_events()
+
+    def decode(self, job: Job, now_s: float) -> None:
+        """The request has its first token here and goes on decoding."""
+        if job.trace.output_tokens <= 1:
+            self._finish(job, now_s)
+            return
+        heapq.heappush(self._decoding, (self.steps + job.trace.output_tokens - 1, job.ask_id, job))
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Blocks that were held for somebody who has fetched them."""
+        self.pool.drop(blocks)
+
+    def _finish(self, job: Job, now_s: float) -> None:
+        self.pool.drop(job.blocks)
+        job.blocks = []
+        job.done_s = now_s
+        self._on_done(job, now_s)
+
+    def _admit(self) -> bool:
+        if not self.waiting or self.running + len(self._computed_in_step) >= self.shape.running_max:
+            return False
+        job = self.waiting[0]
+        size = self.shape.block_tokens
+        cached = self.pool.match(job.names[: (job.trace.prompt_tokens - 1) // size])
+        tokens = job.trace.prompt_tokens + (job.trace.output_tokens if job.decode is self else 0)
+        missing = -(-tokens // size) - len(cached)
+        if missing > self.pool.available - self.pool.idle_among(cached):
+            return False
+        self.waiting.popleft()
+        self.pool.hold(cached)
+        job.blocks = cached + self.pool.allocate(missing)
+        if job.transferred:
+            job.computed = job.trace.prompt_tokens
+        else:
+            job.computed = len(cached) * size
+            job.cached_tokens = job.computed
+        self._prefilling.append(job)
+        return True

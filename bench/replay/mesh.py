@@ -1,0 +1,186 @@
+"""A replay: a trace's requests through one router core and many simulated workers, as a discrete-event simulation.
+
+The router sees what it would see in a mesh, and as late: KV events `event_delay_s` after the step that made them, load records
+at most every `load_interval_s`, reports of frontends when things happen.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from time import process_time
+
+from bench.replay.engine import EngineShape, Job, ReplayEngine
+from bench.replay.placers import Placer, Spot, Waits
+from bench.traces import TraceRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayShape:
+    """How many workers, and how late the router learns. No prefill workers: decode workers compute prompts."""
+
+    prefills: int
+    decodes: int
+    engine: EngineShape = field(default_factory=EngineShape)
+    event_delay_s: float = 0.005
+    load_interval_s: float = 0.1
+    retry_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What came out. `fairness` is Jain's index of busy seconds within the pool that computes prompts."""
+
+    requests: int
+    hit_rate: float
+    ttft_s: Sequence[float]
+    fairness: float
+    decode_fairness: float
+    utilisation: float
+    span_s: float
+    placing_cpu_s: float
+    busy_s: Sequence[float]
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything (Jain, Chiu, Hawe 1984)."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+class Replay:
+    """One run."""
+
+    def __init__(self, shape: ReplayShape, placer: Callable[["Replay"], Placer], seed: int = 1) -> None:
+        self.shape = shape
+        self.now_s = 0.0
+        self.random = Random(seed)
+        self.prefills = [self._engine(f"prefill-{i}") for i in range(shape.prefills)]
+        self.decodes = [self._engine(f"decode-{i}") for i in range(shape.decodes)]
+        self.jobs: list[Job] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._told_s: dict[str, float] = {}
+        self._placing_cpu_s = 0.0
+        self._placer = placer(self)
+
+    def run(self, trace: Sequence[TraceRequest], *, speed: float) -> ReplayResult:
+        """All requests, `speed` times as fast as they were recorded."""
+        for request in trace:
+            self.at(request.at_s / speed, lambda request=request: self._arrive(request))  # type: ignore[misc]
+        while self._agenda:
+            self.now_s, _, happen = heapq.heappop(self._agenda)
+            happen()
+        return self._result()
+
+    def at(self, time_s: float, happen: Callable[[], None]) -> None:
+        """Something will happen; simultaneous things in the order they were noted."""
+        heapq.heappush(self._agenda, (time_s, next(self._order), happen))
+
+    def place(self, job: Job) -> None:
+        """Asks for workers; an ask that is refused for load comes back after `retry_s`."""
+        began = process_time()
+        try:
+            spot = self._placer.place(job)
+        except Waits:
+            return
+        finally:
+            self._placing_cpu_s += process_time() - began
+        if spot is None:
+            self.place_later(job)
+        else:
+            self.go(job, spot)
+
+    def place_later(self, job: Job) -> None:
+        """It was refused for load and comes back, as a client would."""
+        self.at(self.now_s + self.shape.retry_s, lambda: self.place(job))
+
+    def go(self, job: Job, spot: Spot) -> None:
+        """The request is placed."""
+        job.placed_s = self.now_s
+        job.prefill, job.decode = spot.prefill, spot.decode
+        engine = spot.prefill or spot.decode
+        engine.submit(job)
+        self._wake(engine)
+
+    def _engine(self, name: str) -> ReplayEngine:
+        return ReplayEngine(name, self.shape.engine, self._on_prompt, self._on_done)
+
+    def _arrive(self, request: TraceRequest) -> None:
+        size = self.shape.engine.block_tokens
+        names = tuple(_name(block) for block in request.block_ids[: request.prompt_tokens // size])
+        job = Job(len(self.jobs) + 1, request, names, self.now_s)
+        self.jobs.append(job)
+        self.place(job)
+
+    def _wake(self, engine: ReplayEngine) -> None:
+        if not engine.is_stepping and engine.has_work:
+            engine.is_stepping = True
+            # Requests of one moment share a step.
+            self.at(self.now_s, lambda: self._step(engine))
+
+    def _step(self, engine: ReplayEngine) -> None:
+        self.at(self.now_s + engine.begin_step(), lambda: self._end_step(engine))
+
+    def _end_step(self, engine: ReplayEngine) -> None:
+        events = engine.end_step(self.now_s)
+        if events:
+            self.at(self.now_s + self.shape.event_delay_s, lambda: self._placer.on_events(engine, events))
+        if self.now_s - self._told_s.get(engine.name, -1.0) >= self.shape.load_interval_s or not engine.has_work:
+            self._told_s[engine.name] = self.now_s
+            self._placer.on_load(engine)
+        if engine.has_work:
+            self._step(engine)
+        else:
+            engine.is_stepping = False
+
+    def _on_prompt(self, job: Job, now_s: float) -> None:
+        """The prompt is computed, or has arrived, on some worker."""
+        decode = job.decode
+        assert decode is not None
+        if job.prefill is None or job.transferred:
+            job.first_token_s = now_s
+            self._placer.on_first_token(job)
+            decode.decode(job, now_s)
+            return
+        self._placer.on_prefilled(job)
+        held, source = job.blocks, job.prefill
+        job.blocks = []
+        self.at(now_s + self.shape.engine.transfer_s(job.trace.prompt_tokens), lambda: self._moved(job, source, held))
+
+    def _moved(self, job: Job, source: ReplayEngine, held: Sequence[int]) -> None:
+        source.release(held)
+        self._wake(source)
+        assert job.decode is not None
+        job.transferred = True
+        job.decode.submit(job)
+        self._wake(job.decode)
+
+    def _on_done(self, job: Job, now_s: float) -> None:
+        self._placer.on_done(job)
+
+    def _result(self) -> ReplayResult:
+        lost = [job for job in self.jobs if job.done_s < 0]
+        if lost:
+            raise AssertionError(f"{len(lost)} of {len(self.jobs)} requests did not end")
+        computing = self.prefills or self.decodes
+        prompt = sum(job.trace.prompt_tokens for job in self.jobs)
+        span_s = max(job.done_s for job in self.jobs)
+        arrivals_s = max(job.arrived_s for job in self.jobs)
+        return ReplayResult(
+            requests=len(self.jobs),
+            hit_rate=sum(job.cached_tokens for job in self.jobs) / prompt,
+            ttft_s=sorted(job.first_token_s - job.arrived_s for job in self.jobs),
+            fairness=jain([engine.busy_s for engine in computing]),
+            decode_fairness=jain([engine.output_tokens for engine in self.decodes]),
+            utilisation=sum(engine.busy_s for engine in computing) / len(computing) / max(arrivals_s, 1e-9),
+            span_s=span_s,
+            placing_cpu_s=self._placing_cpu_s,
+            busy_s=[engine.busy_s for engine in computing],
+        )
+
+
+def _name(block: int) -> int:
+    """A 64-bit name for a block id: the trace's ids are chained already, so that equal ids mean equal prefixes."""
+    return (block + 1) * 0x9E3779B97F4A7C15 % (1 << 64)

@@ -1,0 +1,224 @@
+"""`kvmesh explain ID`: why a request went where it went, from the router that placed it.
+
+ID is what the client got: the header x-request-id (x-kvmesh-request-id where the client sent an id of its own), the id of the
+answer, with or without `chatcmpl-`, or `request_id` in the log.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kvmesh.cli.state import read_state
+from kvmesh.cli.tables import Row, render_table
+from kvmesh.discovery.base import ROUTER, Instance
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import MeshError, NotFoundError, UnavailableError
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.codec.router import Candidate, Explanation, Report
+from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.settings import SettingsError, load, setting
+
+PREFIXES = ("chatcmpl-", "cmpl-")
+SECONDS = "s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainSettings:
+    """Which mesh to ask, and how much to show."""
+
+    consul: str = setting("", "address of the Consul agent; empty: the mesh that `kvmesh up` started here")
+    token: str = setting("", "Consul ACL token", secret=True)
+    candidates_max: int = setting(20, "rows of the table of candidates; the chosen one is always among them", min=1)
+    timeout_s: float = setting(2.0, "longest wait for one router", min=0.01)
+
+
+def render(explanation: Explanation, router_id: str, candidates_max: int) -> str:
+    """The whole answer as text."""
+    parts = [*_head(explanation, router_id), "", _table(explanation, candidates_max)]
+    if explanation.reports:
+        parts += ["", "then: " + "; ".join(map(_report_text, explanation.reports))]
+    return "\n".join(parts)
+
+
+def _head(explanation: Explanation, router_id: str) -> Iterable[str]:
+    decided = datetime.fromtimestamp(explanation.decided_at_s, UTC).isoformat(sep=" ", timespec="milliseconds")
+    yield f"request   {explanation.request_id}"
+    yield f"decided   {decided} by {router_id}, policy {explanation.policy}"
+    placement = explanation.placement
+    if placement is not None:
+        prefill = f"prefill {placement.prefill.worker_id}, " if placement.prefill is not None else "no prefill worker, "
+        yield f"placed    {prefill}decode {placement.decode.worker_id} ({', '.join(placement.reasons)})"
+        yield f"cached    {placement.cached_tokens} prompt tokens expected{_found(explanation)}"
+        yield f"ttft      {_times(explanation)}"
+    elif explanation.error is not None:
+        yield f"refused   {explanation.error.reason}: {explanation.error.message}"
+    else:
+        yield "waits     in the router's queue"
+    if explanation.margin is not None:
+        yield f"margin    {_cost(explanation.margin, explanation.cost_unit)} to the second best"
+
+
+def _found(explanation: Explanation) -> str:
+    found = [report.cached_tokens for report in explanation.reports if report.cached_tokens is not None]
+    return f", {found[-1]} found" if found else ""
+
+
+def _times(explanation: Explanation) -> str:
+    expected_s = explanation.placement.expected_ttft_s if explanation.placement is not None else None
+    observed_s, queued_s = explanation.observed_ttft_s, explanation.queued_s
+    said = [f"{_seconds(expected_s)} expected" if expected_s is not None else "not estimated"]
+    if observed_s is None:
+        said.append("none observed")
+    else:
+        said.append(f"{_seconds(observed_s)} observed")
+        served_s = observed_s - (queued_s or 0.0)
+        if expected_s:
+            said.append(f"{(served_s - expected_s) / expected_s:+.0%}")
+    if queued_s is not None:
+        said.append(f"{_seconds(queued_s)} of it in the queue")
+    return ", ".join(said)
+
+
+def _table(explanation: Explanation, candidates_max: int) -> str:
+    shown = _shown(explanation, candidates_max)
+    # A dict keeps the terms in the order in which they were weighed.
+    names = list(dict.fromkeys(name for candidate in shown for name, _ in candidate.terms))
+    columns = ("", "PREFILL", "DECODE", "COST", *(name.upper() for name in names), "TAKEN OFF BY")
+    text = render_table(columns, [_row(candidate, explanation, names) for candidate in shown])
+    left = len(explanation.candidates) - len(shown)
+    return f"{text}\n... and {left} more" if left else text
+
+
+def _shown(explanation: Explanation, candidates_max: int) -> Sequence[Candidate]:
+    """The best and those taken off share the rows; the chosen one is always shown."""
+    weighed = [candidate for candidate in explanation.candidates if not candidate.removed_by]
+    removed = [candidate for candidate in explanation.candidates if candidate.removed_by]
+    removed = removed[: max(candidates_max - len(weighed), candidates_max // 2)]
+    room = max(1, candidates_max - len(removed))
+    best, rest = weighed[:room], weighed[room:]
+    chosen = [candidate for candidate in rest if _is_chosen(candidate, explanation)]
+    return [*(best[: room - 1] if chosen else best), *chosen, *removed]
+
+
+def _row(candidate: Candidate, explanation: Explanation, names: Sequence[str]) -> Row:
+    terms = dict(candidate.terms)
+    unit = explanation.cost_unit
+    costs = [_cost(terms[name], unit) if name in terms else "-" for name in names]
+    is_weighed = not candidate.removed_by and bool(candidate.terms)
+    return (
+        "*" if _is_chosen(candidate, explanation) else "",
+        _worker(candidate.prefill),
+        _worker(candidate.decode),
+        _cost(candidate.cost, unit) if is_weighed else "-",
+        *costs,
+        candidate.removed_by,
+    )
+
+
+def _is_chosen(candidate: Candidate, explanation: Explanation) -> bool:
+    placement = explanation.placement
+    if placement is None or candidate.removed_by:
+        return False
+    return (_worker(candidate.prefill), _worker(candidate.decode)) == (
+        _worker(placement.prefill),
+        _worker(placement.decode),
+    )
+
+
+def _worker(worker: object) -> str:
+    """A worker and, where it has several, its rank."""
+    if worker is None:
+        return "-"
+    rank = getattr(worker, "data_parallel_rank", None)
+    name = str(getattr(worker, "worker_id", ""))
+    return name if rank is None else f"{name}/{rank}"
+
+
+def _report_text(report: Report) -> str:
+    said = f"{report.kind.value} after {_seconds(report.elapsed_s)}"
+    if report.error is not None:
+        said += f" ({report.error.reason}{f' at {report.failed_worker_id}' if report.failed_worker_id else ''})"
+    return said
+
+
+def _cost(value: float, unit: str) -> str:
+    return _seconds(value) if unit == SECONDS else f"{value:.4g}{f' {unit}' if unit else ''}"
+
+
+def _seconds(value: float) -> str:
+    return f"{1000 * value:.1f} ms" if abs(value) < 10 else f"{value:.1f} s"
+
+
+async def find(
+    routers: Sequence[Instance], channels: ChannelPool, request_id: str, timeout_s: float
+) -> tuple[Explanation, str]:
+    """The newest explanation that a router has. NotFoundError: all answered, none knows it; else what went wrong."""
+    if not routers:
+        raise UnavailableError("no router is registered", reason="no_router")
+    asked = [GrpcRouterClient(channels, router.address).explain(request_id, timeout_s=timeout_s) for router in routers]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    found: list[tuple[Explanation, str]] = []
+    problems: list[str] = []
+    for router, answer in zip(routers, answers, strict=True):
+        if isinstance(answer, Explanation):
+            found.append((answer, router.instance_id))
+        elif isinstance(answer, MeshError):
+            if not isinstance(answer, NotFoundError):
+                problems.append(f"{router.instance_id}: {answer.message}")
+        else:
+            raise answer
+    if found:
+        # Placed again after a router was lost: the newer decision is the one that counted.
+        return max(found, key=lambda pair: pair[0].decided_at_s)
+    if problems:
+        raise UnavailableError(f"no router that answered remembers it; {'; '.join(problems)}", reason="no_router")
+    raise NotFoundError(
+        f"no router remembers a request {request_id!r}; each keeps its newest decisions only",
+        reason="placement_not_found",
+        field="request_id",
+    )
+
+
+async def _explain(settings: ExplainSettings, address: str, request_id: str) -> int:
+    registry = ConsulRegistry(DiscoverySettings(address=address, token=settings.token))
+    channels = ChannelPool(RpcSettings())
+    try:
+        view = await registry.instances(ROUTER)
+        explanation, router_id = await find(view.instances, channels, request_id, settings.timeout_s)
+        print(render(explanation, router_id, settings.candidates_max))
+        return 0
+    except MeshError as error:
+        print(f"kvmesh: {error.message}", file=sys.stderr)
+        return 1
+    finally:
+        await channels.aclose()
+        await registry.aclose()
+
+
+def main(argv: Sequence[str]) -> int:
+    """`kvmesh explain ID`."""
+    words = list(argv)
+    given = words.pop(0) if words and not words[0].startswith("-") else ""
+    try:
+        settings = load(
+            ExplainSettings, argv=words, environ=os.environ, program="kvmesh explain ID", description=__doc__ or ""
+        )
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not given:
+        print("kvmesh: which request? usage: kvmesh explain ID [--help]", file=sys.stderr)
+        return 2
+    state = read_state()
+    address = settings.consul or (state.registry if state else "")
+    if not address:
+        print("kvmesh: no mesh runs here; start one with `kvmesh up` or give --consul", file=sys.stderr)
+        return 1
+    for prefix in PREFIXES:
+        given = given.removeprefix(prefix)
+    return asyncio.run(_explain(settings, address, given))

@@ -1,0 +1,1 @@
+"""Who may ask what, and how much: API keys, quotas, and the account of what was used."""

@@ -1,0 +1,177 @@
+"""Access control as a part of the process: keeps the book of keys fresh, checks keys, and keeps the accounts.
+
+Without a source of keys everybody is let in and nothing is counted. A document that cannot be read leaves the keys as they are:
+a typing error in a rotation must not lock everybody out. At the start it ends the process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from kvmesh.clock import Clock
+from kvmesh.core import Usage
+from kvmesh.discovery.base import FRONTEND, Registry
+from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError, UnavailableError
+from kvmesh.telemetry import Instruments
+from services.frontend.access.caller import ANYBODY, Caller, current_caller
+from services.frontend.access.keys import KeyBook, read_keys
+from services.frontend.access.quotas import Permit, Quotas
+from services.frontend.access.settings import AccessSettings
+from services.frontend.request import Request
+
+_log = logging.getLogger(__name__)
+DOCUMENT_BYTES_MAX = 64 << 20
+_KINDS = ("prompt", "cached", "output", "reasoning")
+
+
+class Access:
+    """A running part. `run` follows the keys until cancelled."""
+
+    def __init__(
+        self,
+        settings: AccessSettings,
+        clock: Clock,
+        *,
+        instruments: Instruments | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        instruments = instruments or Instruments(CollectorRegistry(), "frontend")
+        self._settings = settings
+        self._clock = clock
+        self._registry = registry
+        self._book = KeyBook()
+        self._document = b""
+        self.quotas = Quotas(tenants_max=settings.tenants_max)
+        self._refused = instruments.counter("refused_requests", "Requests refused for keys or quotas.", ["reason"])
+        self._used = instruments.counter(
+            "usage_tokens",
+            "Tokens of requests that ended, each counted once however often it was placed.",
+            ["model", "kind"],
+        )
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests must carry a key."""
+        return self._settings.needs_key
+
+    async def start(self) -> None:
+        """Reads the keys for the first time. Raises what is wrong with them."""
+        if self.needs_key:
+            await self._load()
+
+    async def run(self) -> None:
+        """Keeps keys and the number of frontends fresh."""
+        async with asyncio.TaskGroup() as tasks:
+            if self.needs_key:
+                tasks.create_task(self._follow_keys(), name="access-keys")
+                if self._settings.shares_quotas and self._registry is not None:
+                    tasks.create_task(self._follow_frontends(self._registry), name="access-share")
+
+    async def aclose(self) -> None:
+        """Nothing to free; the runner cancels `run`."""
+
+    def authenticate(self, headers: Mapping[str, str]) -> Caller:
+        """The caller that a request's headers (or metadata; names in any case for HTTP, lower for gRPC) name.
+
+        The key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`. Raises UnauthenticatedError.
+        """
+        if not self.needs_key:
+            return ANYBODY
+        try:
+            return self._book.find(_key_of(headers), wall_s=self._clock.wall())
+        except MeshError as error:
+            self._refused.labels(error.reason).inc()
+            raise
+
+    def check(self, request: Request) -> None:
+        """What the current caller may not ask for: NotFoundError for models, InvalidRequestError for the priority."""
+        caller = current_caller.get()
+        caller.check_model(request.adapter or request.model)
+        most = caller.quota.priority_max
+        if most is not None and request.priority > most:
+            field = request.named("priority")
+            raise InvalidRequestError(f"{field} must be at most {most} with this key", field=field)
+
+    def enter(self, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
+        """Reserves for the current caller's request. Raises OverloadedError (quota) or InvalidRequestError (never fits)."""
+        caller = current_caller.get()
+        if caller is ANYBODY:
+            return None
+        try:
+            return self.quotas.enter(
+                caller,
+                prompt_tokens=prompt_tokens,
+                output_tokens_max=output_tokens_max,
+                now_s=self._clock.now(),
+            )
+        except MeshError as error:
+            self._refused.labels(error.reason).inc()
+            raise
+
+    def leave(self, permit: Permit | None, usage: Usage, *, request_id: str, model: str) -> None:
+        """A request is over, well or not: its use is accounted, once."""
+        caller = current_caller.get()
+        if permit is not None:
+            self.quotas.leave(permit, usage, now_s=self._clock.now())
+        counts = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
+        for kind, count in zip(_KINDS, counts, strict=True):
+            if count:
+                self._used.labels(model, kind).inc(count)
+        data = {
+            "request_id": request_id,
+            "tenant": caller.tenant,
+            "key_id": caller.key_id,
+            "model": model,
+            **{f"{kind}_tokens": count for kind, count in zip(_KINDS, counts, strict=True)},
+        }
+        _log.info("usage", extra={"data": data})
+
+    async def _follow_keys(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.reload_interval_s)
+            try:
+                await self._load()
+            except (MeshError, OSError) as error:
+                _log.error("keys_not_reloaded", extra={"data": {"problem": str(error)}})
+
+    async def _load(self) -> None:
+        document = await self._read()
+        if document == self._document:
+            return
+        self._book = read_keys(document)
+        self._document = document
+        _log.info("keys_loaded", extra={"data": {"keys": len(self._book.entries)}})
+
+    async def _read(self) -> bytes:
+        if self._settings.keys_file:
+            document = await asyncio.to_thread(Path(self._settings.keys_file).read_bytes)
+        else:
+            if self._registry is None:
+                raise UnavailableError("keys are to come from the registry, and there is none", reason="no_registry")
+            entry = await self._registry.get(self._settings.keys_consul_key)
+            if entry is None:
+                raise InvalidRequestError(f"the registry has no key {self._settings.keys_consul_key!r}", field="keys")
+            document = entry.value
+        if len(document) > DOCUMENT_BYTES_MAX:
+            raise InvalidRequestError(f"the key document is larger than {DOCUMENT_BYTES_MAX} bytes", field="keys")
+        return document
+
+    async def _follow_frontends(self, registry: Registry) -> None:
+        async with aclosing(registry.watch(FRONTEND)) as views:
+            async for view in views:
+                if not view.is_stale:
+                    self.quotas.share = 1 / max(1, sum(instance.takes_requests for instance in view.instances))
+
+
+def _key_of(headers: Mapping[str, str]) -> str:
+    bearer = headers.get("Authorization") or headers.get("authorization") or ""
+    word, _, key = bearer.partition(" ")
+    if word.lower() == "bearer" and key.strip():
+        return key.strip()
+    if key := headers.get("x-api-key", ""):
+        return key
+    raise UnauthenticatedError("an API key is needed: `Authorization: Bearer KEY`", reason="missing_api_key")

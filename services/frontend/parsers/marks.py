@@ -1,0 +1,37 @@
+"""Fixed strings to be found in text that comes in pieces."""
+
+import re
+from collections.abc import Iterable
+
+
+class Marks:
+    """A set of marks of which none begins another. `starts` matches each first character, the quick way to say no."""
+
+    __slots__ = ("_marks", "_pattern", "starts")
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        self._marks = tuple(dict.fromkeys(marks))
+        for mark in self._marks:
+            others = (each for each in self._marks if each != mark)
+            if not mark or any(each.startswith(mark) for each in others):
+                raise ValueError(f"the mark {mark!r} is empty or begins another one")
+        # Without marks: a pattern that matches nowhere.
+        self._pattern = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)")
+        firsts = "".join(sorted({re.escape(mark[0]) for mark in self._marks}))
+        self.starts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+
+    def find(self, text: str, start: int) -> tuple[int, str] | None:
+        """Where the first mark begins, and which it is."""
+        found = self._pattern.search(text, start)
+        return (found.start(), found.group()) if found is not None else None
+
+    def held(self, text: str, start: int) -> int:
+        """Where the part of `text[start:]` begins that may still become a mark; its end when there is none."""
+        longest = max((len(mark) for mark in self._marks), default=1) - 1
+        at = max(start, len(text) - longest)
+        while (found := self.starts.search(text, at)) is not None:
+            tail = text[found.start() :]
+            if any(len(mark) > len(tail) and mark.startswith(tail) for mark in self._marks):
+                return found.start()
+            at = found.start() + 1
+        return len(text)

@@ -1,0 +1,135 @@
+"""Drives a feed through the readers of its families."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
+from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
+from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.parts import Part, Reasoning
+
+
+class AnswerParser:
+    """Text in pieces to parts. All parts of all `push` calls and of `flush`, neighbours of a kind joined, do not depend on
+    where the pieces ended.
+
+    Reasoning comes first, then content and calls in any order; reasoning may come again.
+    """
+
+    __slots__ = ("_feed", "_held_tokens", "_steps", "reasoning_tokens")
+
+    def __init__(self, feed: Feed, steps: Steps) -> None:
+        self._feed = feed
+        self._steps = steps
+        self._held_tokens = 0
+        self.reasoning_tokens = 0
+        """Tokens whose text came to be reasoning."""
+        next(steps, None)
+
+    @property
+    def calls(self) -> int:
+        """Calls begun so far."""
+        return self._feed.calls
+
+    def push(self, text: str, tokens: int = 0) -> Sequence[Part]:
+        """The parts that are certain now. `tokens`: how many tokens the text came from."""
+        feed = self._feed
+        if feed.plain is not None and text and not text[-1].isspace() and feed.plain.search(text) is None:
+            # The quick path: nothing is held back and nothing in the text begins a mark.
+            if feed.plain_kind is Reasoning:
+                self.reasoning_tokens += tokens
+            return (feed.plain_kind(text),)
+        was_reasoning = feed.is_reasoning
+        feed.add(text)
+        next(self._steps, None)
+        if was_reasoning or feed.is_reasoning:
+            self._count(tokens, was_reasoning=was_reasoning)
+        return feed.take_parts()
+
+    def _count(self, tokens: int, *, was_reasoning: bool) -> None:
+        """Tokens of marks are no reasoning, so what may become a mark waits."""
+        feed = self._feed
+        if was_reasoning and feed.is_reasoning:
+            self._held_tokens += tokens
+            if feed.kept == len(feed.text):
+                self.reasoning_tokens += self._held_tokens
+                self._held_tokens = 0
+        else:
+            # The mark came; of several tokens at once, one at least is its.
+            self.reasoning_tokens += max(0, tokens - 1)
+            self._held_tokens = 0
+
+    def flush(self) -> Sequence[Part]:
+        """The rest, once the answer is over. A call that was cut off keeps what came of its arguments."""
+        feed = self._feed
+        feed.is_over = True
+        next(self._steps, None)
+        # Blanks behind the last call say nothing; in an answer without calls they are its text.
+        if feed.blanks and not feed.calls:
+            feed.parts.append(feed.blanks)
+        feed.blanks = ""
+        return feed.take_parts()
+
+
+def answer_steps(
+    feed: Feed, tools: ToolFamily | None, reasoning: ReasoningFamily | None, *, is_inside: bool = False
+) -> Steps:
+    """Reads an answer: reasoning if it begins with it, then content between marks."""
+    readers: dict[str, Reader] = dict(tools.readers) if tools is not None else {}
+    if reasoning is not None:
+        read = _reasoning_reader(reasoning, tools)
+        readers |= dict.fromkeys(reasoning.openings, read)
+        if is_inside:
+            yield from read(feed)
+    marks = Marks(readers)
+    if tools is not None and tools.opening is not None:
+        yield from attempt(feed, tools.opening)
+    while mark := (yield from feed.stream_plain(marks, str)):
+        feed.at += len(mark)
+        yield from attempt(feed, readers[mark])
+
+
+def attempt(feed: Feed, reader: Reader) -> Steps:
+    """Runs a reader; what it could not read is content."""
+    try:
+        yield from reader(feed)
+    except Malformed as error:
+        feed.reject(error.reason)
+    feed.settle()
+
+
+def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Reader:
+    tool_marks = tools.readers if tools is not None and family.ends_at_tools else ()
+    ends = Marks((*family.closings, *family.openings, *tool_marks))
+
+    def read(feed: Feed) -> Steps:
+        feed.drop_blanks()
+        feed.drops_blanks = True
+        # Models that were given the opening mark in the prompt may say it again.
+        while (mark := (yield from feed.stream_plain(ends, Reasoning))) in family.openings:
+            feed.at += len(mark)
+        if mark in family.closings:
+            feed.at += len(mark)
+        feed.drop_blanks()
+        feed.drops_blanks = True
+        feed.settle()
+
+    return read
+
+
+def answer_parser(
+    tools: ToolFamily | WholeFamily | None,
+    reasoning: ReasoningFamily | WholeFamily | None,
+    *,
+    functions: Mapping[str, Mapping[str, Any]] | None = None,
+    prompt_tail: str = "",
+) -> AnswerParser:
+    """A parser for one answer. `functions`: parameter schemas of the request's tools by name; `prompt_tail`: the end of the
+    prompt's text, which says whether the answer begins inside reasoning."""
+    feed = Feed(functions, takes_calls=tools is not None)
+    for family in (reasoning, tools):
+        if isinstance(family, WholeFamily):
+            return AnswerParser(feed, family.reader(feed))
+    assert not isinstance(tools, WholeFamily) and not isinstance(reasoning, WholeFamily)
+    is_inside = reasoning is not None and reasoning.begins_inside(prompt_tail)
+    return AnswerParser(feed, answer_steps(feed, tools, reasoning, is_inside=is_inside))

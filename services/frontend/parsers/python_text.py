@@ -1,0 +1,148 @@
+"""Python literals that come in pieces, as JSON text."""
+
+import re
+
+from services.frontend.parsers.feed import Emit, Feed, Found, Malformed, Steps
+from services.frontend.parsers.json_text import inner
+from services.frontend.parsers.parts import MALFORMED, TRUNCATED
+
+_NUMBER = re.compile(r"[-+.0-9eE_]")
+_WORD = re.compile(r"\w")
+_HEXADECIMAL = re.compile(r"[0-9A-Fa-f]+\Z")
+_WORDS = {
+    "True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null",
+}  # fmt: skip
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_HEXADECIMAL_DIGITS = {"x": 2, "u": 4, "U": 8}
+DEPTH_MAX = 64
+"""Deepest nesting of lists and dictionaries; deeper ones are malformed."""
+
+
+def malformed(feed: Feed) -> Malformed:
+    """What is wrong at the cursor: something else is there, or nothing more comes."""
+    return Malformed(TRUNCATED if feed.is_over and feed.at >= len(feed.text) else MALFORMED)
+
+
+def stream_literal(feed: Feed, emit: Emit, depth: int = 0) -> Steps:
+    """A literal at the cursor: handed out as JSON while it comes."""
+    character = yield from feed.peek()
+    if character in ("'", '"'):
+        emit('"')
+        yield from _stream_string(feed, emit)
+        emit('"')
+    elif character in ("[", "("):
+        yield from _stream_list(feed, emit, character, depth)
+    elif character == "{":
+        yield from _stream_dictionary(feed, emit, depth)
+    elif character and character in "-+.0123456789":
+        emit((yield from _number(feed)))
+    else:
+        word = yield from feed.take_while(_WORD)
+        if word not in _WORDS:
+            raise malformed(feed)
+        emit(_WORDS[word])
+
+
+def _number(feed: Feed) -> Found:
+    text = (yield from feed.take_while(_NUMBER)).replace("_", "")
+    try:
+        return str(int(text))
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        raise malformed(feed) from None
+    # JSON has no infinity.
+    return repr(number) if abs(number) < float("inf") else "null"
+
+
+def _stream_string(feed: Feed, emit: Emit) -> Steps:
+    quote = feed.text[feed.at]
+    feed.at += 1
+    special = re.compile(rf"[{quote}\\]")
+    while True:
+        found = special.search(feed.text, feed.at)
+        end = found.start() if found else len(feed.text)
+        text, feed.at = feed.text[feed.at : end], end
+        if text:
+            emit(inner(text))
+        if found is None:
+            yield from feed.wait()
+        elif found.group() == quote:
+            feed.at += 1
+            return
+        else:
+            text = yield from _escape(feed)
+            if text:
+                emit(inner(text))
+
+
+def _escape(feed: Feed) -> Found:
+    yield from feed.wait(2)
+    letter = feed.text[feed.at + 1]
+    if (count := _HEXADECIMAL_DIGITS.get(letter)) is not None:
+        yield from feed.wait(2 + count)
+        digits = feed.text[feed.at + 2 : feed.at + 2 + count]
+        if not _HEXADECIMAL.match(digits) or int(digits, 16) > 0x10FFFF or 0xD800 <= int(digits, 16) < 0xE000:
+            raise Malformed
+        feed.at += 2 + count
+        return chr(int(digits, 16))
+    feed.at += 2
+    # Python leaves a backslash before any other character as it is; before quotes and itself it goes.
+    return _ESCAPES.get(letter, letter if letter in "'\"\\" else "\\" + letter)
+
+
+def _stream_list(feed: Feed, emit: Emit, opening: str, depth: int) -> Steps:
+    if depth >= DEPTH_MAX:
+        raise Malformed
+    closing = "]" if opening == "[" else ")"
+    feed.at += 1
+    emit("[")
+    is_first = True
+    while True:
+        yield from feed.skip_blanks()
+        if (yield from feed.has(closing)):
+            break
+        if not is_first:
+            yield from _expect(feed, ",")
+            yield from feed.skip_blanks()
+            if (yield from feed.has(closing)):
+                break
+            emit(", ")
+        is_first = False
+        yield from stream_literal(feed, emit, depth + 1)
+    emit("]")
+
+
+def _stream_dictionary(feed: Feed, emit: Emit, depth: int) -> Steps:
+    if depth >= DEPTH_MAX:
+        raise Malformed
+    feed.at += 1
+    emit("{")
+    is_first = True
+    while True:
+        yield from feed.skip_blanks()
+        if (yield from feed.has("}")):
+            break
+        if not is_first:
+            yield from _expect(feed, ",")
+            yield from feed.skip_blanks()
+            if (yield from feed.has("}")):
+                break
+            emit(", ")
+        is_first = False
+        if (yield from feed.peek()) not in ("'", '"'):
+            raise malformed(feed)
+        yield from stream_literal(feed, emit, depth + 1)
+        yield from feed.skip_blanks()
+        yield from _expect(feed, ":")
+        emit(": ")
+        yield from feed.skip_blanks()
+        yield from stream_literal(feed, emit, depth + 1)
+    emit("}")
+
+
+def _expect(feed: Feed, literal: str) -> Steps:
+    if not (yield from feed.has(literal)):
+        raise malformed(feed)

@@ -1,0 +1,101 @@
+"""Calls as a list of Python calls: `[get_weather(city="Paris"), now()]`, in Llama 4 between `<|python_start|>` and
+`<|python_end|>`. Without the mark any `[` may be one; it is if a function of the request is called with keywords."""
+
+import re
+
+from services.frontend.parsers.family import ToolFamily
+from services.frontend.parsers.feed import Feed, Found, Malformed, Steps
+from services.frontend.parsers.json_text import quoted
+from services.frontend.parsers.parts import MALFORMED, UNKNOWN_TOOL
+from services.frontend.parsers.python_text import malformed, stream_literal
+
+OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
+_NAME = re.compile(r"[\w.\-]")
+_KEYWORD = re.compile(r"\w")
+
+
+def _read_marked(feed: Feed) -> Steps:
+    yield from feed.skip_blanks()
+    has_list = yield from feed.has("[")
+    yield from _read_calls(feed, is_bare=False, is_listed=has_list)
+    yield from feed.skip_blanks()
+    if not (yield from feed.has(CLOSE)):
+        feed.reject("" if feed.is_over and feed.at == len(feed.text) else MALFORMED)
+
+
+def _read_bare(feed: Feed) -> Steps:
+    yield from _read_calls(feed, is_bare=True, is_listed=True)
+
+
+def _read_calls(feed: Feed, *, is_bare: bool, is_listed: bool) -> Steps:
+    is_first = True
+    while True:
+        yield from feed.skip_blanks()
+        yield from _read_call(feed, is_bare=is_bare and is_first)
+        is_first = False
+        yield from feed.skip_blanks()
+        if (yield from feed.has(",")):
+            yield from feed.skip_blanks()
+            if not is_listed or (yield from feed.peek()) != "]":
+                continue
+        if is_listed and not (yield from feed.has("]")):
+            raise malformed(feed)
+        return
+
+
+def _read_call(feed: Feed, *, is_bare: bool) -> Steps:
+    vague = "" if is_bare else MALFORMED
+    name = yield from feed.take_while(_NAME)
+    if not name or not name[0].isidentifier():
+        raise malformed(feed) if not is_bare else Malformed("")
+    yield from feed.skip_blanks()
+    if not (yield from feed.has("(")):
+        raise malformed(feed) if not is_bare else Malformed(vague)
+    yield from feed.skip_blanks()
+    if (yield from feed.has(")")):
+        _begin(feed, name, is_bare=is_bare)
+        feed.add_arguments("{}")
+        return
+    keyword = yield from _keyword(feed, is_bare=is_bare)
+    _begin(feed, name, is_bare=is_bare)
+    yield from _read_arguments(feed, keyword)
+
+
+def _begin(feed: Feed, name: str, *, is_bare: bool) -> None:
+    if is_bare and feed.tools and name not in feed.tools:
+        raise Malformed(UNKNOWN_TOOL)
+    feed.begin_call(name)
+
+
+def _keyword(feed: Feed, *, is_bare: bool = False) -> Found:
+    keyword = yield from feed.take_while(_KEYWORD)
+    yield from feed.skip_blanks()
+    if not keyword or not (yield from feed.has("=")):
+        raise Malformed("") if is_bare else malformed(feed)
+    yield from feed.skip_blanks()
+    return keyword
+
+
+def _read_arguments(feed: Feed, keyword: str) -> Steps:
+    """From the first value to the closing bracket."""
+    feed.add_arguments("{" + quoted(keyword) + ": ")
+    while True:
+        yield from stream_literal(feed, feed.add_arguments)
+        yield from feed.skip_blanks()
+        if (yield from feed.has(",")):
+            yield from feed.skip_blanks()
+            if (yield from feed.peek()) != ")":
+                feed.add_arguments(", " + quoted((yield from _keyword(feed))) + ": ")
+                continue
+        if not (yield from feed.has(")")):
+            raise malformed(feed)
+        feed.add_arguments("}")
+        return
+
+
+FAMILY = ToolFamily(
+    name="pythonic",
+    readers={OPEN: _read_marked, "[": _read_bare},
+    closing_marks=(CLOSE,),
+    template_marks=(OPEN, "[func_name1(params_name1=params_value1"),
+)

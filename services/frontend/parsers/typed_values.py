@@ -1,0 +1,130 @@
+"""Argument values written as plain text between marks, made JSON by the tool's schema.
+
+Text is handed out as it comes; other types when they are whole. What does not fit its type is text.
+"""
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from services.frontend.parsers.feed import Feed, Found, Malformed
+from services.frontend.parsers.json_text import inner, quoted
+from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.parts import TRUNCATED
+
+TEXT = frozenset({"string"})
+ANYTHING: frozenset[str] = frozenset()
+"""Nothing is known of the type: JSON if it is that, else text."""
+
+
+def types_of(feed: Feed, function: str, parameter: str, *, unknown: frozenset[str] = TEXT) -> frozenset[str]:
+    """The JSON types that a parameter may have; `unknown` where its schema does not say."""
+    properties = feed.tools.get(function, {}).get("properties")
+    schema = properties.get(parameter) if isinstance(properties, Mapping) else None
+    return _types(schema) or unknown
+
+
+def _types(schema: Any, depth: int = 0) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or depth > 4:
+        return frozenset()
+    found = schema.get("type")
+    if isinstance(found, str):
+        return frozenset({found})
+    if isinstance(found, list):
+        return frozenset(each for each in found if isinstance(each, str))
+    values = schema.get("enum")
+    if isinstance(values, list):
+        return TEXT if all(isinstance(value, str) for value in values) else frozenset()
+    choices = [each for key in ("anyOf", "oneOf") for each in schema.get(key) or ()]
+    return frozenset().union(*(_types(each, depth + 1) for each in choices))
+
+
+def stream_typed(feed: Feed, ends: Marks, types: frozenset[str], *, is_padded: bool = False) -> Found:
+    """The value at the cursor, up to a mark, which stays and is returned, as a piece of the last call's arguments.
+
+    `is_padded`: one line end before and one behind the value are layout.
+    """
+    if is_padded:
+        yield from feed.has("\n")
+    if types == TEXT or types == {"string", "null"}:
+        return (yield from _stream_text(feed, ends, types, is_padded=is_padded))
+    held: list[str] = []
+    mark = yield from feed.stream_until(ends, held.append)
+    text = "".join(held)
+    if not mark:
+        # Cut off: the arguments are incomplete, and all that the model said of them is in them.
+        feed.add_arguments(text)
+        raise Malformed(TRUNCATED)
+    feed.add_arguments(to_json(text.removesuffix("\n") if is_padded else text, types))
+    return mark
+
+
+def _stream_text(feed: Feed, ends: Marks, types: frozenset[str], *, is_padded: bool) -> Found:
+    """Text at once; a lone `null` where it may be one, and the last line end, wait for what follows."""
+    begun = False
+    held = ""
+
+    def emit(text: str) -> None:
+        nonlocal begun, held
+        held += text
+        if "null" in types and not begun and "null\n".startswith(held):
+            return
+        said = held.removesuffix("\n") if is_padded else held
+        held = held[len(said) :]
+        if said:
+            feed.add_arguments(("" if begun else '"') + inner(said))
+            begun = True
+
+    mark = yield from feed.stream_until(ends, emit)
+    if not begun and held.removesuffix("\n") == "null" and mark:
+        feed.add_arguments("null")
+        return mark
+    rest = "" if is_padded and held == "\n" else held
+    feed.add_arguments(("" if begun else '"') + inner(rest) + ('"' if mark else ""))
+    if not mark:
+        raise Malformed(TRUNCATED)
+    return mark
+
+
+def to_json(text: str, types: frozenset[str]) -> str:
+    """A whole value as JSON text of one of the types; a JSON string where it is none of them."""
+    word = text.strip()
+    if types <= ANYTHING:
+        return word if _kind(word) else quoted(text)
+    if "null" in types and word.lower() in ("null", "none"):
+        return "null"
+    if "boolean" in types and word.lower() in ("true", "false"):
+        return word.lower()
+    kind = _kind(word)
+    if kind in types or (kind == "integer" and "number" in types):
+        return word
+    if kind == "number" and "integer" in types and float(word).is_integer():
+        return str(int(float(word)))
+    if types & {"object", "array"} and not kind:
+        return _from_python(word, types) or quoted(text)
+    return quoted(text)
+
+
+def _kind(word: str) -> str:
+    """The JSON type of a JSON document; empty when it is none."""
+    try:
+        value = orjson.loads(word)
+    except orjson.JSONDecodeError:
+        return ""
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    return kinds[type(value)]
+
+
+def _from_python(word: str, types: frozenset[str]) -> str:
+    """Models write Python's literals where they mean JSON."""
+    try:
+        value = ast.literal_eval(word)
+        document = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ""
+    return document if _kind(document) in types else ""

@@ -1,0 +1,116 @@
+"""How fast one worker is, as far as it is known: a value per coefficient, where it comes from, how often it was corrected.
+
+A correction takes the ratio of what was observed to what was expected. Its logarithm is clipped, so one outlier moves little;
+each coefficient takes the part of it that it had in the expectation, so long prompts correct the seconds per token and short
+ones the base; and it is damped, first by the number of observations, later by a constant, so that a worker that changes is
+followed. A coefficient stays within a factor of where it began and is never zero or negative unless it began as zero.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, log
+
+from kvmesh.core import PerformanceProfile
+from services.router.cost import CostSettings
+
+CLIP = 1.0
+"""Of the logarithm: a single observation counts as at most e times too long or too short."""
+GAIN_MIN = 0.05
+PRIOR_OBSERVATIONS = {"default": 1, "profile": 8}
+"""As how many observations the beginning counts: a worker knows itself better than the settings do."""
+FACTOR_MAX = 1000.0
+
+
+class Source(StrEnum):
+    """Where a coefficient comes from."""
+
+    DEFAULT = "default"
+    PROFILE = "profile"
+    LEARNED = "learned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """One coefficient as it is told; the unit is in the name."""
+
+    name: str
+    value: float
+    source: Source
+    observations: int
+
+
+class Linear:
+    """A time as a sum of coefficients times what they count. `values` may be read at any time."""
+
+    __slots__ = ("_bounds", "_names", "_prior", "_sources", "observations", "values")
+
+    def __init__(self, starts: Sequence[tuple[str, float, Source]]) -> None:
+        self._names = [name for name, _, _ in starts]
+        self.values = [value for _, value, _ in starts]
+        self._sources = [source for _, _, source in starts]
+        self._bounds = [(value / FACTOR_MAX, value * FACTOR_MAX) for value in self.values]
+        self._prior = max(PRIOR_OBSERVATIONS.get(source, 1) for source in self._sources)
+        self.observations = [0] * len(starts)
+
+    def expected_s(self, *counts: float) -> float:
+        """The time for these counts."""
+        return sum(value * count for value, count in zip(self.values, counts, strict=True))
+
+    def learn(self, observed_s: float, *counts: float) -> None:
+        """It took so long. Times that cannot be are ignored."""
+        parts = [value * count for value, count in zip(self.values, counts, strict=True)]
+        expected_s = sum(parts)
+        if not (expected_s > 0 and 0 < observed_s < float("inf")):
+            return
+        error = min(CLIP, max(-CLIP, log(observed_s / expected_s)))
+        for i, part in enumerate(parts):
+            share = part / expected_s
+            if share < 0.05:
+                continue
+            self.observations[i] += 1
+            gain = max(GAIN_MIN, 1 / (self._prior + self.observations[i]))
+            low, high = self._bounds[i]
+            self.values[i] = min(high, max(low, self.values[i] * exp(gain * error * share)))
+
+    def told(self) -> Iterator[Coefficient]:
+        """As others see it."""
+        for name, value, source, seen in zip(self._names, self.values, self._sources, self.observations, strict=True):
+            yield Coefficient(name=name, value=value, source=Source.LEARNED if seen else source, observations=seen)
+
+
+class Coefficients:
+    """Those of one rank of a worker."""
+
+    __slots__ = ("decode", "itl_target_s", "kv_bytes_per_token", "prefill", "transfer_bytes_per_s")
+
+    def __init__(self, profile: PerformanceProfile | None, settings: CostSettings) -> None:
+        told = profile or PerformanceProfile()
+
+        def start(name: str) -> tuple[str, float, Source]:
+            value = getattr(told, name)
+            return (name, getattr(settings, name), Source.DEFAULT) if value is None else (name, value, Source.PROFILE)
+
+        self.prefill = Linear(
+            [start("prefill_base_s"), start("prefill_s_per_token"), start("prefill_s_per_token_pair")]
+        )
+        self.decode = Linear(
+            [start("decode_step_base_s"), start("decode_s_per_request"), start("decode_s_per_kv_token")]
+        )
+        self.kv_bytes_per_token = told.kv_bytes_per_token or settings.kv_bytes_per_token
+        self.transfer_bytes_per_s = told.transfer_bytes_per_s
+        self.itl_target_s = told.itl_target_s or settings.itl_target_s
+
+    def prefill_s(self, uncached_tokens: float, prompt_tokens: int) -> float:
+        """Time to compute the last `uncached_tokens` of a prompt."""
+        base, per_token, per_pair = self.prefill.values
+        return base + uncached_tokens * (per_token + per_pair * (prompt_tokens - uncached_tokens / 2))
+
+    def step_s(self, requests: float, kv_tokens: float) -> float:
+        """Time of a decode step."""
+        base, per_request, per_token = self.decode.values
+        return base + per_request * requests + per_token * kv_tokens
+
+    def told(self) -> Sequence[Coefficient]:
+        """All of them, for ListWorkers."""
+        return (*self.prefill.told(), *self.decode.told())

@@ -1,0 +1,68 @@
+"""What is said on one stream, in order: whoever says something never waits, whoever hears asks may.
+
+gRPC offers no way to end a stream from outside its handler: cancelling the handler's task leaves the call open. So the handler
+gives out what is in here, and ends when it is told to.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Messages of one stream. `messages_max` is kept by those who wait for room before they say more."""
+
+    def __init__(self, *, messages_max: int) -> None:
+        self._messages: deque[T] = deque()
+        self._messages_max = messages_max
+        self._said = asyncio.Event()
+        self._room = asyncio.Event()
+        self.awaited = 0
+        """Messages that will be said although the other side says nothing more."""
+        self.is_closed = False
+        self.is_ended = False
+
+    @property
+    def is_idle(self) -> bool:
+        """True when everything is sent."""
+        return not self._messages
+
+    def put_nowait(self, message: T) -> None:
+        """Says something."""
+        self._messages.append(message)
+        self._said.set()
+
+    def expect(self, change: int) -> None:
+        """So many more, or less, messages are awaited."""
+        self.awaited += change
+        self._said.set()
+
+    async def wait_room(self) -> None:
+        """Until less than `messages_max` messages are unsent."""
+        while len(self._messages) >= self._messages_max:
+            self._room.clear()
+            await self._room.wait()
+
+    def close(self) -> None:
+        """The other side says nothing more: `messages` ends with what is awaited."""
+        self.is_closed = True
+        self._said.set()
+
+    def end(self) -> None:
+        """`messages` ends with what has been said."""
+        self.is_ended = True
+        self._said.set()
+
+    async def messages(self) -> AsyncIterator[T]:
+        """Everything that is said, until the end."""
+        while True:
+            while self._messages:
+                yield self._messages.popleft()
+                self._room.set()
+            if self.is_ended or (self.is_closed and not self.awaited):
+                return
+            self._said.clear()
+            await self._said.wait()

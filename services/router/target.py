@@ -1,0 +1,216 @@
+"""What a leg is placed on: one data-parallel rank of a worker, with the work on it and how fast it is. Pure.
+
+The queue in seconds is kept as the time at which the promised work should be done (`until_s`), so it shrinks as time passes
+without anybody touching it. It is never more than what is promised or told and not yet known to be done, and never less than a
+part of it: work that should be over and is not is still there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvmesh.core import LoadRecord, WorkerRef
+from services.router.board import (
+    BASE,
+    CAP,
+    CHUNK,
+    FLOOR,
+    GROWTH,
+    PER_PAIR,
+    PER_TOKEN,
+    RUNNING,
+    SHARE,
+    UNTIL,
+    WAIT,
+    Board,
+)
+from services.router.coefficients import Coefficients
+from services.router.cost import CostSettings
+
+if TYPE_CHECKING:
+    from services.router.fleet import Worker
+
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetLimits:
+    """When a target takes no more. A prefill worker without work takes any prompt, however long."""
+
+    requests_per_decode_max: int = 1024
+    prompt_tokens_per_prefill_max: int = 262_144
+    requests_per_prefill_max: int = 1024
+    kv_used_ratio_max: float = 0.95
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Target:
+    """Outlives the worker in reservations; its column of the board does not."""
+
+    worker: "Worker"
+    rank: int
+    ref: WorkerRef
+    block_size_tokens: int
+    bits: list[int]
+    """The worker's holders in the device index by rank; the feed changes them in place."""
+    board: Board
+    cost: CostSettings
+    limits: TargetLimits
+    coefficients: Coefficients
+    load: LoadRecord | None = None
+    requests_in_flight: int = 0
+    prompt_tokens_in_flight: int = 0
+    kv_blocks_in_flight: int = 0
+    prefill_s_in_flight: float = 0.0
+    until_s: float = 0.0
+    told_s: float = 0.0
+    placed_last: int = 0
+    adapters: dict[str, None] = field(default_factory=dict)
+    """Those of the newest requests, the newest last."""
+    column: int = -1
+    """Where it stands on the board; -1: nowhere, it takes no more requests."""
+
+    def __post_init__(self) -> None:
+        self.column = self.board.join()
+        self.refresh()
+
+    @property
+    def prompt_tokens_queued(self) -> int:
+        """Prompt tokens ahead of a newcomer. What the worker says contains what this router placed, unless that is newer."""
+        told = self.load.waiting_prompt_tokens if self.load is not None else 0
+        return told if told > self.prompt_tokens_in_flight else self.prompt_tokens_in_flight
+
+    @property
+    def requests_active(self) -> int:
+        """Requests running, waiting or on their way."""
+        told = self.load.running_requests + self.load.waiting_requests if self.load is not None else 0
+        return told if told > self.requests_in_flight else self.requests_in_flight
+
+    @property
+    def kv_blocks_active(self) -> int:
+        """Blocks that requests hold, or will hold."""
+        told = self.load.kv_blocks_used if self.load is not None else 0
+        return told if told > self.kv_blocks_in_flight else self.kv_blocks_in_flight
+
+    @property
+    def kv_tokens_active(self) -> int:
+        """Tokens whose KV blocks requests hold, or will hold."""
+        return self.kv_blocks_active * self.block_size_tokens
+
+    @property
+    def closed_by(self) -> Sequence[str]:
+        """Limits it has reached: `prefill_busy` for prompts, `requests_full` and `kv_busy` for decoding.
+
+        Whether KV blocks run out is for the worker to say: promises count a prefix that requests share once for each.
+        """
+        limits, closed = self.limits, []
+        if self.prompt_tokens_in_flight and self.prompt_tokens_queued >= limits.prompt_tokens_per_prefill_max:
+            closed.append("prefill_busy")
+        if self.requests_in_flight >= limits.requests_per_decode_max:
+            closed.append("requests_full")
+        elif (
+            (load := self.load) is not None
+            and self.requests_in_flight
+            and load.kv_blocks_used >= limits.kv_used_ratio_max * load.kv_blocks_total > 0
+        ):
+            closed.append("kv_busy")
+        return closed
+
+    def queue_s(self, now: float) -> float:
+        """Seconds of prefill work ahead of a newcomer."""
+        cap = self.prefill_s_in_flight + self.told_s
+        return max(min(self.until_s - now, cap), self.cost.overdue_ratio * self.prefill_s_in_flight)
+
+    def wait_s(self) -> float:
+        """Seconds until a decode slot is free: as many requests as run end in the time that one takes."""
+        load = self.load
+        slots = load.running_requests_max if load is not None else 0
+        active = self.requests_active
+        if not slots or active < slots:
+            return 0.0
+        request_s = self.cost.output_tokens * self.coefficients.step_s(slots, self.kv_tokens_active)
+        return request_s * (active - slots + 1) / slots
+
+    def promise(self, tokens: int, prefill_s: float, now: float | None) -> None:
+        """A prompt to compute is on its way. `now` None: since when is not known."""
+        self.until_s = self.until_s + prefill_s if now is None else now + self.queue_s(now) + prefill_s
+        self.prompt_tokens_in_flight += tokens
+        self.prefill_s_in_flight += prefill_s
+
+    def computed(self, tokens: int, prefill_s: float, now: float | None) -> None:
+        """A promised prompt is computed, or given up. What is left begins now; `now` None: nobody knows when."""
+        self.prompt_tokens_in_flight -= tokens
+        # Sums of floats do not come back to zero by themselves.
+        self.prefill_s_in_flight = (
+            max(0.0, self.prefill_s_in_flight - prefill_s) if self.prompt_tokens_in_flight else 0.0
+        )
+        if now is not None:
+            self.until_s = now + self.prefill_s_in_flight
+
+    def told(self, record: LoadRecord, now: float | None) -> None:
+        """The worker says how it does."""
+        if self.cost.learning and self.load is not None:
+            self._learn(self.load, record)
+        self.load = record
+        self.told_s = self._foreign_s(record)
+        if now is None:
+            self.until_s = INFINITE if self.told_s else self.until_s
+        else:
+            self.until_s = now + self.told_s + max(0.0, min(self.until_s - now, self.prefill_s_in_flight))
+        self.refresh()
+
+    def ran(self, adapter: str) -> None:
+        """A request with an adapter was placed here."""
+        self.adapters.pop(adapter, None)
+        self.adapters[adapter] = None
+        if len(self.adapters) > self.cost.adapters_warm:
+            del self.adapters[next(iter(self.adapters))]
+
+    def leave(self) -> None:
+        """It is replaced or its worker is gone: reservations on it may still settle."""
+        if self.column >= 0:
+            self.board.leave(self.column)
+            self.column = -1
+
+    def refresh(self) -> None:
+        """Writes its column. To be called after every change of its work."""
+        if self.column < 0:
+            return
+        values, column = self.board.values, self.column
+        base_s, per_request_s, per_kv_token_s = self.coefficients.decode.values
+        requests, kv_tokens = self.requests_active, self.kv_tokens_active
+        closed = self.closed_by
+        values[UNTIL, column] = self.until_s
+        values[CAP, column] = self.prefill_s_in_flight + self.told_s
+        values[FLOOR, column] = (
+            INFINITE if "prefill_busy" in closed else self.cost.overdue_ratio * self.prefill_s_in_flight
+        )
+        values[BASE, column], values[PER_TOKEN, column], pair = self.coefficients.prefill.values
+        values[PER_PAIR, column] = pair
+        self.board.has_pairs = self.board.has_pairs or pair > 0
+        values[WAIT, column] = INFINITE if closed and closed != ["prefill_busy"] else self.wait_s()
+        values[GROWTH, column] = 2 * per_request_s * requests + per_kv_token_s * kv_tokens
+        values[SHARE, column] = per_kv_token_s * requests
+        values[RUNNING, column] = requests
+        step_s = base_s + per_request_s * requests + per_kv_token_s * kv_tokens
+        values[CHUNK, column] = self.coefficients.itl_target_s - step_s if requests else INFINITE
+
+    def _foreign_s(self, record: LoadRecord) -> float:
+        """Prefill work that waits there and that this router did not place. Of its own it knows better what is uncached."""
+        foreign = record.waiting_requests - self.requests_in_flight
+        if foreign <= 0:
+            return 0.0
+        base_s, per_token_s, _ = self.coefficients.prefill.values
+        return foreign * (base_s + per_token_s * record.waiting_prompt_tokens / record.waiting_requests)
+
+    def _learn(self, before: LoadRecord, record: LoadRecord) -> None:
+        """Step times from two records in a row: pure decode steps, and stretches in which prompts never ran out."""
+        tokens = record.prompt_tokens_total - before.prompt_tokens_total
+        if record.sequence <= before.sequence or record.epoch != before.epoch:
+            return
+        if not tokens and record.step > before.step and record.running_requests and not record.waiting_requests:
+            held = record.kv_blocks_used * self.block_size_tokens
+            self.coefficients.decode.learn(record.step_s, 1, record.running_requests, held)
+        elif tokens > 0 and before.waiting_prompt_tokens and record.waiting_prompt_tokens:
+            steps = record.step - before.step
+            self.coefficients.prefill.learn(record.taken_at_s - before.taken_at_s, steps, tokens, 0)

@@ -1,0 +1,322 @@
+"""Access control on loopback: keys, quotas, CORS, TLS, keep-alive, the account of what was used."""
+
+import asyncio
+import json
+import logging
+import random
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import openai
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from kvmesh.clock import SystemClock
+from kvmesh.discovery.memory import MemoryAgent, MemoryRegistry
+from kvmesh.errors import (
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnauthenticatedError,
+)
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.status import from_rpc_error
+from kvmesh.telemetry import Instruments, Telemetry
+from services.frontend.access.access import Access
+from services.frontend.access.interceptor import AccessInterceptor
+from services.frontend.access.keys import hash_of
+from services.frontend.access.settings import AccessSettings
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.openai.http import HttpServer
+from services.frontend.pipeline import Pipeline
+from services.frontend.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.settings import HttpSettings, PipelineSettings
+from tests.certificates import Authority
+from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+
+TEXT = "Hello! one two three"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")), adapters=("tiny-lora",))
+
+
+def write_keys(path: Path, *rows: dict[str, Any]) -> None:
+    path.write_text(json.dumps({"keys": [{"tenant": "acme", **each} for each in rows]}))
+
+
+@asynccontextmanager
+async def frontend(
+    model: ServedModel, mesh: FakeMesh | None = None, *, access: AccessSettings | None = None,
+    registry: Any = None, http: HttpSettings | None = None,
+) -> AsyncIterator[tuple[str, Pipeline, CollectorRegistry]]:  # fmt: skip
+    tokens = tokens_of(model.text, TEXT)
+    mesh = mesh or FakeMesh(answer=lambda _: tokens)
+    metrics = CollectorRegistry()
+    instruments = Instruments(metrics, "frontend")
+    clock = SystemClock()
+    gate = Access(access or AccessSettings(), clock, instruments=instruments, registry=registry)
+    await gate.start()
+    pipeline = Pipeline(
+        models=StaticModels([model]), prefill=mesh, links=mesh, router=mesh, clock=clock, generator=random.Random(3),
+        metrics=FrontendMetrics(instruments, lambda: 0.0), settings=PipelineSettings(), access=gate,
+    )  # fmt: skip
+    server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), metrics)
+    await server.start()
+    following = asyncio.create_task(gate.run())
+    scheme = "https" if http is not None and http.tls_certificate_file else "http"
+    try:
+        yield f"{scheme}://127.0.0.1:{server.port}", pipeline, metrics
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+        await server.aclose()
+
+
+async def post(session: aiohttp.ClientSession, url: str, body: Any = BODY, **headers: str) -> tuple[int, Any, Any]:
+    async with session.post(url + CHAT, json=body, headers=headers) as response:
+        return response.status, await response.json(), response.headers
+
+
+async def test_keys_open_the_door_and_nothing_else_does(model: ServedModel, tmp_path: Path) -> None:
+    """401 without a key or with a wrong one, in both places where clients put it; health needs none."""
+    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("good")})
+    async with (
+        frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (url, _, metrics),
+        aiohttp.ClientSession() as session,
+    ):
+        assert [(await post(session, url, Authorization=value))[0] for value in ("", "Bearer bad", "good")] == [401] * 3
+        status, body, _ = await post(session, url, Authorization="Bearer bad")
+        assert (status, body["error"]["type"], body["error"]["code"]) == (
+            401,
+            "authentication_error",
+            "invalid_api_key",
+        )
+        assert (await post(session, url, Authorization="Bearer good"))[0] == 200
+        assert (await post(session, url, **{"x-api-key": "good"}))[0] == 200
+        for path, status in (("/live", 200), ("/health", 200), ("/metrics", 200), ("/v1/models", 401)):
+            async with session.get(url + path) as response:
+                assert response.status == status
+        assert (
+            'kvmesh_frontend_refused_requests_total{reason="invalid_api_key"} 2.0' in generate_latest(metrics).decode()
+        )
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="good", max_retries=0) as client:
+            assert [each.id async for each in client.models.list()] == ["tiny", "tiny-lora"]
+
+
+async def test_a_key_sees_its_models_only(model: ServedModel, tmp_path: Path) -> None:
+    """What a key may not use does not exist for it."""
+    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "models": ["tiny-lora"], "priority_max": 0})
+    async with (
+        frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (url, _, _),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        assert [each.id async for each in client.models.list()] == ["tiny-lora"]
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(**BODY)  # type: ignore[call-overload]
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("tiny")
+        lora = {**BODY, "model": "tiny-lora"}
+        await client.chat.completions.create(**lora)  # type: ignore[call-overload]
+        with pytest.raises(openai.BadRequestError, match="priority"):
+            await client.chat.completions.create(**lora, extra_body={"priority": 5})  # type: ignore[call-overload]
+
+
+async def test_keys_change_without_a_restart_and_a_bad_document_changes_nothing(
+    model: ServedModel, tmp_path: Path
+) -> None:
+    """Rotation: the old key works until it is off the list, also while the list cannot be read."""
+    path = tmp_path / "keys.json"
+    write_keys(path, {"key_sha256": hash_of("old")})
+    settings = AccessSettings(keys_file=str(path), reload_interval_s=0.1)
+    async with frontend(model, access=settings) as (url, _, _), aiohttp.ClientSession() as session:
+
+        async def works(key: str) -> bool:
+            return (await post(session, url, Authorization=f"Bearer {key}"))[0] == 200
+
+        assert (await works("old"), await works("new")) == (True, False)
+        path.write_text('{"keys": [')
+        await asyncio.sleep(0.3)
+        assert await works("old")
+        write_keys(path, {"key_sha256": hash_of("new")})
+        async with asyncio.timeout(5):
+            while not await works("new"):
+                await asyncio.sleep(0.05)
+        assert not await works("old")
+
+
+async def test_keys_come_from_the_registry_too(model: ServedModel) -> None:
+    """The same document as a value in Consul KV; a missing one ends the start."""
+    agent = MemoryAgent()
+    registry = MemoryRegistry(agent)
+    settings = AccessSettings(keys_consul_key="kvmesh/keys", reload_interval_s=0.1)
+    with pytest.raises(InvalidRequestError, match="kvmesh/keys"):
+        async with frontend(model, access=settings, registry=registry):
+            pass
+    document = {"keys": [{"tenant": "acme", "key_sha256": hash_of("k")}]}
+    await registry.put("kvmesh/keys", json.dumps(document).encode())
+    async with frontend(model, access=settings, registry=registry) as (url, _, _), aiohttp.ClientSession() as session:
+        assert (await post(session, url, Authorization="Bearer k"))[0] == 200
+
+
+async def test_quotas_are_429_with_a_time_and_unused_tokens_come_back(model: ServedModel, tmp_path: Path) -> None:
+    """Too many tokens at once wait their turn; the account holds what was really used."""
+    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "tokens_per_minute": 100})
+    async with (
+        frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (url, pipeline, _),
+        aiohttp.ClientSession() as session,
+    ):
+        first = await asyncio.gather(*(post(session, url, Authorization="Bearer k") for _ in range(2)))
+        assert sorted(status for status, _, _ in first) == [200, 429]
+        refused = next(each for each in first if each[0] == 429)
+        assert int(refused[2]["Retry-After"]) >= 1
+        assert refused[1]["error"]["code"] == "tokens_quota"
+        used = next(body for status, body, _ in first if status == 200)["usage"]["total_tokens"]
+        account = pipeline.access.quotas._accounts["acme"]
+        assert account.tokens is not None
+        assert account.tokens.level(pipeline.clock.now()) == pytest.approx(100 - used, abs=5)
+        assert account.in_flight == 0
+
+
+async def test_a_request_is_accounted_once_however_it_went(
+    model: ServedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Placed twice, broken off, cancelled: one line each, with the tokens that were really given."""
+    tokens = tokens_of(model.text, TEXT)
+    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k")})
+    access = AccessSettings(keys_file=str(tmp_path / "keys.json"))
+    twice = FakeMesh(answer=lambda _: tokens, faults=Faults(prefill=[LostError("gone")]))
+    broken = FakeMesh(answer=lambda _: tokens, faults=Faults(leg_after=3, leg_error=LostError("gone")))
+    stalled = FakeMesh(answer=lambda _: tokens, faults=Faults(stalls_after=2))
+    lines: list[dict[str, Any]] = []
+    for mesh in (twice, broken, stalled):
+        caplog.clear()
+        async with frontend(model, mesh, access=access) as (url, pipeline, metrics), aiohttp.ClientSession() as session:
+            with caplog.at_level(logging.INFO):
+                try:
+                    async with asyncio.timeout(0.5):
+                        await post(session, url, Authorization="Bearer k")
+                except TimeoutError:
+                    pass
+                async with asyncio.timeout(5):
+                    while pipeline.in_flight:
+                        await asyncio.sleep(0.01)
+            found = [record.data for record in caplog.records if record.message == "usage"]  # type: ignore[attr-defined]
+            assert len(found) == 1
+            lines += found
+            counted = f'usage_tokens_total{{kind="output",model="tiny"}} {float(found[0]["output_tokens"])}'
+            assert counted in generate_latest(metrics).decode()
+    assert [line["output_tokens"] for line in lines] == [len(tokens), 3, 2]
+    assert {line["tenant"] for line in lines} == {"acme"}
+    assert {line["prompt_tokens"] for line in lines} == {lines[0]["prompt_tokens"]}
+
+
+async def test_pages_of_allowed_origins_may_ask(model: ServedModel) -> None:
+    """Preflight and answer, whole and streamed, for an origin on the list; none for another."""
+    http = HttpSettings(cors_origins=("https://app.example",))
+    async with frontend(model, http=http) as (url, _, _), aiohttp.ClientSession() as session:
+        for origin, allowed in (("https://app.example", "https://app.example"), ("https://evil.example", None)):
+            ask = {"Origin": origin, "Access-Control-Request-Headers": "authorization"}
+            async with session.options(url + CHAT, headers=ask) as response:
+                assert (response.status, response.headers.get("Access-Control-Allow-Origin")) == (204, allowed)
+            for body in (BODY, {**BODY, "stream": True}):
+                async with session.post(url + CHAT, json=body, headers={"Origin": origin}) as response:
+                    assert response.headers.get("Access-Control-Allow-Origin") == allowed
+    async with frontend(model) as (url, _, _), aiohttp.ClientSession() as session:
+        async with session.options(url + CHAT, headers={"Origin": "https://app.example"}) as response:
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+
+async def test_tls_and_mutual_tls(model: ServedModel, tmp_path: Path) -> None:
+    """The API over TLS, streams included; with an authority only its clients get in."""
+    authority = Authority(tmp_path / "ca", "test authority")
+    server, client = authority.issue("server", "127.0.0.1"), authority.issue("client")
+    for authority_file in ("", authority.ca_file):
+        http = HttpSettings(
+            tls_certificate_file=server.certificate_file,
+            tls_key_file=server.key_file,
+            tls_authority_file=authority_file,
+        )
+        context = ssl.create_default_context(cafile=authority.ca_file)
+        async with frontend(model, http=http) as (url, _, _):
+            if authority_file:
+                async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+                    with pytest.raises(aiohttp.ClientError):
+                        await post(session, url)
+                context = ssl.create_default_context(cafile=authority.ca_file)
+                context.load_cert_chain(client.certificate_file, client.key_file)
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+                assert (await post(session, url))[1]["choices"][0]["message"]["content"] == TEXT
+                async with session.post(url + CHAT, json={**BODY, "stream": True}) as response:
+                    assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+async def test_a_silent_stream_is_kept_alive_with_comments(model: ServedModel) -> None:
+    """Before the first token and between tokens; clients that know SSE do not see them."""
+    tokens = tokens_of(model.text, TEXT)
+    mesh = FakeMesh(answer=lambda _: tokens, step_s=0.15)
+    async with frontend(model, mesh, http=HttpSettings(keep_alive_s=0.05)) as (url, _, _):
+        async with aiohttp.ClientSession() as session:
+            async with session.post(url + CHAT, json={**BODY, "stream": True}) as response:
+                events = (await response.text()).split("\n\n")
+        assert events.count(": keep-alive") >= len(tokens)
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            stream = await client.chat.completions.create(**BODY, stream=True)  # type: ignore[call-overload]
+            parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(parts) == TEXT
+
+
+async def test_grpc_calls_carry_the_same_keys(model: ServedModel, tmp_path: Path) -> None:
+    """UNAUTHENTICATED, NOT_FOUND and RESOURCE_EXHAUSTED with RetryInfo; reflection and health stay open."""
+    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "requests_per_minute": 1, "models": ["tiny"]})
+    async with frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (_, pipeline, _):
+        server = RpcServer(
+            RpcSettings(grace_s=0.1),
+            service_names=[SERVICE_NAME],
+            add_services=lambda server: add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server),
+            interceptors=[*server_interceptors(Telemetry.create("frontend")), AccessInterceptor(pipeline.access)],
+        )
+        await server.start()
+        await server.set_serving(True)
+        try:
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                stub: Any = InferenceServiceStub(channel)
+
+                async def ask(key: str = "", model: str = "tiny") -> MeshError | str:
+                    metadata = [("authorization", f"Bearer {key}")] if key else []
+                    call = stub.Generate(pb.GenerateRequest(model=model, text="Hi"), metadata=metadata)
+                    try:
+                        return "".join([response.text async for response in call])
+                    except grpc.aio.AioRpcError as error:
+                        return from_rpc_error(error)
+
+                assert isinstance(await ask(), UnauthenticatedError)
+                assert isinstance(await ask("bad"), UnauthenticatedError)
+                assert isinstance(await ask("k", "tiny-lora"), NotFoundError)
+                assert await ask("k") == TEXT
+                refused = await ask("k")
+                assert isinstance(refused, OverloadedError)
+                assert refused.retry_after_s == pytest.approx(60, abs=5)
+                health = health_pb2_grpc.HealthStub(channel)
+                assert (
+                    await health.Check(health_pb2.HealthCheckRequest())
+                ).status == health_pb2.HealthCheckResponse.SERVING
+        finally:
+            await server.aclose()

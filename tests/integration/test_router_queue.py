@@ -1,0 +1,224 @@
+"""Asks that wait, over real gRPC: the answers come in any order, reports make room, nothing is left behind."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
+from kvmesh.core import ReportKind
+from kvmesh.errors import InvalidRequestError, OverloadedError
+from kvmesh.rpc.codec.router import Report, to_ask, to_report
+from kvmesh.rpc.status import from_rpc_error
+from services.router.lanes import QueueLimits
+from services.router.target import TargetLimits
+from tests.integration.test_router_service import eventually, running_mesh
+from tests.unit.router_fleets import ask
+
+
+@asynccontextmanager
+async def busy_mesh(*, requests_max: int = 1, **queue):
+    """A mesh with one decode worker that takes `requests_max` requests at a time."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        router = await mesh.router(
+            target_limits=TargetLimits(requests_per_decode_max=requests_max), queue_limits=QueueLimits(**queue)
+        )
+        await eventually(lambda: router.takes() == {"d1"})
+        yield mesh, router
+
+
+def sample(router, name: str, **labels) -> float:
+    return router.metrics.get_sample_value(f"kvmesh_router_{name}", labels) or 0.0
+
+
+class Stream:
+    """A frontend that speaks the contract by hand."""
+
+    def __init__(self, mesh, router, frontend_id: str = "f") -> None:
+        self.call = RouterServiceStub(mesh.channels.channel(router.server.address)).Route()
+        self.frontend_id = frontend_id
+        self.queued: list[int] = []
+
+    async def __aenter__(self) -> "Stream":
+        await self.call.write(pb.RouteRequest(hello=pb.Hello(frontend_id=self.frontend_id)))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.call.cancel()
+
+    async def ask(self, number: int, **options) -> None:
+        await self.call.write(pb.RouteRequest(ask=to_ask(number, ask(f"{self.frontend_id}-{number}", [1], **options))))
+
+    async def report(self, *numbers: int, kind: ReportKind = ReportKind.FINISHED) -> None:
+        reports = [to_report(number, Report(kind=kind, elapsed_s=0.0)) for number in numbers]
+        await self.call.write(pb.RouteRequest(reports=pb.ReportBatch(reports=reports)))
+
+    async def answer(self) -> tuple[int, str]:
+        """The next answer: its number and the decode worker, or why there is none."""
+        async with asyncio.timeout(5):
+            while (message := await self.call.read()).WhichOneof("kind") == "queued":
+                self.queued.extend(message.queued.ask_ids)
+        if message.WhichOneof("kind") == "placement":
+            return message.placement.ask_id, message.placement.decode.worker_id
+        return message.refusal.ask_id, message.refusal.error.reason
+
+
+async def test_an_ask_waits_for_room_and_says_how_long():
+    """A busy worker is no refusal: the answer comes when a report has made room, and the wait is in it."""
+    async with busy_mesh() as (mesh, router):
+        link = await mesh.link(answer_timeout_s=0.7)
+        first = await link.place(ask("r1", [1]), timeout_s=5)
+        waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=0.2))
+        await asyncio.sleep(1.6)
+        # Longer than the link would wait for a router that says nothing, and than placing may take without a queue.
+        assert not waiting.done()
+        assert link.streams_broken == 0
+        assert sample(router, "queue_requests", priority="normal") == 1
+        assert sample(router, "queue_tokens", priority="normal") == 16
+        link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        placed = await asyncio.wait_for(waiting, 1)
+        assert placed.placement.queued_s == pytest.approx(1.6, abs=0.5)
+        assert first.placement.queued_s is None
+        assert router.core.queue.requests == 0
+        assert sample(router, "queue_wait_seconds_count", outcome="placed") == 1
+        assert sample(router, "queue_served_prompt_tokens_total", priority="normal") == 16
+
+
+async def test_answers_come_in_the_order_of_priorities_and_a_bundle_makes_room():
+    """One bundle of reports settles several requests; who waits is served by priority, then by arrival."""
+    async with busy_mesh(requests_max=2) as (mesh, router), Stream(mesh, router) as stream:
+        for number in (1, 2):
+            await stream.ask(number)
+            assert await stream.answer() == (number, "d1")
+        for number, priority in ((3, 0), (4, -5), (5, 7), (6, 7)):
+            await stream.ask(number, priority=priority)
+        await eventually(lambda: router.core.queue.requests == 4)
+        await stream.report(1, 2)
+        assert [await stream.answer() for _ in range(2)] == [(5, "d1"), (6, "d1")]
+        await stream.report(5, 6)
+        assert [await stream.answer() for _ in range(2)] == [(3, "d1"), (4, "d1")]
+        assert set(stream.queued) == {3, 4, 5, 6}
+        await stream.report(3, 4)
+        await eventually(lambda: len(router.core.book) == 0)
+
+
+async def test_a_withdrawn_ask_leaves_at_once():
+    """A cancelled ask is answered with a refusal and takes nobody's place; a link that gives up withdraws."""
+    async with busy_mesh() as (mesh, router):
+        async with Stream(mesh, router) as stream:
+            await stream.ask(1)
+            await stream.answer()
+            await stream.ask(2)
+            await stream.ask(3)
+            await eventually(lambda: router.core.queue.requests == 2)
+            await stream.report(2, kind=ReportKind.CANCELLED)
+            assert await stream.answer() == (2, "cancelled")
+            await stream.report(1)
+            assert await stream.answer() == (3, "d1")
+            link = await mesh.link()
+            going = asyncio.create_task(link.place(ask("r", [1], timeout_s=20), timeout_s=5))
+            await eventually(lambda: router.core.queue.requests == 1)
+            going.cancel()
+            await asyncio.wait([going])
+            await eventually(lambda: router.core.queue.requests == 0)
+        await eventually(lambda: len(router.core.book) == 0)
+
+
+async def test_a_lost_stream_takes_its_asks_along():
+    """Nobody is there to be answered: the asks leave the queue at once, and those of other streams stay."""
+    async with busy_mesh() as (mesh, router), Stream(mesh, router, "g") as other:
+        await other.ask(1)
+        await other.answer()
+        async with Stream(mesh, router) as stream:
+            for number in range(1, 21):
+                await stream.ask(number)
+            await eventually(lambda: router.core.queue.requests == 20)
+            await other.ask(2)
+            await eventually(lambda: router.core.queue.requests == 21)
+        await eventually(lambda: router.core.queue.requests == 1)
+        await other.report(1)
+        assert await other.answer() == (2, "d1")
+        assert not router.servicer.dispatch.is_waiting
+
+
+async def test_room_that_no_report_tells_of_is_found():
+    """A worker that joins is used for those who wait already."""
+    async with busy_mesh() as (mesh, router), Stream(mesh, router) as stream:
+        await stream.ask(1)
+        await stream.answer()
+        await stream.ask(2)
+        await eventually(lambda: router.core.queue.requests == 1)
+        await mesh.worker("d2", "decode")
+        assert await stream.answer() == (2, "d2")
+
+
+async def test_time_and_space_end_a_wait_with_a_time_to_retry():
+    """The queue's own limit, the request's own time, and a full queue each have their word."""
+    async with busy_mesh(requests_max=1, wait_s_max=0.3, retry_after_s_min=0.7) as (mesh, router):
+        async with Stream(mesh, router) as stream:
+            await stream.ask(1)
+            await stream.answer()
+            await stream.ask(2)
+            assert await stream.answer() == (2, "queue_wait_over")
+            await stream.ask(3, timeout_s=0.1)
+            assert await stream.answer() == (3, "deadline_exceeded")
+        link = await mesh.link()
+        await eventually(lambda: link.is_up and len(router.core.book) == 0)
+        await link.place(ask("r1", [1]), timeout_s=5)
+        with pytest.raises(OverloadedError) as refusal:
+            await link.place(ask("r2", [1]), timeout_s=5)
+        assert (refusal.value.reason, refusal.value.retry_after_s) == ("queue_wait_over", 0.7)
+        assert refusal.value.request_id == "r2"
+
+
+async def test_the_stream_is_heard_out_before_it_ends():
+    """A frontend that says it will say no more still gets the answers it waits for."""
+    async with busy_mesh() as (mesh, router), Stream(mesh, router, "g") as other:
+        await other.ask(1)
+        await other.answer()
+        async with Stream(mesh, router) as stream:
+            await stream.ask(1)
+            await stream.call.done_writing()
+            await eventually(lambda: router.core.queue.requests == 1)
+            await other.report(1)
+            assert await stream.answer() == (1, "d1")
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (pb.RouteRequest(reports=pb.ReportBatch()), "reports.reports"),
+        (pb.RouteRequest(reports=pb.ReportBatch(reports=[pb.Report(ask_id=1)] * 1025)), "reports.reports"),
+        (pb.RouteRequest(reports=pb.ReportBatch(reports=[pb.Report(kind=4)])), "reports.reports[0].ask_id"),
+        (pb.RouteRequest(reports=pb.ReportBatch(reports=[pb.Report(ask_id=1)])), "report.kind"),
+        (pb.RouteRequest(), "kind"),
+    ],
+)
+async def test_a_bad_bundle_ends_the_stream_by_name(message, field):
+    """None of it is taken."""
+    async with busy_mesh() as (mesh, router), Stream(mesh, router) as stream:
+        await stream.call.write(message)
+        with pytest.raises(Exception) as raised:
+            await stream.answer()
+        error = from_rpc_error(raised.value)
+        assert isinstance(error, InvalidRequestError)
+        assert error.field == field
+
+
+async def test_a_stopping_router_leaves_no_ask_unanswered():
+    """Who waits on a router that stops waits on the other one, and is served there."""
+    async with busy_mesh() as (mesh, first):
+        link = await mesh.link()
+        await link.place(ask("r1", [1]), timeout_s=5)
+        waiting = [asyncio.create_task(link.place(ask(f"w{i}", [1], timeout_s=20), timeout_s=5)) for i in range(5)]
+        await eventually(lambda: first.core.queue.requests == 5)
+        second = await mesh.router("router-2")
+        await eventually(lambda: second.takes() == {"d1"})
+        await mesh.registry.set_draining(first.name, True)
+        first.servicer.end_streams()
+        placed = await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        assert len({p.ask_id for p in placed}) == 5
+        assert first.core.queue.requests == 0
+        assert link.router_id == "router-2"

@@ -1,0 +1,312 @@
+"""The queue against slow obvious versions: turns given one by one, and a list of all who wait."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvmesh.core import Ask, Placement, WorkerRef
+from kvmesh.errors import DeadlineError, OverloadedError
+from services.router.admission import PLACED_PER_TURN_MAX, Admission
+from services.router.explain import Record
+from services.router.fairness import RoundRobin
+from services.router.lanes import LaneKey, QueueLimits, Waiting
+
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 3.0}
+TENANTS = sorted(WEIGHTS)
+QUANTUM = 8
+
+
+@dataclass(eq=False)
+class Item:
+    """Something that waits."""
+
+    tokens: int
+    order: tuple[float, int]
+    tenant: str = ""
+
+
+class ObviousTurns:
+    """Deficit round robin as the paper tells it: a quantum a turn, one turn after the other."""
+
+    def __init__(self) -> None:
+        self.ring: deque[str] = deque()
+        self.waiting: dict[str, list[Item]] = {}
+        self.deficit: dict[str, float] = {}
+        self.topped = ""
+
+    def add(self, tenant: str, item: Item) -> None:
+        if tenant not in self.waiting:
+            self.ring.append(tenant)
+            self.deficit[tenant] = 0
+        self.waiting.setdefault(tenant, []).append(item)
+        self.waiting[tenant].sort(key=lambda each: each.order)
+
+    def remove(self, tenant: str, item: Item) -> None:
+        self.waiting[tenant].remove(item)
+        if not self.waiting[tenant]:
+            del self.waiting[tenant]
+            self.ring.remove(tenant)
+            if self.topped == tenant:
+                self.topped = ""
+
+    def head(self) -> Item:
+        while True:
+            tenant = self.ring[0]
+            if self.topped != tenant:
+                self.deficit[tenant] += QUANTUM * WEIGHTS[tenant]
+                self.topped = tenant
+            if self.deficit[tenant] >= self.waiting[tenant][0].tokens:
+                return self.waiting[tenant][0]
+            self.topped = ""
+            self.ring.rotate(-1)
+
+
+tokens = st.integers(1, 100)
+tenants = st.sampled_from(TENANTS)
+turns = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), tenants, tokens, st.sampled_from([inf, 1.0, 2.0])),
+        st.tuples(st.just("serve"), st.integers(1, 3), tokens, st.none()),
+        st.tuples(st.just("remove"), st.integers(0, 50), st.none(), st.none()),
+        st.tuples(st.just("look"), st.none(), st.none(), st.none()),
+    ),
+    max_size=80,
+)
+
+
+def robin(tenants_max: int = 100) -> RoundRobin[Item]:
+    return RoundRobin(quantum_tokens=QUANTUM, weights=WEIGHTS, tenants_max=tenants_max)
+
+
+@settings(max_examples=300, deadline=None)
+@given(turns)
+def test_turns_are_those_of_the_paper(steps):
+    """Skipping rounds changes nothing but the time it takes, whatever is charged, enters or leaves meanwhile."""
+    fast, slow = robin(), ObviousTurns()
+    items: list[tuple[Item, object]] = []
+    for number, (verb, first, second, third) in enumerate(steps):
+        if verb == "add":
+            item = Item(second, (third, number), first)
+            items.append((item, fast.add(first, item)))
+            slow.add(first, item)
+        elif verb == "remove" and items:
+            item, flow = items.pop(first % len(items))
+            fast.remove(flow, item)
+            slow.remove(item.tenant, item)
+        elif verb == "serve":
+            for _ in range(min(first, len(items))):
+                head = fast.head()
+                assert head is slow.head()
+                [flow] = [flow for item, flow in items if item is head]
+                items = [each for each in items if each[0] is not head]
+                slow.deficit[head.tenant] -= second
+                slow.remove(head.tenant, head)
+                fast.served(flow, head, second)
+        elif verb == "look" and items:
+            assert fast.head() is fast.head() is slow.head()
+        assert fast.tokens == sum(item.tokens for item, _ in items)
+        assert bool(fast) == bool(items)
+        for flow in fast.flows():
+            assert flow.tokens == sum(item.tokens for item, of in items if of is flow)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_shares_differ_by_a_quantum_and_a_request(data):
+    """While tenants have something waiting, each got its share up to one quantum and one request, at every moment."""
+    names = data.draw(st.lists(tenants, min_size=2, unique=True))
+    queue = robin()
+    number = 0
+    largest = data.draw(st.sampled_from([1, 5, 100, 1000]))
+    for _ in range(30):
+        for name in names:
+            number += 1
+            queue.add(name, Item(data.draw(st.integers(1, largest)), (inf, number), name))
+    served = Counter(dict.fromkeys(names, 0))
+    while all(len(flow.waiting) for flow in queue.flows()) and len(list(queue.flows())) == len(names):
+        for one, two in combinations(names, 2):
+            apart = abs(served[one] / WEIGHTS[one] - served[two] / WEIGHTS[two])
+            assert apart <= QUANTUM + largest / min(WEIGHTS[one], WEIGHTS[two])
+        head = queue.head()
+        served[head.tenant] += head.tokens
+        queue.served(queue.flow(head.tenant), head, head.tokens)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), tokens), min_size=1, max_size=80), st.integers(1, 5))
+def test_tenants_beyond_the_bound_share_an_account(adds, tenants_max):
+    """However many tenants there are, accounts are bounded and everybody is served."""
+    queue = robin(tenants_max)
+    left = {}
+    for number, (tenant, size) in enumerate(adds):
+        item = Item(size, (inf, number))
+        left[item] = queue.add(f"tenant{tenant}", item)
+        assert len(list(queue.flows())) <= tenants_max + 1
+    while left:
+        head = queue.head()
+        queue.served(left.pop(head), head, head.tokens)
+    assert not queue
+    assert queue.tokens == 0
+
+
+REF = WorkerRef(worker_id="w", address="w:1", epoch=1)
+MODELS = ("m", "n")
+entering = st.tuples(
+    st.just("ask"),
+    st.sampled_from(MODELS),
+    st.integers(-2, 2),
+    tenants,
+    st.integers(1, 60),
+    st.sampled_from([None, None, 0.5, 3.0, 20.0]),
+)
+happenings = st.lists(
+    st.one_of(
+        entering,
+        entering,
+        entering,
+        entering,
+        st.tuples(st.just("withdraw"), st.integers(0, 99)),
+        st.tuples(st.just("lose"), st.integers(0, 99)),
+        st.tuples(st.just("pass"), st.sampled_from([0.1, 1.0, 7.0])),
+        st.tuples(st.just("room"), st.sampled_from(MODELS), st.integers(1, 4)),
+    ),
+    min_size=30,
+    max_size=120,
+)
+LIMITS = QueueLimits(
+    requests_max=4,
+    prompt_tokens_max=150,
+    lanes_max=2,
+    wait_s_max=10.0,
+    quantum_tokens=QUANTUM,
+    tenant_weights=WEIGHTS,
+)
+
+
+@dataclass
+class World:
+    """The admission, and the plain list of who should be waiting."""
+
+    admission: Admission = field(default_factory=lambda: Admission(LIMITS))
+    now: float = 0.0
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    answered: Counter[int] = field(default_factory=Counter)
+    asked: set[int] = field(default_factory=set)
+    room: Counter[str] = field(default_factory=Counter)
+
+    def ask(self, number: int, model: str, priority: int, tenant: str, size: int, timeout_s: float | None) -> None:
+        request = Ask(
+            request_id=str(number),
+            model=model,
+            prompt_tokens=size,
+            priority=priority,
+            tenant=tenant,
+            timeout_s=timeout_s,
+        )
+        record = Record(request_id=str(number), ask_id=number, policy="", decided_at_s=0.0)
+        entry = Waiting(
+            frontend_id="f", ask_id=number, ask=request, record=record, arrived_s=self.now, tokens=max(1, size // 2)
+        )
+        before = dict(self.waiting)
+        self.asked.add(number)
+        try:
+            self.admission.wait(entry, self.now)
+        except OverloadedError as error:
+            refusal = error
+        else:
+            refusal = None
+            self.waiting[number] = entry
+        if refusal is not None:
+            assert 1 <= refusal.retry_after_s <= 60
+            assert refusal.reason in ("queue_full", "deadline_too_near")
+            self.answered[number] += 1
+        for answer in self.admission.take_answers():
+            assert answer.outcome.reason == "queue_displaced"
+            # Only a lower class, or a heavier tenant of the same one, makes room.
+            lowest = min(each.ask.priority for each in before.values())
+            gone = before.pop(answer.ask_id)
+            assert gone.ask.priority == lowest <= priority
+            self.left(answer.ask_id)
+
+    def left(self, number: int) -> None:
+        del self.waiting[number]
+        self.answered[number] += 1
+
+    def place(self, entry: Waiting) -> tuple[Placement, int]:
+        """Gives room out, and checks that nobody had a better claim to it."""
+        model = entry.ask.model
+        if not self.room[model]:
+            raise OverloadedError("no room")
+        self.room[model] -= 1
+        same = [each for each in self.still_waiting() if each.ask.model == model]
+        assert entry.ask.priority == max(each.ask.priority for each in same)
+        own = [e for e in same if (e.ask.tenant, e.ask.priority) == (entry.ask.tenant, entry.ask.priority)]
+        assert entry is min(own, key=lambda each: (_deadline(each), each.ask_id))
+        return Placement(reservation_id="r", decode=REF), entry.ask.prompt_tokens
+
+    def still_waiting(self) -> list[Waiting]:
+        return [each for each in self.waiting.values() if each.lane is not None]
+
+    def drain(self) -> None:
+        for answer in self.admission.drain(self.place, self.now):
+            entry = self.waiting[answer.ask_id]
+            if isinstance(answer.outcome, DeadlineError):
+                assert entry.arrived_s + entry.ask.timeout_s <= self.now
+            self.left(answer.ask_id)
+        for entry in self.waiting.values():
+            assert self.now < entry.arrived_s + min(10.0, entry.ask.timeout_s or inf)
+        if not self.admission.has_more:
+            assert not any(self.room[each.ask.model] for each in self.waiting.values())
+
+    def check(self) -> None:
+        queue, waiting = self.admission.queue, self.waiting.values()
+        assert queue.requests == len(waiting) <= LIMITS.requests_max
+        assert queue.prompt_tokens == sum(each.ask.prompt_tokens for each in waiting)
+        assert queue.prompt_tokens <= LIMITS.prompt_tokens_max or queue.requests == 1
+        assert {lane.key for lane in queue.lanes} == {LaneKey.of(each.ask) for each in waiting}
+        sums = dict.fromkeys({each.ask.priority for each in waiting}, (0, 0))
+        for each in waiting:
+            requests, tokens = sums[each.ask.priority]
+            sums[each.ask.priority] = (requests + 1, tokens + each.tokens)
+        assert queue.sums() == sums
+        assert all(queue.get("f", number) is entry for number, entry in self.waiting.items())
+
+
+def _deadline(entry: Waiting) -> float:
+    return inf if entry.ask.timeout_s is None else entry.arrived_s + entry.ask.timeout_s
+
+
+@settings(max_examples=300, deadline=None)
+@given(happenings)
+def test_everybody_is_answered_once_and_in_order(steps):
+    """Whatever enters, leaves, expires, is displaced or withdrawn: one answer each, strict classes, sums that add up."""
+    world = World()
+    for number, (verb, *words) in enumerate(steps, start=1):
+        if verb == "ask":
+            world.ask(number, *words)
+        elif verb in ("withdraw", "lose") and world.waiting:
+            chosen = sorted(world.waiting)[words[0] % len(world.waiting)]
+            if verb == "withdraw":
+                world.admission.withdraw(world.waiting[chosen], world.now)
+                [answer] = world.admission.take_answers()
+                assert answer.ask_id == chosen
+            else:
+                world.admission.forget(world.waiting[chosen], world.now)
+            world.left(chosen)
+        elif verb == "pass":
+            world.now += words[0]
+            world.drain()
+        elif verb == "room":
+            world.room[words[0]] += words[1]
+            world.drain()
+            world.room.clear()
+        world.check()
+    world.now += 1000.0
+    world.drain()
+    assert world.answered == Counter(world.asked)
+    assert (world.admission.queue.requests, world.admission.queue.prompt_tokens) == (0, 0)
+    assert LIMITS.requests_max < PLACED_PER_TURN_MAX

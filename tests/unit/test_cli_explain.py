@@ -1,0 +1,155 @@
+"""`kvmesh explain` as text: what a person reads of a decision."""
+
+import pytest
+
+from kvmesh.cli.explain import main, render
+from kvmesh.cli.status import worker_row
+from kvmesh.core import Handoff, KvTier, Placement, ReportKind, Role, WorkerRef
+from kvmesh.errors import LostError, UnavailableError
+from kvmesh.rpc.codec.router import (
+    Candidate,
+    Coefficient,
+    Explanation,
+    Report,
+    WorkerView,
+    from_explanation,
+    from_worker_view,
+    to_explanation,
+    to_worker_view,
+)
+
+
+def worker(name: str, rank: int | None = None) -> WorkerRef:
+    return WorkerRef(worker_id=name, address=f"{name}:1", epoch=1, data_parallel_rank=rank)
+
+
+def candidate(prefill: str, decode: str, cost: float) -> Candidate:
+    return Candidate(
+        prefill=worker(prefill), decode=worker(decode), cost=cost, terms=(("queue", 0.001), ("prefill", cost - 0.001))
+    )
+
+
+EXPLANATION = Explanation(
+    request_id="abc",
+    policy="kv",
+    decided_at_s=0.5,
+    ask_id=3,
+    candidates=(
+        candidate("p1", "d1", 0.0123),
+        candidate("p2", "d1", 0.02),
+        Candidate(prefill=None, decode=worker("d2", 1), removed_by="wedged"),
+    ),
+    placement=Placement(
+        reservation_id="r",
+        prefill=worker("p1"),
+        decode=worker("d1"),
+        handoff=Handoff.SEQUENTIAL,
+        cached_tokens=512,
+        expected_ttft_s=0.01,
+        reasons=("kv_overlap",),
+        queued_s=0.5,
+    ),
+    reports=(
+        Report(kind=ReportKind.PREFILLED, elapsed_s=0.01, cached_tokens=496),
+        Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.015),
+        Report(kind=ReportKind.FAILED, elapsed_s=2.0, error=LostError("gone"), failed_worker_id="d1"),
+    ),
+    margin=0.0077,
+    observed_ttft_s=0.515,
+    queued_s=0.5,
+    cost_unit="s",
+)
+
+
+def test_it_reads_from_top_to_bottom():
+    """Decision, prediction against observation, the table with the chosen pair marked, and what came after."""
+    assert render(EXPLANATION, "router-1", 20) == (
+        "request   abc\n"
+        "decided   1970-01-01 00:00:00.500+00:00 by router-1, policy kv\n"
+        "placed    prefill p1, decode d1 (kv_overlap)\n"
+        "cached    512 prompt tokens expected, 496 found\n"
+        "ttft      10.0 ms expected, 515.0 ms observed, +50%, 500.0 ms of it in the queue\n"
+        "margin    7.7 ms to the second best\n"
+        "\n"
+        "   PREFILL  DECODE  COST     QUEUE   PREFILL  TAKEN OFF BY\n"
+        "*  p1       d1      12.3 ms  1.0 ms  11.3 ms\n"
+        "   p2       d1      20.0 ms  1.0 ms  19.0 ms\n"
+        "   -        d2/1    -        -       -        wedged\n"
+        "\n"
+        "then: prefilled after 10.0 ms; first_token after 15.0 ms; failed after 2000.0 ms (worker_lost at d1)"
+    )
+
+
+def test_a_refusal_and_a_policy_without_seconds():
+    """No placement to show; costs in the policy's own unit."""
+    refused = Explanation(
+        request_id="abc",
+        policy="least_loaded",
+        decided_at_s=0.0,
+        error=UnavailableError("nobody", reason="no_worker"),
+        candidates=(Candidate(prefill=None, decode=worker("d2"), removed_by="draining"),),
+        margin=2.0,
+        cost_unit="requests",
+    )
+    text = render(refused, "router-1", 20)
+    assert "refused   no_worker: nobody" in text
+    assert "2 requests to the second best" in text
+    assert "draining" in text
+
+
+def test_the_chosen_one_is_shown_however_short_the_table():
+    """With chance in the choice it need not be among the best."""
+    many = tuple(candidate(f"p{i}", "d1", 0.001 * i) for i in range(2, 40))
+    chosen = candidate("p1", "d1", 1.0)
+    text = render(
+        Explanation(
+            request_id="abc",
+            policy="kv",
+            decided_at_s=0.0,
+            candidates=(*many, chosen, Candidate(prefill=worker("p99"), decode=None, removed_by="silent")),
+            placement=EXPLANATION.placement,
+        ),
+        "router-1",
+        5,
+    )
+    assert "*  p1 " in text
+    assert "silent" in text
+    assert "... and 35 more" in text
+    assert len(text.splitlines()) == 5 + 1 + 1 + 5 + 1
+
+
+def test_explanations_survive_the_wire():
+    """Also what is optional: absent is not zero."""
+    told = from_explanation(to_explanation(EXPLANATION))
+    assert (told.margin, told.observed_ttft_s, told.queued_s, told.cost_unit) == (0.0077, 0.515, 0.5, "s")
+    bare = from_explanation(to_explanation(Explanation(request_id="a", policy="kv", decided_at_s=0.0)))
+    assert (bare.margin, bare.observed_ttft_s, bare.queued_s, bare.cost_unit) == (None, None, None, "")
+    zero = from_explanation(to_explanation(Explanation(request_id="a", policy="kv", decided_at_s=0.0, margin=0.0)))
+    assert zero.margin == 0.0
+
+
+@pytest.mark.parametrize("breaker", ["", "closed", "open", "half_open"])
+def test_worker_views_survive_the_wire(breaker):
+    """Coefficients with their source, the breaker, tiers that have blocks."""
+    view = WorkerView(
+        worker=worker("d1"),
+        role=Role.DECODE,
+        model="demo",
+        trust="exact",
+        trust_reason="hash_mismatch",
+        index_blocks=7,
+        breaker=breaker,
+        coefficients=(Coefficient(name="prefill_s_per_token", value=0.001, source="learned", observations=9),),
+        blocks_by_tier={KvTier.DEVICE: 7, KvTier.HOST: 3},
+    )
+    told = from_worker_view(to_worker_view(view))
+    assert told.coefficients == view.coefficients
+    assert (told.breaker, told.blocks_by_tier) == (breaker, view.blocks_by_tier)
+    assert worker_row(told)[5:] == ("7, host 3", "exact (hash_mismatch)", "0", breaker or "-", "ok")
+
+
+def test_bad_command_lines_end_with_two(capsys):
+    """Without an id, and with a flag that does not exist."""
+    assert main([]) == 2
+    assert "which request?" in capsys.readouterr().err
+    assert main(["abc", "--nonsense", "1"]) == 2

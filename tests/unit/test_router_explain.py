@@ -1,0 +1,172 @@
+"""What Explain tells: every candidate, what took each one off, the margin, and what came of it."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.core import ReportKind
+from kvmesh.errors import MeshError
+from services.router.core import CoreLimits, RouterCore
+from services.router.explain import REPORTS_MAX, Record, ReportNote, candidates_of, margin_of
+from services.router.policies import POLICIES
+from services.router.target import TargetLimits
+from tests.unit.router_fleets import ask, core, holds, join
+
+
+def two_by_two(**options) -> RouterCore:
+    router = core(**options)
+    for name, role in (("p1", "prefill"), ("p2", "prefill"), ("d1", "decode"), ("d2", "decode")):
+        join(router, name, role)
+    return router
+
+
+def decide(router: RouterCore, number: int, **options) -> Record:
+    options.setdefault("hashes", [1, 2])
+    name = options.pop("name", f"r{number}")
+    with suppress(MeshError):
+        router.ask("f", number, ask(name, options.pop("hashes"), **options), now=0.0, wall=5.0)
+    record = router.history.get(name)
+    assert record is not None
+    return record
+
+
+def taken_off(record: Record) -> dict[str, str]:
+    return {
+        (candidate.prefill or candidate.decode).worker.worker_id: candidate.removed_by
+        for candidate in candidates_of(record)
+        if candidate.removed_by
+    }
+
+
+def test_the_requests_own_filters_are_named():
+    """Excluded and pinned workers, beside those that the fleet's state took off."""
+    router = two_by_two()
+    join(router, "d3", "decode")
+    join(router, "p9", "prefill", hash="other")
+    router.fleet.broken(router.fleet.workers["d3"], "unreachable")
+    record = decide(router, 1, excluded_worker_ids=("d1",), pinned_prefill_worker_id="p2")
+    assert taken_off(record) == {"d1": "excluded", "p1": "pinned", "d3": "unreachable", "p9": "incompatible"}
+    weighed = [candidate for candidate in candidates_of(record) if not candidate.removed_by]
+    assert [(c.prefill.worker.worker_id, c.decode.worker.worker_id) for c in weighed] == [("p2", "d2")]
+    assert margin_of(record.choice) is None
+
+
+def test_every_worker_of_the_model_is_told_of_exactly_once_or_in_pairs():
+    """Nobody is missing: weighed or taken off."""
+    router = two_by_two()
+    join(router, "d9", "decode", labels={"zone": "b"})
+    record = decide(router, 1, excluded_worker_ids=("p1",))
+    told = {t.worker.worker_id for c in candidates_of(record) for t in (c.prefill, c.decode) if t is not None}
+    assert told == {"p1", "p2", "d1", "d2", "d9"}
+
+
+def test_who_had_no_room_is_told_also_of_a_refusal():
+    """Placed past a full worker, and refused because all are full."""
+    router = core(target_limits=TargetLimits(requests_per_decode_max=1), core_limits=CoreLimits(history_max=10))
+    join(router, "d1", "decode")
+    first = decide(router, 1)
+    join(router, "d2", "decode")
+    second = decide(router, 2)
+    assert taken_off(first) == {}
+    assert taken_off(second) == {"d1": "full"}
+    for number, waits in ((3, True), (4, False)):
+        router.queue.limits = replace(router.queue.limits, requests_max=1 if waits else 0)
+        record = decide(router, number)
+        assert (record.error is None) is waits
+        assert taken_off(record) == {"d1": "full", "d2": "full"}
+
+
+def test_a_refusal_says_who_was_taken_off():
+    """Nobody is left: each with its reason."""
+    router = two_by_two()
+    for name in ("d1", "d2"):
+        router.fleet.broken(router.fleet.workers[name], "silent")
+    record = decide(router, 1)
+    assert record.error.reason == "no_worker"
+    assert taken_off(record) == {"d1": "silent", "d2": "silent"}
+    record = decide(router, 2, name="r2", required_labels={"zone": "a"})
+    assert set(taken_off(record).values()) == {"labels"}
+
+
+def test_what_was_taken_off_then_is_told_although_it_came_back():
+    """The explanation is of the decision, not of now."""
+    router = two_by_two()
+    router.fleet.broken(router.fleet.workers["p1"], "unreachable")
+    record = decide(router, 1)
+    router.fleet.standing(router.fleet.workers["p1"])
+    decide(router, 2)
+    assert taken_off(record) == {"p1": "unreachable"}
+
+
+def test_the_margin_is_the_lead_over_the_second_best():
+    """0 where there is none, never below."""
+    router = two_by_two()
+    holds(router.fleet.workers["p1"], [1, 2])
+    record = decide(router, 1)
+    pairs = [c for c in candidates_of(record) if not c.removed_by]
+    assert margin_of(record.choice) == pytest.approx(pairs[1].cost - pairs[0].cost)
+    assert pairs[0].prefill.worker.worker_id == "p1"
+    worse = two_by_two(policy="random")
+    assert margin_of(decide(worse, 1).choice) >= 0
+
+
+def test_what_was_observed():
+    """The first token's time, and the report that settles even after very many others."""
+    router = two_by_two()
+    record = decide(router, 1)
+    assert record.observed_ttft_s is None
+    for kind, elapsed_s in (("prefilled", 0.1), ("first_token", 0.2)):
+        router.report("f", 1, ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s))
+    for _ in range(40):
+        router.report("f", 1, ReportNote(kind=ReportKind.PROGRESS, elapsed_s=1.0))
+    router.report("f", 1, ReportNote(kind=ReportKind.FINISHED, elapsed_s=9.0))
+    assert record.observed_ttft_s == 0.2
+    assert len(record.reports) == REPORTS_MAX
+    assert record.reports[-1].kind is ReportKind.FINISHED
+
+
+def test_one_of_several_prompts_is_found_by_the_id_the_client_has():
+    """Prompts of one completion request are ID.0, ID.1; the client knows ID."""
+    router = two_by_two()
+    decide(router, 1, name="abc.0")
+    decide(router, 2, name="abc.1")
+    decide(router, 3, name="abcd")
+    assert router.history.get("abc").request_id == "abc.1"
+    assert router.history.get("abc.0").request_id == "abc.0"
+    assert router.history.get("ab") is None
+
+
+def test_a_decode_worker_that_does_it_alone_leaves_the_others_out_by_name():
+    """Prefill workers, and decode workers that hold less, are taken off by the decision where the prompt is computed."""
+    router = two_by_two()
+    holds(router.fleet.workers["d1"], [1, 2])
+    record = decide(router, 1, tokens=40)
+    assert record.placement.prefill is None
+    assert record.placement.reasons[0] == "local_prefill"
+    assert taken_off(record) == {"p1": "local_prefill", "p2": "local_prefill", "d2": "local_prefill"}
+    assert margin_of(record.choice) is None
+
+
+def test_a_prefill_worker_whose_takers_the_request_excludes_is_in_no_pair():
+    """It was weighed, and nobody is left that could take KV from it."""
+    router = two_by_two()
+    for name, role in (("p7", "prefill"), ("d7", "decode")):
+        join(router, name, role, hash="seven")
+    record = decide(router, 1, excluded_worker_ids=("d7",))
+    assert taken_off(record) == {"d7": "excluded", "p7": "incompatible"}
+    assert {c.prefill.worker.worker_id for c in candidates_of(record) if not c.removed_by} == {"p1", "p2"}
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_terms_add_up_under_every_policy(policy):
+    """Whatever the unit: the sum of its terms is a candidate's cost, and the chosen pair is among them."""
+    router = two_by_two(policy=policy)
+    for number in range(1, 8):
+        record = decide(router, number, pinned_prefill_worker_id="p1", pinned_decode_worker_id="d2")
+        assert record.choice is not None
+        weighed = [candidate for candidate in candidates_of(record) if not candidate.removed_by]
+        assert weighed
+        for candidate in weighed:
+            assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
+        assert (record.choice.prefill, record.choice.decode) in [(c.prefill, c.decode) for c in weighed]

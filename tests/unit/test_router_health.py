@@ -1,0 +1,258 @@
+"""Health in placement: breakers, wedges and impossible overlap as a whole router shows them."""
+
+from itertools import count
+
+import pytest
+
+from kvmesh.core import KvBatch, LoadRecord, ReportKind
+from kvmesh.errors import DeadlineError, InvalidRequestError, KvLostError, LostError, OverloadedError, UnavailableError
+from services.router.breaker import BreakerSettings, BreakerState
+from services.router.core import RouterCore
+from services.router.explain import ReportNote
+from services.router.health import HealthSettings, is_worker_fault
+from services.router.overlap import OverlapSettings
+from services.router.wedge import WedgeSettings
+from tests.unit.router_fleets import ask, core, description, holds, join
+
+SETTINGS = HealthSettings(
+    breaker=BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=2),
+    wedge=WedgeSettings(wait_min_s=5, wait_max_s=5),
+    overlap=OverlapSettings(repeats=5, settle_s=0),
+)
+numbers = count(1)
+
+
+def fleet_of(*names: str) -> RouterCore:
+    router = core(health=SETTINGS)
+    for name in names:
+        join(router, name, "prefill" if name[0] == "p" else "decode")
+    return router
+
+
+def place(router: RouterCore, now: float, **options):
+    number = next(numbers)
+    options.setdefault("hashes", [number * 1000])
+    hashes = options.pop("hashes")
+    return number, router.ask("f", number, ask(f"r{number}", hashes, **options), now=now, wall=now)
+
+
+def tell(router: RouterCore, number: int, kind: str, now: float, *, error=None, failed: str = "") -> None:
+    note = ReportNote(kind=ReportKind(kind), elapsed_s=0.1, error=error, failed_worker_id=failed)
+    assert router.report("f", number, note, now=now) is not None
+
+
+def fail(router: RouterCore, worker: str, times: int, now: float, error=None) -> None:
+    for _ in range(times):
+        number, _ = place(router, now, pinned_decode_worker_id=worker if worker[0] == "d" else "")
+        tell(router, number, "failed", now, error=error or LostError("gone"), failed=worker)
+
+
+def excluded(router: RouterCore, worker: str) -> str:
+    return router.fleet.workers[worker].excluded_by
+
+
+def load(router: RouterCore, worker: str, now: float, *, step: int, running: int = 0) -> None:
+    entry = router.fleet.workers[worker]
+    record = LoadRecord(worker_id=worker, epoch=1, step=step, running_requests=running)
+    router.fleet.loaded(entry, record)
+    router.fleet.health.heard(entry, record, now)
+
+
+def kinds(router: RouterCore, now: float) -> list[str]:
+    return [event.kind for event in router.check_health(now=now)]
+
+
+def test_failures_of_one_worker_take_it_out_and_probes_bring_it_back():
+    """Nothing goes to it while open; half open two at a time; then it is as it was."""
+    router = fleet_of("d1", "d2")
+    fail(router, "d1", 3, 0.0)
+    assert excluded(router, "d1") == "breaker_open"
+    assert {place(router, 0.5)[1].decode.worker_id for _ in range(10)} == {"d2"}
+    placed = [place(router, 1.0) for _ in range(40)]
+    probes = [number for number, placement in placed if placement.decode.worker_id == "d1"]
+    assert len(probes) == 2
+    assert excluded(router, "d1") == "breaker_open"
+    for number in probes:
+        tell(router, number, "first_token", 1.5)
+    assert excluded(router, "d1") == ""
+    assert router.health.count(BreakerState.CLOSED) == 2
+    assert kinds(router, 1.5) == ["breaker_opened", "breaker_closed"]
+    assert "d1" in {place(router, 2.0)[1].decode.worker_id for _ in range(40)}
+
+
+def test_only_the_workers_own_faults_count():
+    """A refusal for load, a wrong request, an orderly stop and a nameless failure open nothing; nor does another's name."""
+    assert is_worker_fault(LostError("x"))
+    assert is_worker_fault(KvLostError("x"))
+    assert is_worker_fault(DeadlineError("x", reason="idle_timeout"))
+    router = fleet_of("d1", "d2")
+    for error in (OverloadedError("x"), InvalidRequestError("x"), UnavailableError("x", reason="draining")):
+        fail(router, "d1", 10, 0.0, error)
+    for _ in range(10):
+        number, _ = place(router, 0.0, pinned_decode_worker_id="d1")
+        tell(router, number, "failed", 0.0, error=LostError("x"))
+        number, _ = place(router, 0.0, pinned_decode_worker_id="d1")
+        tell(router, number, "failed", 0.0, error=LostError("x"), failed="d2")
+    assert (excluded(router, "d1"), excluded(router, "d2")) == ("", "")
+
+
+def test_a_prefill_worker_has_a_breaker_too():
+    """Its failures are its own; the decode worker of the pair is not blamed."""
+    router = fleet_of("p1", "p2", "d1")
+    for _ in range(3):
+        number, _ = place(router, 0.0, pinned_prefill_worker_id="p1")
+        tell(router, number, "failed", 0.0, error=UnavailableError("no"), failed="p1")
+    assert (excluded(router, "p1"), excluded(router, "d1")) == ("breaker_open", "")
+    assert {place(router, 0.5)[1].prefill.worker_id for _ in range(10)} == {"p2"}
+
+
+def test_when_all_are_open_the_refusal_says_so_and_until_when():
+    """Never silent: the reason, and the time of the nearest half-open."""
+    router = fleet_of("d1", "d2")
+    fail(router, "d1", 3, 0.0)
+    fail(router, "d2", 3, 0.25)
+    with pytest.raises(UnavailableError) as refusal:
+        place(router, 0.5)
+    assert (refusal.value.reason, refusal.value.retry_after_s) == ("breakers_open", 0.5)
+    with pytest.raises(UnavailableError) as refusal:
+        place(router, 0.75)
+    assert refusal.value.retry_after_s == 0.25
+    assert place(router, 1.0)[1].decode.worker_id == "d1"
+
+
+def test_a_cancelled_probe_says_nothing():
+    """It gives its place to another one."""
+    router = fleet_of("d1")
+    fail(router, "d1", 3, 0.0)
+    held = [place(router, 1.0)[0] for _ in range(2)]
+    with pytest.raises(UnavailableError):
+        place(router, 1.0)
+    tell(router, held[0], "cancelled", 1.1)
+    place(router, 1.1)
+    assert router.health.count(BreakerState.HALF_OPEN) == 1
+
+
+def test_a_stream_that_went_silent_opens_the_breaker():
+    """Back with its stream it gets a few requests first. A broken stream alone does not."""
+    router = fleet_of("d1")
+    worker = router.fleet.workers["d1"]
+    for reason, after in (("unreachable", ""), ("silent", "breaker_open")):
+        router.fleet.broken(worker, reason)
+        router.health.broke(worker, reason, 0.0)
+        router.fleet.standing(worker)
+        assert worker.excluded_by == after
+
+
+def test_a_new_process_starts_with_a_clean_slate():
+    """What its forerunner broke is gone with it."""
+    router = fleet_of("d1")
+    fail(router, "d1", 3, 0.0)
+    worker = router.fleet.workers["d1"]
+    router.fleet.described(worker, description("d1", "decode", epoch=2))
+    assert worker.excluded_by == ""
+    assert router.health.turns_at == float("inf")
+
+
+@pytest.mark.parametrize(("role", "name"), [("prefill", "p1"), ("decode", "d1")])
+def test_a_worker_with_work_and_no_steps_is_wedged_until_it_steps(role, name):
+    """Prefill and decode alike; told once; back with its first step."""
+    router = fleet_of("p1", "d1", "p2", "d2")
+    for now in range(6):
+        load(router, name, now, step=7, running=1)
+    assert excluded(router, name) == ""
+    for now in (6, 7, 8):
+        load(router, name, now, step=7, running=1)
+        assert excluded(router, name) == "wedged"
+    assert router.health.wedged() == 1
+    placed = [place(router, 8.0)[1] for _ in range(10)]
+    assert name not in {p.prefill.worker_id for p in placed} | {p.decode.worker_id for p in placed}
+    load(router, name, 9, step=8, running=1)
+    assert excluded(router, name) == ""
+    assert kinds(router, 9) == ["worker_wedged", "worker_recovered"]
+
+
+def test_a_wedged_worker_whose_work_was_taken_away_is_probed():
+    """No work and no step: whether it lives only a probe can show, after a pause; a step of the probe is enough."""
+    router = fleet_of("d1", "d2")
+    load(router, "d1", 0, step=7, running=1)
+    load(router, "d1", 6, step=7, running=1)
+    load(router, "d1", 7, step=7, running=0)
+    assert excluded(router, "d1") == "wedged"
+    load(router, "d1", 8, step=7, running=0)
+    assert excluded(router, "d1") == ""
+    assert router.health.count(BreakerState.HALF_OPEN) == 1
+    place(router, 8.0, pinned_decode_worker_id="d1")
+    load(router, "d1", 9, step=8, running=1)
+    assert router.health.count(BreakerState.HALF_OPEN) == 0
+
+
+def test_overdue_placements_show_a_wedge_that_load_records_do_not():
+    """An engine whose record is as old as its last step claims to be idle."""
+    router = fleet_of("d1", "d2")
+    load(router, "d1", 0, step=7)
+    load(router, "d2", 0, step=7)
+    number, _ = place(router, 1.0, pinned_decode_worker_id="d1")
+    for now in (2, 4, 6):
+        load(router, "d1", now, step=7)
+        assert kinds(router, now) == []
+    assert kinds(router, 6.5) == ["worker_wedged", "breaker_opened"]
+    assert excluded(router, "d1") == "wedged"
+    load(router, "d1", 7, step=8)
+    assert excluded(router, "d1") == ""
+    assert kinds(router, 60.0) == ["worker_recovered"]
+    assert excluded(router, "d1") == ""
+    tell(router, number, "cancelled", 61.0)
+
+
+def test_decode_is_not_blamed_for_a_slow_prefill():
+    """Until the prompt is handed over the decode worker owes nothing; then it does."""
+    router = fleet_of("p1", "d1")
+    for name in ("p1", "d1"):
+        load(router, name, 0, step=7)
+    number, _ = place(router, 0.0)
+    for now in range(1, 20):
+        load(router, "p1", now, step=7 + now, running=1)
+        load(router, "d1", now, step=7)
+        assert kinds(router, now) == []
+    tell(router, number, "prefilled", 20.0)
+    assert kinds(router, 24.0) == []
+    assert kinds(router, 26.0) == ["worker_wedged", "breaker_opened"]
+    assert excluded(router, "d1") == "wedged"
+
+
+def test_impossible_overlap_is_told_once_with_its_cause():
+    """Blocks under other hashes than asked for; the same prompt again and again."""
+    router = fleet_of("d1")
+    holds(router.fleet.workers["d1"], [900, 901, 902])
+    for now in range(30):
+        number, _ = place(router, float(now), hashes=[1, 2, 3])
+        tell(router, number, "finished", float(now))
+    events = router.check_health(now=30.0)
+    assert [(event.kind, event.cause, event.model) for event in events] == [
+        ("overlap_impossible", "hash_mismatch", "demo")
+    ]
+    assert "seed" in events[0].message
+
+
+def test_another_block_size_is_told_at_once():
+    """Nothing to wait for."""
+    router = fleet_of("d1")
+    for now in range(3):
+        place(router, float(now), hashes=[1], block_size_tokens=32, tokens=64)
+    assert [event.cause for event in router.check_health(now=3.0)] == ["block_size_mismatch"]
+
+
+def test_good_overlap_and_unknown_caches_are_not_told():
+    """A worker that matches, one that is recovering, and one that tells no events at all."""
+    router = core(health=SETTINGS)
+    join(router, "d1", "decode")
+    join(router, "d2", "decode", features=())
+    join(router, "d3", "decode")
+    holds(router.fleet.workers["d1"], [1, 2])
+    feed = router.fleet.workers["d3"].feed
+    feed.apply(KvBatch(epoch=1, sequence=99))
+    for now in range(30):
+        for name in ("d1", "d2", "d3"):
+            number, _ = place(router, float(now), hashes=[1, 2, 3], pinned_decode_worker_id=name)
+            tell(router, number, "finished", float(now))
+    assert router.check_health(now=30.0) == []

@@ -1,0 +1,76 @@
+"""Overlap that is zero by construction is found, and chance is never taken for it."""
+
+from random import Random
+
+from services.router.overlap import (
+    FULL_FACTOR,
+    OverlapFault,
+    OverlapSettings,
+    OverlapWatch,
+    placed_prompt,
+    size_mismatch,
+)
+
+SETTINGS = OverlapSettings(repeats=5, prefixes_max=16, settle_s=1.0)
+
+
+def feed(watch: OverlapWatch, first_hash: int, now: float, *, held: bool = False, told: int = 50) -> bool:
+    return placed_prompt(
+        watch, SETTINGS, first_hash=first_hash, is_held=held, blocks_told=told, blocks_total=1000, now=now
+    )
+
+
+def test_repeats_that_never_match_are_a_fault_told_once():
+    """Six placements of one prompt are five repeats."""
+    watch = OverlapWatch()
+    news = [feed(watch, 7, 2.0 * n) for n in range(10)]
+    assert news.index(True) == 5
+    assert news.count(True) == 1
+    assert watch.fault is OverlapFault.HASHES
+
+
+def test_a_worker_that_tells_of_no_block_has_another_fault():
+    """Prefix caching that is off is not a seed that differs."""
+    watch = OverlapWatch()
+    assert any(feed(watch, 7, 2.0 * n, told=0) for n in range(10))
+    assert watch.fault is OverlapFault.NO_BLOCKS
+
+
+def test_prompts_that_never_repeat_are_no_fault():
+    """Unique prompts have no overlap by nature."""
+    generator, watch = Random(1), OverlapWatch()
+    assert not any(feed(watch, generator.getrandbits(64), 0.1 * n) for n in range(5000))
+    assert len(watch.placed) == SETTINGS.prefixes_max
+
+
+def test_a_burst_of_equal_prompts_is_no_fault():
+    """The second of a burst comes before the first is computed."""
+    watch = OverlapWatch()
+    assert not any(feed(watch, 7, 0.001 * n) for n in range(900))
+
+
+def test_one_match_proves_that_hashes_agree():
+    """Before and after it misses are chance: evictions, resets."""
+    watch = OverlapWatch()
+    for n in range(4):
+        feed(watch, 7, 2.0 * n)
+    feed(watch, 7, 10.0, held=True)
+    assert not any(feed(watch, 7, 20.0 + 2.0 * n) for n in range(1000))
+    assert not watch.placed
+
+
+def test_a_full_cache_needs_more_evidence():
+    """Small caches evict a prompt before it comes again."""
+    watch = OverlapWatch()
+    news = [feed(watch, 7, 2.0 * n, told=950 if n == 3 else 10) for n in range(100)]
+    assert news.index(True) == 5 * FULL_FACTOR
+
+
+def test_block_sizes_are_compared_at_once():
+    """No evidence to wait for; a worker that is asked in its own size again has no fault."""
+    watch = OverlapWatch()
+    assert size_mismatch(watch, 32, 16)
+    assert not size_mismatch(watch, 32, 16)
+    assert watch.fault is OverlapFault.BLOCK_SIZE
+    assert not size_mismatch(watch, 16, 16)
+    assert watch.fault is None

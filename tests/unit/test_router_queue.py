@@ -1,0 +1,390 @@
+"""Who waits, in what order, for how long, and what is said to those who cannot."""
+
+from random import Random
+
+import pytest
+
+from kvmesh.core import LoadRecord, Placement, ReportKind
+from kvmesh.errors import (
+    CancelledByCallerError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
+from services.router.admission import PLACED_PER_TURN_MAX, Queued
+from services.router.core import RouterCore
+from services.router.drain import MEMORY_S, DrainRate
+from services.router.explain import ReportNote
+from services.router.fairness import read_weights
+from services.router.lanes import QueueLimits
+from services.router.target import TargetLimits
+from tests.unit.router_fleets import ask, core, holds, join
+
+
+class Stage:
+    """One core with one decode worker of `room` requests, and a clock that the test moves."""
+
+    def __init__(self, *, room: int = 1, **limits) -> None:
+        self.router: RouterCore = core(
+            target_limits=TargetLimits(requests_per_decode_max=room), queue_limits=QueueLimits(**limits), policy="kv"
+        )
+        join(self.router, "d1", "decode")
+        self.now = 0.0
+        self.numbers: dict[str, int] = {}
+
+    def ask(self, name: str, *, tokens: int = 16, **options):
+        self.numbers[name] = number = len(self.numbers) + 1
+        what = ask(name, options.pop("hashes", ()), tokens=tokens, **options)
+        return self.router.ask("f", number, what, now=self.now, wall=self.now)
+
+    def refusal(self, name: str, **options) -> OverloadedError:
+        with pytest.raises(OverloadedError) as raised:
+            self.ask(name, **options)
+        return raised.value
+
+    def finish(self, name: str) -> None:
+        assert self.router.report("f", self.numbers[name], ReportNote(kind=ReportKind.FINISHED, elapsed_s=0.0))
+
+    def drain(self) -> list[tuple[str, str]]:
+        """Who is answered: its name and the worker or the reason."""
+        names = {number: name for name, number in self.numbers.items()}
+        answers = self.router.drain_queue(now=self.now, wall=self.now)
+        return [(names[answer.ask_id], _word(answer.outcome)) for answer in answers]
+
+    def served(self) -> list[str]:
+        """All who are placed when each request ends at once."""
+        order: list[str] = []
+        while names := [name for name, _ in self.drain()]:
+            for name in names:
+                self.finish(name)
+            order += names
+        return order
+
+
+def _word(outcome) -> str:
+    return outcome.decode.worker_id if isinstance(outcome, Placement) else outcome.reason
+
+
+def test_a_busy_worker_makes_waiters_not_refusals():
+    """The ask waits; the placement says for how long; the reservation is made when it leaves."""
+    stage = Stage()
+    assert isinstance(stage.ask("a"), Placement)
+    assert stage.ask("b") == Queued(expected_wait_s=0.0)
+    assert stage.drain() == []
+    assert len(stage.router.book) == 1
+    stage.now = 2.5
+    stage.finish("a")
+    [answer] = stage.router.drain_queue(now=stage.now, wall=7.0)
+    assert answer.outcome.queued_s == 2.5
+    assert stage.router.history.get("b").placement == answer.outcome
+    assert stage.router.history.get("b").decided_at_s == 7.0
+    assert (stage.router.queue.requests, len(stage.router.book)) == (0, 1)
+
+
+def test_without_a_queue_busy_workers_refuse():
+    """0 requests turns it off."""
+    stage = Stage(requests_max=0)
+    stage.ask("a")
+    assert stage.refusal("b").reason == "workers_full"
+
+
+def test_what_can_never_be_served_is_refused_at_once():
+    """Only for want of room anybody waits; when the last worker goes, those who wait are told."""
+    stage = Stage()
+    stage.ask("a")
+    with pytest.raises(UnavailableError):
+        stage.ask("x", excluded_worker_ids=("d1",))
+    with pytest.raises(Exception, match="no worker serves a model named"):
+        stage.ask("y", model="other")
+    stage.ask("b")
+    stage.router.fleet.unregistered("d1")
+    assert stage.drain() == [("b", "no_worker")]
+
+
+def test_priorities_are_strict_and_deadlines_order_a_tenant():
+    """A larger priority always goes first; then the nearest deadline; then who came first."""
+    stage = Stage()
+    stage.ask("first")
+    for name, priority, timeout_s in (
+        ("low", -1, 5),
+        ("late", 0, None),
+        ("later", 0, None),
+        ("soon", 0, 9),
+        ("sooner", 0, 8),
+        ("high", 3, 20),
+    ):
+        stage.ask(name, priority=priority, timeout_s=timeout_s)
+    stage.finish("first")
+    assert stage.served() == ["high", "sooner", "soon", "late", "later", "low"]
+
+
+def test_a_newcomer_overtakes_only_lower_classes():
+    """Room that is not offered yet belongs to those who wait, unless the newcomer goes first anyway."""
+    stage = Stage()
+    stage.ask("a")
+    stage.ask("b")
+    stage.finish("a")
+    assert isinstance(stage.ask("c"), Queued)
+    assert isinstance(stage.ask("d", priority=1), Placement)
+    stage.finish("d")
+    assert stage.served() == ["b", "c"]
+
+
+def test_tenants_share_by_weight():
+    """A flood of one tenant costs another one no more than its share."""
+    stage = Stage(quantum_tokens=100, tenant_weights={"heavy": 2.0})
+    stage.ask("first")
+    for number in range(30):
+        stage.ask(f"flood{number}", tokens=100, tenant="flood")
+    for number in range(8):
+        stage.ask(f"heavy{number}", tokens=100, tenant="heavy")
+    stage.ask("small", tokens=10, tenant="small")
+    stage.finish("first")
+    order = stage.served()
+    assert len(order) == 39
+    assert order.index("small") <= 3
+    assert order.index("heavy7") <= 13
+    assert sum(name.startswith("flood") for name in order[: order.index("heavy7")]) == 4
+
+
+def test_a_tenant_pays_for_what_it_really_lacked():
+    """Blocks that came while it waited are looked up when it leaves; a cheap request leaves its tenant more."""
+    stage = Stage(quantum_tokens=64)
+    stage.ask("first")
+    for number in range(4):
+        stage.ask(f"a{number}", hashes=[1, 2, 3, 4], tokens=64, tenant="a")
+        stage.ask(f"b{number}", hashes=[50 + number, 60, 70, 80], tokens=64, tenant="b")
+    holds(stage.router.fleet.workers["d1"], [1, 2, 3])
+    stage.finish("first")
+    # a was thought to cost 64 a time and paid 16: what it did not spend is its own at the next turn.
+    assert stage.served() == ["a0", "b0", "a1", "a2", "a3", "b1", "b2", "b3"]
+    assert stage.router.history.get("a3").placement.cached_tokens == 48
+
+
+def test_a_blocked_kind_blocks_nobody_else():
+    """The head of one model's lane finds no room; asks of another model go past it."""
+    stage = Stage()
+    join(stage.router, "e1", "decode", model="other")
+    stage.ask("a")
+    stage.ask("o", model="other")
+    stage.ask("b", priority=9)
+    stage.ask("p", model="other", priority=-9)
+    stage.finish("o")
+    assert stage.drain() == [("p", "e1")]
+    # Pinned and excluding asks wait in lanes of their own.
+    join(stage.router, "d2", "decode")
+    stage.ask("q", pinned_decode_worker_id="d1", priority=50)
+    assert stage.drain() == [("b", "d2")]
+
+
+def test_lanes_that_share_workers_keep_priorities():
+    """Room is offered to the highest head of all lanes first."""
+    stage = Stage()
+    stage.ask("a")
+    stage.ask("plain", priority=1)
+    stage.ask("pinned", priority=2, pinned_decode_worker_id="d1")
+    stage.ask("plain2", priority=3)
+    stage.finish("a")
+    assert stage.served() == ["plain2", "pinned", "plain"]
+
+
+def test_the_bounds_and_what_is_said_at_them():
+    """Requests, tokens and lanes are bounded; an empty queue takes any prompt."""
+    stage = Stage(requests_max=2, prompt_tokens_max=100, lanes_max=2)
+    stage.ask("a")
+    stage.ask("b", tokens=60)
+    assert stage.refusal("c", tokens=41).reason == "queue_full"
+    stage.ask("d", tokens=40)
+    assert stage.refusal("e", tokens=1).retry_after_s == 1.0
+    assert (stage.router.queue.requests, stage.router.queue.prompt_tokens) == (2, 100)
+    stage = Stage(prompt_tokens_max=100, lanes_max=1)
+    stage.ask("a")
+    stage.ask("huge", tokens=1000)
+    stage.finish("a")
+    assert stage.served() == ["huge"]
+    stage.ask("b")
+    stage.ask("c")
+    assert stage.refusal("d", pinned_decode_worker_id="d1", priority=5).reason == "queue_full"
+
+
+def test_a_higher_class_and_a_lighter_tenant_displace():
+    """Whoever is last of the heaviest tenant of the lowest class goes, told when to come again."""
+    stage = Stage(requests_max=3)
+    stage.ask("a")
+    for name in ("b", "c", "d"):
+        stage.ask(name, tenant="flood")
+    assert stage.refusal("e", tenant="flood").reason == "queue_full"
+    stage.ask("f", tenant="other")
+    assert stage.drain() == [("d", "queue_displaced")]
+    stage.ask("g", priority=1)
+    assert stage.drain() == [("c", "queue_displaced")]
+    assert stage.refusal("h", tenant="other", priority=-1).reason == "queue_full"
+    assert stage.refusal("i", tenant="flood").reason == "queue_full"
+    stage.finish("a")
+    assert stage.served() == ["g", "b", "f"]
+
+
+def test_the_lowest_class_of_all_lanes_goes_first():
+    """Displacing looks beyond the newcomer's own kind."""
+    stage = Stage(requests_max=2)
+    join(stage.router, "e1", "decode", model="other")
+    stage.ask("a")
+    stage.ask("o", model="other")
+    stage.ask("b", priority=1)
+    stage.ask("p", model="other")
+    stage.ask("c", priority=2)
+    assert stage.drain() == [("p", "queue_displaced")]
+
+
+def test_a_refused_newcomer_displaces_nobody():
+    """Those that would not make enough room keep their places."""
+    stage = Stage(prompt_tokens_max=200)
+    stage.ask("a")
+    stage.ask("low", priority=-1, tokens=16)
+    stage.ask("same", tokens=150)
+    assert stage.refusal("big", tokens=180).reason == "queue_full"
+    assert stage.drain() == []
+    stage.finish("a")
+    assert stage.served() == ["same", "low"]
+
+
+def test_time_ends_a_wait():
+    """The request's own time is a deadline; the queue's limit is a refusal with a time to retry."""
+    stage = Stage(wait_s_max=10.0, retry_after_s_min=0.5)
+    stage.ask("a")
+    stage.ask("b", timeout_s=3.0)
+    stage.ask("c", timeout_s=60.0)
+    stage.now = 2.9
+    assert stage.drain() == []
+    stage.now = 3.0
+    assert stage.drain() == [("b", "deadline_exceeded")]
+    stage.now = 10.0
+    [answer] = stage.router.drain_queue(now=10.0, wall=0.0)
+    assert (answer.outcome.reason, answer.outcome.retry_after_s) == ("queue_wait_over", 0.5)
+    assert isinstance(stage.router.history.get("b").error, DeadlineError)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_early():
+    """Once the rate is known, an ask that would wait longer than it has is told at once when to come."""
+    stage = Stage(wait_s_max=100)
+    stage.ask("a0", tokens=100)
+    for number in range(1, 21):
+        stage.ask(f"a{number}", tokens=100)
+    for number in range(10):
+        stage.now += 1.0
+        stage.finish(f"a{number}")
+        stage.drain()
+    # 100 tokens a second left; 1 000 tokens wait.
+    error = stage.refusal("hurry", tokens=10, timeout_s=4.0, priority=-1)
+    assert error.reason == "deadline_too_near"
+    assert error.retry_after_s == pytest.approx(6.0, rel=0.1)
+    queued = stage.ask("patient", tokens=10, timeout_s=15.0, priority=-1)
+    assert queued.expected_wait_s == pytest.approx(10.0, rel=0.1)
+    # The nearest deadline of its tenant has nobody ahead of it, another tenant has as much as its own share costs.
+    assert stage.ask("urgent", tokens=10, timeout_s=4.0).expected_wait_s == 0
+    assert stage.ask("tenant", tokens=200, tenant="t").expected_wait_s == pytest.approx(2.0, rel=0.1)
+    stage.now += 1000.0
+    assert stage.refusal("stuck", tokens=10, timeout_s=9.0, priority=-1).retry_after_s == 60
+
+
+def test_a_withdrawn_ask_is_answered_and_gone():
+    """Its place is nobody's; a stream that is lost leaves no answer behind."""
+    stage = Stage()
+    stage.ask("a")
+    stage.ask("b")
+    stage.ask("c")
+    assert stage.router.withdraw("f", 2, now=1.0)
+    assert not stage.router.withdraw("f", 2, now=1.0)
+    assert stage.router.withdraw("f", 3, now=1.0, is_answerable=False)
+    [answer] = stage.router.take_answers()
+    assert isinstance(answer.outcome, CancelledByCallerError)
+    assert (stage.router.queue.requests, stage.router.queue.prompt_tokens, len(stage.router.queue.lanes)) == (0, 0, 0)
+
+
+def test_the_same_ask_again_waits_once():
+    """A frontend that comes back asks again; another request under a number in use is refused and the first one stays."""
+    stage = Stage()
+    stage.ask("a")
+    stage.router.ask("g", 1, ask("r"), now=0.0, wall=0.0)
+    stage.router.ask("g", 1, ask("r"), now=1.0, wall=1.0)
+    assert stage.router.queue.requests == 1
+    with pytest.raises(InvalidRequestError):
+        stage.router.ask("g", 1, ask("other"), now=1.0, wall=1.0)
+    assert stage.router.queue.requests == 1
+    stage.finish("a")
+    [answer] = stage.router.drain_queue(now=2.0, wall=2.0)
+    assert answer.outcome.queued_s == 1.0
+
+
+def test_one_turn_is_bounded():
+    """Many who wait and much room are served in turns of a bounded length."""
+    stage = Stage(room=200)
+    for number in range(350):
+        stage.ask(f"r{number}")
+    for number in range(200):
+        stage.finish(f"r{number}")
+    assert len(stage.drain()) == PLACED_PER_TURN_MAX
+    assert stage.router.is_drain_unfinished
+    assert len(stage.drain()) == PLACED_PER_TURN_MAX
+    assert len(stage.drain()) == 150 - 2 * PLACED_PER_TURN_MAX
+    assert not stage.router.is_drain_unfinished
+
+
+def test_a_request_that_waited_ends_with_its_own_time():
+    """The reservation of one that waited lasts no longer than the request."""
+    stage = Stage()
+    stage.ask("a")
+    stage.ask("b", timeout_s=10.0)
+    stage.now = 6.0
+    stage.finish("a")
+    assert stage.drain() == [("b", "d1")]
+    assert not list(stage.router.expire(now=9.9))
+    assert [r.request_id for r in stage.router.expire(now=10.0)] == ["b"]
+
+
+def test_the_drain_rate_fades_and_forgets_idle_time():
+    """Tokens over the time in which somebody waited, newer ones weighing more."""
+    rate = DrainRate()
+    assert rate.tokens_per_s(0.0) is None
+    for _ in range(200):
+        rate.entered(0.0)
+    for second in range(1, 101):
+        rate.left(float(second), served_tokens=50)
+    assert rate.tokens_per_s(100.0) == pytest.approx(50, rel=0.06)
+    assert rate.tokens_per_s(100.0 + MEMORY_S) < 25
+    for _ in range(100):
+        rate.left(110.0)
+    steady = rate.tokens_per_s(110.0)
+    assert rate.tokens_per_s(1000.0) == steady
+
+
+def test_weights_are_read_or_named():
+    """A setting of pairs; a wrong one is shown."""
+    assert read_weights(("a=2", "=0.5", "b=c=1")) == {"a": 2.0, "": 0.5, "b=c": 1.0}
+    for wrong in ("a", "a=", "a=x", "a=0", "a=-1", "a=nan", "a=inf"):
+        with pytest.raises(InvalidRequestError):
+            read_weights((wrong,))
+
+
+def test_a_load_record_or_a_seed_changes_nothing_in_the_queue():
+    """Two cores with equal histories answer in the same order, whatever their generators are."""
+
+    def order(seed: int) -> list[str]:
+        stage = Stage()
+        stage.router = RouterCore(
+            router_id="r",
+            generator=Random(seed),
+            target_limits=TargetLimits(requests_per_decode_max=1),
+            queue_limits=QueueLimits(),
+        )
+        join(stage.router, "d1", "decode")
+        for number in range(20):
+            stage.ask(f"r{number}", tenant=f"t{number % 3}", tokens=10 * number + 1, priority=number % 2)
+        stage.router.fleet.loaded(
+            stage.router.fleet.workers["d1"], LoadRecord(worker_id="d1", epoch=1, running_requests=1)
+        )
+        stage.finish("r0")
+        return stage.served()
+
+    assert order(1) == order(2)

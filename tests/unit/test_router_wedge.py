@@ -1,0 +1,63 @@
+"""Work without steps."""
+
+from kvmesh.core import LoadRecord, PerformanceProfile
+from services.router.wedge import StepWatch, WedgeSettings
+
+SETTINGS = WedgeSettings(step_factor=10, wait_min_s=2, wait_max_s=60)
+
+
+def record(step: int, **fields) -> LoadRecord:
+    fields.setdefault("running_requests", 1)
+    return LoadRecord(worker_id="w", epoch=1, step=step, **fields)
+
+
+def test_work_without_a_step_is_stuck_and_a_step_ends_it():
+    """The time counts from the last step, or from when work came."""
+    watch = StepWatch(SETTINGS)
+    watch.told(record(1, running_requests=0), 0)
+    assert not watch.is_stuck(100, 2)
+    watch.told(record(1), 100)
+    assert not watch.is_stuck(102, 2)
+    assert watch.is_stuck(102.1, 2)
+    assert not watch.told(record(1), 103)
+    assert watch.told(record(2), 104)
+    assert not watch.is_stuck(106, 2)
+
+
+def test_waiting_requests_are_work_and_no_work_is_never_stuck():
+    """An idle engine makes no steps and is well."""
+    watch = StepWatch(SETTINGS)
+    watch.told(record(1, running_requests=0, waiting_requests=1), 0)
+    assert watch.is_stuck(3, 2)
+    watch.told(record(1, running_requests=0), 3)
+    assert not watch.is_stuck(1000, 2)
+
+
+def test_the_time_allowed_follows_the_slowest_step_within_bounds():
+    """Ten times the slowest step lately, never under two seconds nor over a minute."""
+    watch = StepWatch(SETTINGS)
+    assert watch.allowed_s(None, 0) == 2
+    watch.told(record(1, step_s=0.5), 0)
+    watch.told(record(2, step_s=0.01), 0)
+    assert 4.5 < watch.allowed_s(None, 0) < 5
+    for step in range(3, 200):
+        watch.told(record(step, step_s=0.01), 0)
+    assert watch.allowed_s(None, 0) == 2
+    watch.told(record(200, step_s=100), 0)
+    assert watch.allowed_s(None, 0) == 60
+
+
+def test_a_long_prompt_may_be_one_long_step():
+    """What its profile says of the prompt tokens before it counts, before any slow step was seen."""
+    profile = PerformanceProfile(prefill_base_s=0.1, prefill_s_per_token=0.001)
+    assert StepWatch(SETTINGS).allowed_s(profile, 2000) == 21
+
+
+def test_overdue_work_counts_until_a_step_is_made():
+    """A placement whose report was lost must not shut a worker out that has stepped since."""
+    watch = StepWatch(SETTINGS)
+    watch.told(record(1, running_requests=0), 0)
+    assert not watch.is_overdue(12, 2, due_at=10)
+    assert watch.is_overdue(12.1, 2, due_at=10)
+    watch.told(record(2, running_requests=0), 13)
+    assert not watch.is_overdue(1000, 2, due_at=10)
