@@ -22,11 +22,18 @@ def rate(action: Callable[[int], object], *, for_s: float = 1.0) -> float:
     return calls / (time.perf_counter() - started)
 
 
+def holder_index(holders: int) -> tuple[HolderIndex, list[int]]:
+    """An index and its holders' bits."""
+    index = HolderIndex()
+    for bit in range(holders):
+        index.add_holder(bit)
+    return index, list(range(holders))
+
+
 def fleet_with_shared_prefixes(workers: int, blocks: int) -> tuple[HolderIndex, list[list[int]]]:
     """Every worker holds a part of each of 32 prompts: about 8 distinct depths per prompt."""
     generator = random.Random(SEED)
-    index = HolderIndex()
-    bits = [index.add_holder() for _ in range(workers)]
+    index, bits = holder_index(workers)
     prompts = [[generator.getrandbits(64) for _ in range(blocks)] for _ in range(32)]
     for prompt in prompts:
         depths = [generator.randint(1, blocks) for _ in range(8)]
@@ -46,8 +53,7 @@ def print_lookups() -> None:
 
 def print_events() -> None:
     generator = random.Random(SEED)
-    index = HolderIndex()
-    bits = [index.add_holder() for _ in range(64)]
+    index, bits = holder_index(64)
     runs = [[generator.getrandbits(64) for _ in range(64)] for _ in range(4000)]
     total = sum(map(len, runs))
     for name, action in (
@@ -64,8 +70,7 @@ def print_events() -> None:
 
 def print_memory() -> None:
     for holders in (1, 512):
-        index = HolderIndex()
-        bits = [index.add_holder() for _ in range(holders)]
+        index, bits = holder_index(holders)
         generator = random.Random(SEED)
         blocks = 1_000_000 if holders == 1 else 100_000
         tracemalloc.start()

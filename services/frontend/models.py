@@ -260,6 +260,7 @@ class DiscoveredModels:
             self._clock,
             tool_parser=self._parsers.tool_parser(card.name),
             reasoning_parser=self._parsers.reasoning_parser(card.name),
+            limits=self._settings.template,
         )
         for problem in text.selection.problems:
             _log.warning("parser_does_not_fit", model=card.name, why=problem)

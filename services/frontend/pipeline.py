@@ -32,6 +32,7 @@ from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
 from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
+from services.frontend.tool_choice import with_tool_constraint
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class Pipeline:
         self._check_room()
         self.access.check(request)
         model = self.models.find(request.model)
+        request = with_tool_constraint(request, model.text.selection.tools)
         check_request(request, model, self.settings)
         token_ids = await tokens_of(request, model, self.settings)
         return prepare(request, model, token_ids, attempt_timeout_s=self._timeout_s(request, began_s))

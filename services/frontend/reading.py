@@ -4,12 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvmesh.core import Usage
+from kvmesh.core import Constraint, ConstraintKind, Usage
 from services.frontend.models import ServedModel
+from services.frontend.parsers.family import WholeFamily
 from services.frontend.parsers.parser import answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.parsers.select import Selection
 from services.frontend.request import Conversation
+from services.frontend.tool_choice import forced_family
 
 PROMPT_TAIL_TOKENS = 16
 """Enough to see whether the prompt ends inside reasoning."""
@@ -61,12 +63,15 @@ class Reading:
         functions: Mapping[str, Mapping[str, Any]],
         parses_tools: bool,
         prompt_tail: str = "",
+        forced: WholeFamily | None = None,
+        is_parallel: bool = True,
     ) -> None:
         tools = selection.tools if parses_tools else None
         self._family = tools
+        self._is_parallel = is_parallel
         self._request_id = request_id
         self._parsers = [
-            answer_parser(tools, selection.reasoning, functions=functions, prompt_tail=prompt_tail)
+            answer_parser(forced or tools, selection.reasoning, functions=functions, prompt_tail=prompt_tail)
             for _ in range(choices)
         ]
         self._warnings: dict[str, None] = {}
@@ -94,14 +99,17 @@ class Reading:
         return self._noted(self._parsers[choice].flush())
 
     def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
+        if not self._is_parallel:
+            parts = [part for part in parts if not isinstance(part, CallBegin | CallArguments) or part.number == 0]
         for part in parts:
             if type(part) is Warned:
                 self._warnings[part.reason] = None
         return parts
 
     def calls(self, choice: int) -> int:
-        """Calls that a choice has begun."""
-        return self._parsers[choice].calls
+        """Calls that a choice has begun, those left out excepted."""
+        calls = self._parsers[choice].calls
+        return calls if self._is_parallel else min(1, calls)
 
     def call_id(self, choice: int, call: CallBegin) -> str:
         """A call's id: the request's own is random, so this is unique in any conversation."""
@@ -136,11 +144,16 @@ def reading_of(
     request_id: str,
     choices: int,
     parses_tools: bool,
+    constraint: Constraint | None = None,
 ) -> Reading | None:
     """How the answer to a conversation is read; None when it is content as it is."""
     selection = model.text.selection
+    if constraint is not None and constraint.kind is not ConstraintKind.STRUCTURAL_TAG:
+        # The grammar begins with the first token: there is no room for reasoning, whatever the prompt ended with.
+        selection = replace(selection, reasoning=None)
     parses_tools = parses_tools and bool(conversation.tools)
-    if selection.reasoning is None and not (parses_tools and selection.tools is not None):
+    forced = forced_family(conversation.tool_choice) if parses_tools else None
+    if selection.reasoning is None and forced is None and not (parses_tools and selection.tools is not None):
         return None
     tail = model.text.decode(list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=False)
     return Reading(
@@ -150,6 +163,8 @@ def reading_of(
         functions=_functions(conversation.tools),
         parses_tools=parses_tools,
         prompt_tail=tail,
+        forced=forced,
+        is_parallel=conversation.tool_choice.is_parallel,
     )
 
 

@@ -2,11 +2,36 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
 
 Message = Mapping[str, Any]
+
+
+class ToolMode(StrEnum):
+    """Who decides whether tools are called."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """How tools are chosen. `name`: the one of NAMED. `strict`: tools whose arguments must keep to their schema."""
+
+    mode: ToolMode = ToolMode.AUTO
+    name: str = ""
+    is_parallel: bool = True
+    strict: Sequence[str] = ()
+
+    @property
+    def is_forced(self) -> bool:
+        """True when the answer is calls and nothing else."""
+        return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +43,7 @@ class Conversation:
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     documents: Sequence[Mapping[str, Any]] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     adds_generation_prompt: bool = True

@@ -34,7 +34,7 @@ from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, 
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared, tokens_of
 from services.frontend.reading import Reading, reading_of
-from services.frontend.request import Answer, Conversation, Prompt, Request
+from services.frontend.request import Answer, Conversation, Prompt, Request, ToolChoice, ToolMode
 
 _log = logging.getLogger(__name__)
 SERVICE_NAME = "kvmesh.inference.v1.InferenceService"
@@ -88,6 +88,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 request_id=asked.request_id,
                 choices=asked.choices,
                 parses_tools=call.tool_choice != "none",
+                constraint=running.prepared.generation.sampling.constraint,
             )
             async for news in running.news():
                 response = _chat_response(asked.request_id, news, call.options, reading)
@@ -229,13 +230,21 @@ class _Running:
 
 
 def _conversation(call: ChatCall) -> Conversation:
-    if call.tool_choice not in ("auto", "none"):
-        raise UnsupportedError("tool_choice can only be auto or none for now", field="tool_choice")
     return Conversation(
         messages=call.messages,
         tools=call.tools if call.tool_choice != "none" else (),
+        tool_choice=_tool_choice(call),
         arguments=call.template_arguments,
     )
+
+
+def _tool_choice(call: ChatCall) -> ToolChoice:
+    mode, _, name = call.tool_choice.partition(":")
+    if mode in ("required", "named") and not call.tools:
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
+    if mode == "named" and name not in [tool["function"]["name"] for tool in call.tools]:
+        raise InvalidRequestError("tool_name must be the name of one of the tools", field="tool_name")
+    return ToolChoice(mode=ToolMode(mode), name=name)
 
 
 def _chat_response(request_id: str, news: News, options: Options, reading: Reading | None) -> pb.ChatResponse | None:

@@ -13,6 +13,7 @@ from services.frontend.access.settings import AccessSettings
 from services.frontend.batches.settings import BatchSettings
 from services.frontend.parsers.select import ParserNames
 from services.frontend.responses.settings import ResponsesSettings
+from services.frontend.sandbox import TemplateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ class ModelSettings:
         "", "Hugging Face cache to look in for models that are not a directory; empty: its default."
     )
     reload_s: float = setting(5.0, "Pause before a model whose files could not be read is tried again.", min=0.1)
+    template: TemplateLimits = field(default_factory=TemplateLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ from kvmesh.errors import UnsupportedError
 from services.frontend.detokenise import Detokeniser, Detokenisers
 from services.frontend.parsers.select import AUTO, Selection, select
 from services.frontend.request import Conversation
+from services.frontend.sandbox import TemplateLimits
 from services.frontend.templates import ChatTemplate
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+TEMPLATE_DIRECTORY = "additional_chat_templates"
 
 
 class TextModel:
@@ -80,7 +81,12 @@ class TextModel:
 
 
 def load_text_model(
-    directory: Path, clock: Clock, *, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+    directory: Path,
+    clock: Clock,
+    *,
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    limits: TemplateLimits | None = None,
 ) -> TextModel:
     """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
     path = directory / "tokenizer.json"
@@ -91,16 +97,19 @@ def load_text_model(
     except Exception as error:  # the library raises bare Exception for every fault of the file
         raise UnsupportedError(f"{path} cannot be read: {error}", reason="tokenizer_broken") from error
     config = _read_json(directory / "tokenizer_config.json")
-    source = _template_source(directory, config)
+    sources = _template_sources(directory, config)
+    source, tool_source = sources.get("default", ""), sources.get("tool_use", "")
     generation = _read_json(directory / "generation_config.json")
     eos = generation.get("eos_token_id")
     added_tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     return TextModel(
         tokenizer,
-        template=ChatTemplate(source, _special_tokens(config), clock) if source else None,
+        template=ChatTemplate(source, _special_tokens(config), clock, tool_source=tool_source, limits=limits)
+        if source
+        else None,
         defaults=_generation_defaults(generation),
         eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
-        selection=select(tool_parser, reasoning_parser, template=source, added_tokens=added_tokens),
+        selection=select(tool_parser, reasoning_parser, template=tool_source or source, added_tokens=added_tokens),
     )
 
 
@@ -139,22 +148,27 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _template_source(directory: Path, config: Mapping[str, Any]) -> str:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    found = config.get("chat_template") or ""
-    if isinstance(found, list):  # Several named templates; the default one is for chat.
-        found = next((each.get("template", "") for each in found if each.get("name") == "default"), "")
-    return found if isinstance(found, str) else ""
+def _template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name: `default`, and `tool_use` where conversations with tools have one of their own."""
+    found = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template") or ""
+    if isinstance(found, list):
+        pairs = [(each.get("name"), each.get("template")) for each in found if isinstance(each, dict)]
+        sources = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    else:
+        sources = {"default": found} if isinstance(found, str) else {}
+    files = {path.stem: path for path in (directory / TEMPLATE_DIRECTORY).glob("*.jinja")}
+    files["default"] = directory / "chat_template.jinja"
+    return sources | {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Named tokens: bos_token, eos_token, and those that only some models have, such as image_token."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **config}
     tokens: dict[str, str] = {}
-    for name in _SPECIAL:
-        value = config.get(name)
+    for name, value in named.items():
         text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
+        if name.endswith("_token") and isinstance(text, str):
             tokens[name] = text
     return tokens
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from random import Random
 
 from kvmesh.core import Ask, Handoff, Placement, ReportKind
@@ -153,6 +155,7 @@ class RouterCore:
             learn(reservation, note, self._placer.links)
         if note.kind.settles:
             self.book.settle(reservation)
+            self._end_predictions(reservation)
         elif note.kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS):
             self.book.prefilled(reservation, now=_time_of(reservation, note))
         return reservation
@@ -250,6 +253,7 @@ class RouterCore:
             prefill_s=choice.prefill_s,
             forecast=choice.forecast,
             expected_ttft_s=choice.expected_ttft_s,
+            last_block_hash=ask.block_hashes[-1] if ask.block_hashes else None,
         )
         self.book.add(reservation)
         self.health.placed(reservation, ask, now, self._holders_of)
@@ -257,16 +261,23 @@ class RouterCore:
             if target is not None:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
-                    target.worker.feed.remember(target.rank, ask.block_hashes)
+                    is_computing = target is reservation.computing
+                    target.worker.feed.placed(target.rank, ask.block_hashes, now=now, is_computing=is_computing)
                 if ask.adapter:
                     target.ran(ask.adapter)
         if ask.session_id:
             self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
         return _placement(reservation, choice)
 
+    def _end_predictions(self, reservation: Reservation) -> None:
+        for target in (reservation.prefill, reservation.decode):
+            if target is not None and target.worker.feed is not None and reservation.last_block_hash is not None:
+                target.worker.feed.settled(target.rank, reservation.last_block_hash)
+
     def _holders_of(self, block_hash: int) -> int:
-        matches = self.index.device.match((block_hash,))
-        return matches[0].holders if matches else 0
+        """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
+        found = [match.holders for index in self.index.tiers.values() for match in index.match((block_hash,))]
+        return reduce(or_, found, 0)
 
 
 def _time_of(reservation: Reservation, note: ReportNote) -> float | None:

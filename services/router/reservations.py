@@ -8,6 +8,7 @@ Invariants:
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from services.router.learning import Forecast
 from services.router.target import Target
@@ -30,8 +31,8 @@ class Reservation:
     ends_at_latest: float
     is_orphaned: bool = False
     is_prefilled: bool = False
-    due_at: float = 0.0
-    """When the worker that computes now should have shown a result."""
+    due_at: float = inf
+    """Since when the worker that computes now has had it to do. Infinite: nobody here knows, a peer placed it."""
     expected_ttft_s: float | None = None
     """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
     placed_at: float | None = None
@@ -40,6 +41,8 @@ class Reservation:
     """Expected time to compute its prompt; 0: as the worker's coefficients say."""
     forecast: Forecast | None = None
     """What reports are compared with. None: nothing, a peer placed it."""
+    last_block_hash: int | None = None
+    """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it."""
 
     @property
     def expected_prefill_s(self) -> float | None:
@@ -86,8 +89,7 @@ class Book:
             computing.promise(reservation.uncached_tokens, reservation.prefill_s, reservation.placed_at)
             if prefill is not None:
                 prefill.requests_in_flight += 1
-                prefill.refresh()
-        decode.refresh()
+        decode.refresh_batch()
 
     def prefilled(self, reservation: Reservation, *, now: float | None = None) -> None:
         """Its prompt is computed, at `now` when that is known. Idempotent."""
@@ -98,14 +100,13 @@ class Book:
         computing.computed(reservation.uncached_tokens, reservation.prefill_s, now)
         if reservation.prefill is not None:
             reservation.prefill.requests_in_flight -= 1
-        computing.refresh()
 
     def settle(self, reservation: Reservation) -> None:
         """It is over."""
         self.prefilled(reservation)
         reservation.decode.requests_in_flight -= reservation.choices
         reservation.decode.kv_blocks_in_flight -= reservation.kv_blocks
-        reservation.decode.refresh()
+        reservation.decode.refresh_batch()
         of_frontend = self._by_frontend[reservation.frontend_id]
         del of_frontend[reservation.ask_id]
         self._count -= 1

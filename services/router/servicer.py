@@ -227,7 +227,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 trust=feed.trust.value,
                 trust_reason=feed.reason or (health.overlap.fault or ""),
                 load=target.load,
-                index_blocks=self._core.index.device.count(feed.bits[target.rank]),
+                index_blocks=feed.rank_blocks(target.rank),
                 requests_in_flight=target.requests_in_flight,
                 prompt_tokens_in_flight=target.prompt_tokens_in_flight,
                 excluded_by=excluded_by,

@@ -49,7 +49,9 @@ class StepWatch:
             self._stepped_at = now
             self._working_since = None
             self._slowest_step_s = max(record.step_s, _FORGETTING * self._slowest_step_s)
-        has_work = record.running_requests > 0 or record.waiting_requests > 0
+        # Requests that wait for blocks which leases hold are held up by whoever does not fetch them, until the leases end.
+        waits_for_leases = record.kv_blocks_leased > 0
+        has_work = record.running_requests > 0 or (record.waiting_requests > 0 and not waits_for_leases)
         if not has_work:
             self._working_since = None
         elif self._working_since is None:

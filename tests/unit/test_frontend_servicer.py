@@ -169,7 +169,7 @@ BAD: list[tuple[pb.GenerateRequest | pb.ChatRequest, type[MeshError], str]] = [
     (chat(pb.ChatMessage(role=9, content="x")), InvalidRequestError, "messages[0].role"),  # type: ignore[arg-type]
     (chat(pb.ChatMessage(role=pb.CHAT_ROLE_USER)), InvalidRequestError, "messages[0].content"),
     (chat(pb.ChatMessage(role=pb.CHAT_ROLE_TOOL, content="x")), InvalidRequestError, "messages"),
-    (chat(USER, tool_choice=pb.TOOL_CHOICE_REQUIRED), UnsupportedError, "tool_choice"),
+    (chat(USER, tool_choice=pb.TOOL_CHOICE_REQUIRED), InvalidRequestError, "tool_choice"),
 ]
 
 

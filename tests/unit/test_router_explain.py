@@ -9,6 +9,7 @@ from kvmesh.core import ReportKind
 from kvmesh.errors import MeshError
 from services.router.core import CoreLimits, RouterCore
 from services.router.explain import REPORTS_MAX, Record, ReportNote, candidates_of, margin_of
+from services.router.lanes import QueueLimits
 from services.router.policies import POLICIES
 from services.router.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
@@ -170,3 +171,19 @@ def test_terms_add_up_under_every_policy(policy):
         for candidate in weighed:
             assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
         assert (record.choice.prefill, record.choice.decode) in [(c.prefill, c.decode) for c in weighed]
+
+
+def test_the_wait_in_the_queue_is_told_and_counts_in_what_was_observed():
+    """Who waited is explained as placed when its turn came; the error of the prediction leaves the wait out."""
+    router = core(target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits())
+    join(router, "d1", "decode")
+    decide(router, 1)
+    record = decide(router, 2)
+    assert (record.placement, record.error, record.queued_s) == (None, None, None)
+    router.report("f", 1, ReportNote(kind=ReportKind.FINISHED, elapsed_s=3.0), now=3.0)
+    [answer] = router.drain_queue(now=3.0, wall=9.0)
+    record = router.history.get("r2")
+    assert (answer.outcome, record.queued_s, record.decided_at_s) == (record.placement, 3.0, 9.0)
+    router.report("f", 2, ReportNote(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.5), now=3.5)
+    assert record.observed_ttft_s == 3.5
+    assert [c.decode.worker.worker_id for c in candidates_of(record)] == ["d1"]

@@ -1,10 +1,11 @@
 """Health in placement: breakers, wedges and impossible overlap as a whole router shows them."""
 
 from itertools import count
+from math import inf
 
 import pytest
 
-from kvmesh.core import KvBatch, LoadRecord, ReportKind
+from kvmesh.core import KvBatch, KvStored, KvTier, LoadRecord, ReportKind
 from kvmesh.errors import DeadlineError, InvalidRequestError, KvLostError, LostError, OverloadedError, UnavailableError
 from services.router.breaker import BreakerSettings, BreakerState
 from services.router.core import RouterCore
@@ -204,6 +205,18 @@ def test_overdue_placements_show_a_wedge_that_load_records_do_not():
     tell(router, number, "cancelled", 61.0)
 
 
+def test_placements_of_which_nobody_here_knows_since_when_show_nothing():
+    """What a peer placed counts as work, and is no evidence until somebody reports of it here."""
+    router = fleet_of("d1")
+    load(router, "d1", 0, step=7)
+    number, _ = place(router, 1.0)
+    reservation = router.book.get("f", number)
+    reservation.due_at = inf
+    assert kinds(router, 1000.0) == []
+    tell(router, number, "first_token", 1000.0)
+    assert kinds(router, 1006.0) == ["worker_wedged", "breaker_opened"]
+
+
 def test_decode_is_not_blamed_for_a_slow_prefill():
     """Until the prompt is handed over the decode worker owes nothing; then it does."""
     router = fleet_of("p1", "d1")
@@ -255,4 +268,16 @@ def test_good_overlap_and_unknown_caches_are_not_told():
         for name in ("d1", "d2", "d3"):
             number, _ = place(router, float(now), hashes=[1, 2, 3], pinned_decode_worker_id=name)
             tell(router, number, "finished", float(now))
+    assert router.check_health(now=30.0) == []
+
+
+def test_blocks_in_a_slower_tier_are_overlap_too():
+    """A worker that moved them to host memory still names them as asked for."""
+    router = fleet_of("d1")
+    feed = router.fleet.workers["d1"].feed
+    told = KvStored(block_hashes=(1, 2), tier=KvTier.HOST)
+    feed.apply(KvBatch(epoch=1, sequence=feed.resume_at[1] + 1, events=(told,)))
+    for now in range(30):
+        number, _ = place(router, float(now), hashes=[1, 2, 3])
+        tell(router, number, "finished", float(now))
     assert router.check_health(now=30.0) == []

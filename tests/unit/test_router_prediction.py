@@ -1,5 +1,8 @@
 """The metric of prediction errors: what is compared, and that its labels stay few."""
 
+import re
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry
 
 from kvmesh.core import ReportKind
@@ -9,6 +12,8 @@ from services.router.health import HealthSettings
 from services.router.metrics import RouterMetrics
 from services.router.prediction import OTHER, WorkerLabels, error_ratio
 from tests.unit.router_fleets import ask, core, join
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_error_is_relative_and_needs_both_times():
@@ -54,3 +59,15 @@ def test_reports_fill_the_histogram_of_the_worker_that_they_are_about():
     router.fleet.unregistered("d1")
     metrics.forget_workers()
     assert (count("prefill", "p1"), count("ttft", "d1")) == (3, None)
+
+
+def test_the_readme_lists_the_metrics_that_there_are():
+    """Neither a row without a metric nor a metric without a row."""
+    telemetry = Telemetry.create("router", registry=CollectorRegistry())
+    RouterMetrics(telemetry.instruments, core())
+    prefix = "kvmesh_router_"
+    there = {metric.name.removeprefix(prefix) for metric in telemetry.registry.collect()}
+    text = (ROOT / "services/router/README.md").read_text().partition("## Metrics")[2]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {name for name in there if not name.startswith("rpc_")}

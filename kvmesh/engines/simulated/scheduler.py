@@ -282,15 +282,19 @@ class Scheduler:
         self.prompt_tokens_total += take
         step.prefill_tokens += take
         if leg.computed == len(leg.tokens):
-            self._prefilling.remove(leg)
-            if leg.request.leg is Leg.PREFILL:
-                self._hand_off(leg, now_s)
-            elif leg.request.leg is Leg.EMBED:
-                self._end(leg, FinishReason.STOP, embedding=embed(leg, self.settings.embedding_dimensions))
-            else:
-                score_prompt(leg, step, self.card)
-                self._first_token(leg, step)
+            self._prompt_computed(leg, step, now_s)
         return take or 1
+
+    def _prompt_computed(self, leg: LegState, step: Step, now_s: float) -> None:
+        if leg.request.leg is Leg.EMBED:
+            self._end(leg, FinishReason.STOP, embedding=embed(leg, self.settings.embedding_dimensions))
+            return
+        self._prefilling.remove(leg)
+        if leg.request.leg is Leg.PREFILL:
+            self._hand_off(leg, now_s)
+        else:
+            score_prompt(leg, step, self.card)
+            self._first_token(leg, step)
 
     def _first_token(self, leg: LegState, step: Step) -> None:
         """Reads the prompt's checksum out of its blocks, samples from it, and joins the decoding legs."""

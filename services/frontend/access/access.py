@@ -87,6 +87,10 @@ class Access:
             self._refused.labels(error.reason).inc()
             raise
 
+    def caller_of(self, tenant: str) -> Caller:
+        """The caller for work of a tenant that outlives its request. Raises UnauthenticatedError when it has no key any more."""
+        return self._book.of_tenant(tenant, wall_s=self._clock.wall()) if self.needs_key else ANYBODY
+
     def check(self, request: Request) -> None:
         """What the current caller may not ask for: NotFoundError for models, InvalidRequestError for the priority."""
         caller = current_caller.get()

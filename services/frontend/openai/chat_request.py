@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -19,7 +20,7 @@ from services.frontend.openai.sampling import (
     read_top_logprobs,
     read_truncation,
 )
-from services.frontend.request import Conversation, Request
+from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
 
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
@@ -42,7 +43,7 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
     max_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
     old, new = fields.integer("max_tokens", 1, TOKENS_MAX), fields.integer("max_completion_tokens", 1, TOKENS_MAX)
     logprobs = read_top_logprobs(fields)
-    tools, uses_tools = _read_tools(fields)
+    tools, tool_choice = _read_tools(fields)
     constraint, constraint_name = read_constraint(fields)
     prompt_logprobs = read_prompt_logprobs(fields, is_stream=is_stream)
     includes_usage, has_usage_throughout = read_stream_options(fields, is_stream=is_stream)
@@ -51,7 +52,7 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
             Request(
                 request_id=request_id,
                 model=model,
-                prompt=_read_conversation(fields, tools),
+                prompt=_read_conversation(fields, tools, tool_choice),
                 sampling=read_sampling(
                     fields,
                     max_tokens=old if new is None else new,
@@ -79,7 +80,7 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
         has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
-        parses_tools=uses_tools,
+        parses_tools=bool(tools),
         has_prompt_logprobs=prompt_logprobs is not None,
     )
     _refuse_others(fields)
@@ -109,10 +110,10 @@ def _refuse_others(fields: Fields) -> None:
 def read_chat_prompt(fields: Fields) -> Conversation:
     """The conversation of a body that asks for its tokens only."""
     tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
-    return _read_conversation(fields, tools)
+    return _read_conversation(fields, tools, ToolChoice())
 
 
-def _read_conversation(fields: Fields, tools: list[dict[str, Any]]) -> Conversation:
+def _read_conversation(fields: Fields, tools: list[dict[str, Any]], tool_choice: ToolChoice) -> Conversation:
     messages = fields.objects("messages", MESSAGES_MAX)
     if not messages:
         raise fields.wrong("messages", f"a list of 1 to {MESSAGES_MAX} messages")
@@ -123,6 +124,7 @@ def _read_conversation(fields: Fields, tools: list[dict[str, Any]]) -> Conversat
     return Conversation(
         messages=[_read_message(Fields(each, f"messages[{i}].")) for i, each in enumerate(messages)],
         tools=tools,
+        tool_choice=tool_choice,
         documents=fields.objects("documents", 1024),
         arguments=_read_arguments_of_template(fields),
         adds_generation_prompt=adds_prompt,
@@ -213,25 +215,74 @@ def _read_arguments(function: Fields) -> dict[str, Any]:
     return arguments
 
 
-def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
-    """The tools for the template, and whether calls are looked for in the answer."""
-    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
-    choice = fields.take("tool_choice")
-    if choice is not None and choice not in ("none", "auto"):
-        if choice == "required" or isinstance(choice, dict):
-            raise UnsupportedError("tool_choice can only be auto or none for now", field="tool_choice")
-        raise fields.wrong("tool_choice", "none, auto, required or an object")
-    if choice == "auto" and not tools:
-        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
+def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], ToolChoice]:
+    """The tools for the template, none where none may be called, and how they are chosen."""
+    values = fields.objects("tools", TOOLS_MAX)
+    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(values)]
+    strict = [tool["function"]["name"] for tool, value in zip(tools, values, strict=True) if _is_strict(value)]
     is_parallel = fields.flag("parallel_tool_calls", True)
-    if tools and not is_parallel:
-        raise UnsupportedError(
-            "parallel_tool_calls can only be true: the model decides how many calls it makes",
-            field="parallel_tool_calls",
-        )
-    if choice == "none":
-        return [], False
-    return tools, bool(tools)
+    value = fields.take("tool_choice")
+    if value is None:
+        return tools, ToolChoice(is_parallel=is_parallel, strict=strict)
+    if value == "none":
+        return [], ToolChoice(mode=ToolMode.NONE)
+    if not tools:
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
+    choice = ToolChoice(is_parallel=is_parallel, strict=strict)
+    if isinstance(value, str):
+        if value not in ("auto", "required"):
+            raise fields.wrong("tool_choice", "none, auto, required or an object")
+        return tools, replace(choice, mode=ToolMode(value))
+    if not isinstance(value, dict):
+        raise fields.wrong("tool_choice", "none, auto, required or an object")
+    return _read_chosen(Fields(value, "tool_choice."), tools, choice)
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _read_chosen(
+    fields: Fields, tools: list[dict[str, Any]], choice: ToolChoice
+) -> tuple[list[dict[str, Any]], ToolChoice]:
+    """A choice that names tools: the one to call, or those that may be called."""
+    if fields.choice("type", ("function", "allowed_tools")) == "allowed_tools":
+        return _read_allowed(fields, tools, choice)
+    name = _read_named(fields, tools)
+    fields.finish()
+    return tools, replace(choice, mode=ToolMode.NAMED, name=name)
+
+
+def _read_named(fields: Fields, tools: list[dict[str, Any]]) -> str:
+    function = Fields(fields.object("function") or {}, fields.name("function."))
+    name = function.text("name", 64)
+    function.finish()
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise function.wrong("name", "the name of one of the tools")
+    assert name is not None
+    return name
+
+
+def _read_allowed(
+    fields: Fields, tools: list[dict[str, Any]], choice: ToolChoice
+) -> tuple[list[dict[str, Any]], ToolChoice]:
+    allowed = Fields(fields.object("allowed_tools") or {}, fields.name("allowed_tools."))
+    mode = allowed.choice("mode", ("auto", "required"))
+    if mode is None:
+        raise allowed.wrong("mode", "auto or required")
+    names = set()
+    for i, each in enumerate(allowed.objects("tools", TOOLS_MAX)):
+        one = Fields(each, allowed.name(f"tools[{i}]."))
+        one.choice("type", ("function",))
+        names.add(_read_named(one, tools))
+        one.finish()
+    if not names:
+        raise allowed.wrong("tools", "a list of at least one tool")
+    allowed.finish()
+    fields.finish()
+    kept = [tool for tool in tools if tool["function"]["name"] in names]
+    strict = [name for name in choice.strict if name in names]
+    return kept, replace(choice, mode=ToolMode(mode), strict=strict)
 
 
 def _read_tool(fields: Fields) -> dict[str, Any]:
@@ -251,7 +302,7 @@ def _read_tool(fields: Fields) -> dict[str, Any]:
     parameters = function.object("parameters")
     if parameters is not None:
         tool["parameters"] = parameters
-    function.refuse("strict", "tool arguments are not constrained", (False,))
+    function.flag("strict")
     function.finish()
     fields.finish()
     return {"type": "function", "function": tool}

@@ -5,6 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
+from services.frontend.access.caller import current_caller
 from services.frontend.models import ServedModel
 from services.frontend.openai.bodies import to_json
 from services.frontend.openai.chat_request import read_chat_prompt
@@ -77,5 +78,6 @@ def _model(exchange: Exchange, fields: Fields) -> ServedModel:
         raise fields.wrong("model", "a model's name")
     else:
         model = models.find(name)
+    current_caller.get().check_model(model.adapter or model.name)
     exchange.model_name = model.name
     return model

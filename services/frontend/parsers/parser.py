@@ -103,15 +103,16 @@ def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Read
     ends = Marks((*family.closings, *family.openings, *tool_marks))
 
     def read(feed: Feed) -> Steps:
-        feed.drop_blanks()
+        # Blanks around reasoning say nothing at the ends of the answer; between two texts they keep them apart.
+        blanks, feed.blanks = feed.blanks, ""
         feed.drops_blanks = True
         # Models that were given the opening mark in the prompt may say it again.
         while (mark := (yield from feed.stream_plain(ends, Reasoning))) in family.openings:
             feed.at += len(mark)
         if mark in family.closings:
             feed.at += len(mark)
-        feed.drop_blanks()
-        feed.drops_blanks = True
+        feed.blanks = blanks if feed.has_content else ""
+        feed.drops_blanks = not feed.has_content
         feed.settle()
 
     return read
