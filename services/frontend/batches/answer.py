@@ -21,6 +21,7 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.rpc.http_status import http_status
+from services.frontend.access.caller import current_caller
 from services.frontend.batches.lines import Line
 from services.frontend.batches.settings import BatchSettings
 from services.frontend.batches.store import Result
@@ -133,6 +134,8 @@ class LineRunner:
             request_id = self._pipeline.new_id()
             effort = Effort(pipeline=self._pipeline, began_s=self._pipeline.clock.now())
             try:
+                # The line runs in a task of its own, long after the request that made the batch.
+                current_caller.set(self._pipeline.access.caller_of(owner))
                 body = await self._endpoints.answer(endpoint, effort, line.body, request_id, owner)
                 return self._result(line, effort, request_id, 200, body)
             except (OverloadedError, UnavailableError) as error:

@@ -5,7 +5,6 @@ import re
 from aiohttp import web
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.access.caller import current_caller
 from services.frontend.batches.answer import Endpoints
 from services.frontend.batches.file_routes import is_file_id, refuse_unknown
 from services.frontend.batches.files import FileStore
@@ -65,7 +64,6 @@ class BatchRoutes:
         row = await self._store.create(
             owner,
             f"batch_{exchange.request_id}",
-            caller=current_caller.get(),
             endpoint=endpoint,
             input_file_id=file_id,
             completion_window=window,

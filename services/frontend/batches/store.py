@@ -10,8 +10,6 @@ import orjson
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
-from services.frontend.access.caller import Caller
-from services.frontend.batches.callers import read_caller, written_caller
 from services.frontend.batches.files import insert_file, place_of
 from services.frontend.batches.settings import BatchSettings
 from services.frontend.batches.tables import (
@@ -67,7 +65,6 @@ class BatchStore:
         owner: str,
         batch_id: str,
         *,
-        caller: Caller,
         endpoint: str,
         input_file_id: str,
         completion_window: str,
@@ -78,7 +75,7 @@ class BatchStore:
         """A new batch, to be validated. OverloadedError when there are too many."""
         now_s = self._clock.wall()
         told = orjson.dumps(metadata).decode() if metadata is not None else None
-        values = (batch_id, owner, written_caller(caller), endpoint, input_file_id, completion_window, told, output_ttl_s, VALIDATING, now_s,
+        values = (batch_id, owner, endpoint, input_file_id, completion_window, told, output_ttl_s, VALIDATING, now_s,
                   now_s + window_s)  # fmt: skip
 
         def work(connection: Connection) -> Row:
@@ -86,8 +83,8 @@ class BatchStore:
             if count >= self._settings.batches_max:
                 raise OverloadedError("too many batches", reason="batches_full", retry_after_s=60.0)
             connection.execute(
-                "INSERT INTO batches (id, owner, caller, endpoint, input_file_id, completion_window, metadata, output_ttl_s,"
-                " status, created_s, expires_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO batches (id, owner, endpoint, input_file_id, completion_window, metadata, output_ttl_s,"
+                " status, created_s, expires_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 values,
             )
             return _row(connection, batch_id)
@@ -153,7 +150,6 @@ class BatchStore:
         return Claim(
             batch_id=row["id"],
             owner=row["owner"],
-            caller=read_caller(row["caller"]),
             endpoint=row["endpoint"],
             input_file_id=row["input_file_id"],
             status=row["status"],

@@ -6,8 +6,6 @@ from typing import Any
 
 import orjson
 
-from services.frontend.access.caller import Caller
-
 _FIRST = """
 CREATE TABLE files (
   id TEXT PRIMARY KEY,
@@ -22,7 +20,6 @@ CREATE INDEX files_by_age ON files (owner, created_s, id);;
 CREATE TABLE batches (
   id TEXT PRIMARY KEY,
   owner TEXT NOT NULL,
-  caller TEXT NOT NULL,
   endpoint TEXT NOT NULL,
   input_file_id TEXT NOT NULL,
   completion_window TEXT NOT NULL,
@@ -78,7 +75,6 @@ class Claim:
 
     batch_id: str
     owner: str
-    caller: Caller
     endpoint: str
     input_file_id: str
     status: str

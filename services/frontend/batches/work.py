@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvmesh.clock import Clock
 from kvmesh.telemetry import event_logger
-from services.frontend.access.caller import current_caller
 from services.frontend.batches.answer import DrainingError, LineRunner, unrun_result
 from services.frontend.batches.files import FileStore
 from services.frontend.batches.lines import Line, LineReader, check_file
@@ -169,8 +168,6 @@ class BatchRun:
         return LineReader(path, claim.endpoint, line_bytes_max=self._shop.settings.line_bytes_max)
 
     async def _run_line(self, line: Line) -> None:
-        # The line's own task: its quotas and its use are those of whoever made the batch.
-        current_caller.set(self._claim.caller)
         try:
             result = await self._shop.lines.run(self._claim.endpoint, self._claim.owner, line)
             await self._keep(result)
