@@ -174,6 +174,5 @@ def main() -> None:
             )
 
 
-
 if __name__ == "__main__":
     main()
