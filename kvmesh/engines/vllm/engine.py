@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvmesh.core import KvEvent, LoadRecord, Role
+from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.vllm import environment
 from kvmesh.engines.vllm.adapters import Adapters
@@ -304,6 +304,7 @@ class VllmEngine:
             kv_blocks_total=core.blocks_total,
             kv_compatibility_hash=form.compatibility_hash,
             lease_s=self._settings.lease_s,
+            profile=PerformanceProfile(kv_bytes_per_token=max(1, form.kv_bytes_per_block // form.block_size_tokens)),
         )
         self._load = self._runner.load()
         self._core = core
