@@ -21,11 +21,15 @@ DEFAULT_TOOL_FAMILY = "hermes"
 
 # The more telling come first: marks of a later family may stand in templates of an earlier one.
 TOOL_ORDER: Sequence[str] = (
-    "harmony", "kimi_k2", "glm45", "qwen3_coder", "mistral", "pythonic", "hermes", "llama3_json",
+    "harmony", "kimi_k2", "glm45", "minimax_m2", "deepseek_v3_2", "deepseek_v3", "gemma", "nemotron", "jamba", "phi4", "granite",
+    "qwen3_coder", "mistral", "pythonic", "granite_20b_fc", "hermes", "llama3_json",
 )  # fmt: skip
 # Which reasoning goes with a tool family where the marks alone do not say.
-REASONING_OF_TOOLS: Mapping[str, str] = {"harmony": "gpt_oss", "kimi_k2": "kimi", "glm45": "glm45"}
-REASONING_ORDER: Sequence[str] = ("gpt_oss", "qwen3", "mistral", "kimi")
+REASONING_OF_TOOLS: Mapping[str, str] = {
+    "harmony": "gpt_oss", "kimi_k2": "kimi", "glm45": "glm45", "granite": "granite", "minimax_m2": "minimax_m2",
+    "nemotron": "nemotron",
+}  # fmt: skip
+REASONING_ORDER: Sequence[str] = ("gpt_oss", "gemma", "granite", "qwen3", "mistral", "kimi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
