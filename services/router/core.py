@@ -18,7 +18,7 @@ from services.router.health import HealthEvent, HealthSettings
 from services.router.lanes import QueueLimits, Waiting
 from services.router.learning import learn
 from services.router.place import Limits, Placer
-from services.router.policies import PolicyContext, make_policy
+from services.router.policies import Policy, PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
 from services.router.target import TargetLimits
 
@@ -40,7 +40,7 @@ class RouterCore:
         self,
         *,
         router_id: str,
-        policy: str = "kv",
+        policy: str | type[Policy] = "kv",
         cost: CostSettings | None = None,
         limits: Limits | None = None,
         target_limits: TargetLimits | None = None,
