@@ -361,7 +361,10 @@ def test_a_load_record_or_a_seed_changes_nothing_in_the_queue():
     def order(seed: int) -> list[str]:
         stage = Stage()
         stage.router = RouterCore(
-            router_id="r", generator=Random(seed), target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits()
+            router_id="r",
+            generator=Random(seed),
+            target_limits=TargetLimits(requests_per_decode_max=1),
+            queue_limits=QueueLimits(),
         )
         join(stage.router, "d1", "decode")
         for number in range(20):
