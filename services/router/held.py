@@ -37,9 +37,11 @@ class Overlap:
         index, size = self._index, ask.block_size_tokens
         depths, sets = index.device.prefixes(hashes)
         held = by_holder(depths, sets, size) if depths else None
-        if len(index.predicted) and (found := index.predicted.match(hashes)):
-            there = by_holder([match.depth for match in found], [match.holders for match in found], size)
-            held = there if held is None else np.maximum(*_as_long(held, there))
+        if len(index.predicted):
+            depths, sets = index.predicted.prefixes(hashes)
+            if depths:
+                there = by_holder(depths, sets, size)
+                held = there if held is None else np.maximum(*_as_long(held, there))
         held = self._with_slower_tiers(hashes, size, held)
         if held is not None and len(hashes) * size >= ask.prompt_tokens:
             np.minimum(held, ask.prompt_tokens - 1, held)
