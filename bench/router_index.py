@@ -11,15 +11,22 @@ from services.router.index import HolderIndex
 SEED = 7
 
 
-def rate(action: Callable[[int], object], *, for_s: float = 1.0) -> float:
-    """Calls per second."""
-    started = time.perf_counter()
-    calls = 0
-    while time.perf_counter() - started < for_s:
-        for _ in range(50):
-            action(calls)
-            calls += 1
-    return calls / (time.perf_counter() - started)
+ROUNDS = 5
+ROUND_S = 0.15
+
+
+def rate(action: Callable[[int], object]) -> float:
+    """Calls per second of processor time in the best of a few rounds: other programs on the machine slow the rest."""
+    best = 0.0
+    for _ in range(ROUNDS):
+        started = time.process_time()
+        calls = 0
+        while (spent := time.process_time() - started) < ROUND_S:
+            for _ in range(50):
+                action(calls)
+                calls += 1
+        best = max(best, calls / spent)
+    return best
 
 
 def holder_index(holders: int) -> tuple[HolderIndex, list[int]]:
@@ -47,7 +54,7 @@ def print_lookups() -> None:
     for workers in (8, 64, 512):
         for blocks in (32, 128, 512, 2048):
             index, prompts = fleet_with_shared_prefixes(workers, blocks)
-            per_s = rate(lambda i: index.match(prompts[i % 32]))  # noqa: B023 - called before the next turn
+            per_s = rate(lambda i: index.prefixes(prompts[i % 32]))  # noqa: B023 - called before the next turn
             print(f"  {workers:4} workers {blocks:5} blocks  {per_s:10,.0f}/s  {1e6 / per_s:7.1f} us")
 
 
@@ -62,10 +69,10 @@ def print_events() -> None:
         ("removed by the first", lambda i: index.removed(bits[i % 64], runs[i][::-1])),
         ("removed by the last", lambda i: index.removed(bits[(i + 1) % 64], runs[i][::-1])),
     ):
-        started = time.perf_counter()
+        started = time.process_time()
         for i in range(len(runs)):
             action(i)
-        print(f"  {name:28} {total / (time.perf_counter() - started) / 1e6:6.2f} M blocks/s")
+        print(f"  {name:28} {total / (time.process_time() - started) / 1e6:6.2f} M blocks/s")
 
 
 def print_memory() -> None:

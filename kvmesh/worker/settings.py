@@ -8,6 +8,7 @@ from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import group, required, setting
 from kvmesh.telemetry import TelemetrySettings
+from kvmesh.worker.profile import ProfileSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class WorkerSettings:
         4096, "step frames a slow frontend may lag behind before its stream is ended", min=1
     )
     lease_check_s: float = setting(0.5, "how often expired leases and deadlines are looked for", min=0.01)
+    profile: ProfileSettings = group(ProfileSettings)
 
 
 SET_BY_HOST = ("model", "model_dir", "served_name", "role")

@@ -113,6 +113,7 @@ class DiscoveredModels:
         self._served: dict[str, ServedModel] = {}
         self._created_s: dict[str, int] = {}
         self._problems: dict[str, str] = {}
+        self._refusals: dict[str, UnsupportedError] = {}
         self._changed = asyncio.Event()
 
     def find(self, name: str) -> ServedModel:
@@ -262,13 +263,20 @@ class DiscoveredModels:
         return known
 
     async def _start_parsers(self, card: Card) -> ParserProcess:
+        if (refusal := self._refusals.get(card.name)) is not None:
+            # What vLLM does not have it will not have at the next try, which takes seconds.
+            raise refusal
         process = ParserProcess(
             find_directory(card.source, card.revision, self._settings.cache_dir),
             tool=_remote_name(self._parsers.tool_parser(card.name)),
             reasoning=_remote_name(self._parsers.reasoning_parser(card.name)),
             settings=self._settings.parser_process,
         )
-        await process.start()
+        try:
+            await process.start()
+        except UnsupportedError as error:
+            self._refusals[card.name] = error
+            raise
         return process
 
     def _load(self, card: Card) -> TextModel:

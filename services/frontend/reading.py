@@ -6,11 +6,13 @@ from typing import Any, Protocol
 
 from kvmesh.core import Constraint, ConstraintKind, Usage
 from services.frontend.models import ServedModel
-from services.frontend.parsers.family import ToolFamily, WholeFamily
+from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 from services.frontend.parsers.parser import answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Warned
+from services.frontend.parsers.select import Selection
 from services.frontend.remote.relay import RemoteAnswer, RemoteParser
 from services.frontend.request import Conversation
+from services.frontend.text_model import TextModel
 from services.frontend.tool_choice import forced_family
 
 PROMPT_TAIL_TOKENS = 16
@@ -81,10 +83,12 @@ class Reading:
         request_id: str,
         family: ToolFamily | WholeFamily | None,
         is_parallel: bool = True,
+        includes_reasoning: bool = True,
         remote: RemoteAnswer | None = None,
     ) -> None:
         self._family = family
         self._is_parallel = is_parallel
+        self._includes_reasoning = includes_reasoning
         self._request_id = request_id
         self._parsers = parsers
         self.remote = remote
@@ -115,6 +119,8 @@ class Reading:
     def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
         if not self._is_parallel:
             parts = [part for part in parts if not isinstance(part, CallBegin | CallArguments) or part.number == 0]
+        if not self._includes_reasoning:
+            parts = [part for part in parts if not isinstance(part, Reasoning)]
         for part in parts:
             if type(part) is Warned:
                 self._warnings[part.reason] = None
@@ -159,6 +165,7 @@ def reading_of(
     choices: int,
     parses_tools: bool,
     constraint: Constraint | None = None,
+    includes_reasoning: bool = True,
 ) -> Reading | None:
     """How the answer to a conversation is read; None when it is content as it is."""
     text, selection = model.text, model.text.selection
@@ -180,16 +187,39 @@ def reading_of(
             parses_tools=parses_tools,
         )
         text.parser_process.answers[request_id] = remote
-        return Reading(remote.parsers, request_id=request_id, family=tools, is_parallel=is_parallel, remote=remote)
+        return Reading(
+            remote.parsers,
+            request_id=request_id,
+            family=tools,
+            is_parallel=is_parallel,
+            includes_reasoning=includes_reasoning,
+            remote=remote,
+        )
     functions = _functions(conversation.tools)
-    tail = text.decode(list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=False)
+    tail = _tail(text, selection, conversation, prompt_ids)
     parsers = [
         answer_parser(
             forced or tools, None if selection.is_remote else selection.reasoning, functions=functions, prompt_tail=tail
         )
         for _ in range(choices)
     ]
-    return Reading(parsers, request_id=request_id, family=tools, is_parallel=is_parallel)
+    return Reading(
+        parsers,
+        request_id=request_id,
+        family=tools,
+        is_parallel=is_parallel,
+        includes_reasoning=includes_reasoning,
+    )
+
+
+def _tail(text: TextModel, selection: Selection, conversation: Conversation, prompt_ids: Sequence[int]) -> str:
+    """The prompt's end. Of a message that is continued, the last mark of reasoning in it, wherever that is."""
+    family = selection.reasoning
+    if conversation.continues_final_message and isinstance(family, ReasoningFamily):
+        content = str(conversation.messages[-1].get("content") or "")
+        marks = sorted((content.rfind(mark), mark) for mark in (*family.openings, *family.closings))
+        return marks[-1][1] if marks[-1][0] >= 0 else family.closings[0]
+    return text.decode(list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=False)
 
 
 def _functions(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from services.router.target import Target
 
 EVENTS_MAX = 1000
+STALL_S = 2.0
+"""`check` comes each second. When it did not for so long the router itself stood still, and what it did not hear meanwhile is
+nobody's silence."""
 TOLD_MAX = 1000
 BREAKER_OPEN, WEDGED = "breaker_open", "wedged"
 WORKER_FAULTS = (UnavailableError, LostError, KvLostError, DeadlineError, InternalError)
@@ -104,6 +107,8 @@ class Health:
         self._shut: dict[str, WorkerHealth] = {}
         """Those whose breaker is not closed."""
         self._told: set[tuple[str, OverlapFault]] = set()
+        self._checked_at = NEVER_S
+        self._resumed_at = -NEVER_S
         self.turns_at = NEVER_S
         """When `turn` has something to do."""
         self.events: deque[HealthEvent] = deque(maxlen=EVENTS_MAX)
@@ -175,6 +180,9 @@ class Health:
         rank = record.data_parallel_rank
         if rank >= len(health.steps) or rank >= len(worker.targets):
             return
+        if self._stands_still(now):
+            for watch in health.steps:
+                watch.excuse(now)
         has_moved = health.steps[rank].told(record, now)
         is_stuck = any(
             watch.is_stuck(now, self._allowed_s(target, watch))
@@ -196,12 +204,16 @@ class Health:
 
     def broke(self, worker: "Worker", reason: str, now: float) -> None:
         """A stream of it broke. Silence opens its breaker; a dead process is a new one when it is back."""
-        if reason == "silent" and worker.worker_id in self._known:
+        if reason == "silent" and worker.worker_id in self._known and not self._stands_still(now):
             self._trip(worker, "silent", now)
 
     def check(self, reservations: Iterable["Reservation"], now: float) -> None:
         """Once in a while: lets breakers turn, and looks for placements that are overdue on workers that show no work."""
         self.turn(now)
+        is_excused = self._stands_still(now)
+        self._checked_at = now
+        if is_excused:
+            return
         suspects = {
             target: watch
             for worker in self._workers.values()
@@ -216,7 +228,8 @@ class Health:
             watch = suspects.get(target)
             if watch is None or reservation.is_orphaned:
                 continue
-            if watch.is_overdue(now, self._allowed_s(target, watch), reservation.due_at):
+            allowed_s = self._allowed_s(target, watch)
+            if now - self._resumed_at > allowed_s and watch.is_overdue(now, allowed_s, reservation.due_at):
                 del suspects[target]
                 self._tell(target.worker, "worker_wedged", cause="overdue_placements")
                 self._trip(target.worker, WEDGED, now)
@@ -247,6 +260,12 @@ class Health:
     def faulty(self, fault: OverlapFault) -> int:
         """Workers whose blocks can never match, for that reason."""
         return sum(1 for health in self._known.values() if health.overlap.fault is fault)
+
+    def _stands_still(self, now: float) -> bool:
+        """True when the router itself did nothing for a while, up to a moment ago."""
+        if now - self._checked_at > STALL_S:
+            self._resumed_at = now
+        return now - self._resumed_at < STALL_S
 
     def _allowed_s(self, target: "Target", watch: StepWatch) -> float:
         description = target.worker.description

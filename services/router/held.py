@@ -12,7 +12,9 @@ from kvmesh.core import Ask, KvTier
 from services.router.board import Floats
 from services.router.cost import CostSettings
 from services.router.feed import KvIndex
-from services.router.index import Match
+
+_DIGITS: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float64)
+"""The eight binary digits of every byte, the lowest first."""
 
 
 class Overlap:
@@ -33,20 +35,27 @@ class Overlap:
         if not hashes:
             return None
         index, size = self._index, ask.block_size_tokens
-        found = index.device.match(hashes)
-        held = by_holder(found, size) if found else None
-        if len(index.predicted) and (found := index.predicted.match(hashes)):
-            there = by_holder(found, size)
-            held = there if held is None else np.maximum(*_as_long(held, there))
+        depths, sets = index.device.prefixes(hashes)
+        held = by_holder(depths, sets, size) if depths else None
+        if len(index.predicted):
+            depths, sets = index.predicted.prefixes(hashes)
+            if depths:
+                there = by_holder(depths, sets, size)
+                held = there if held is None else np.maximum(*_as_long(held, there))
         held = self._with_slower_tiers(hashes, size, held)
-        return None if held is None else np.minimum(held, ask.prompt_tokens - 1, held)
+        if held is not None and len(hashes) * size >= ask.prompt_tokens:
+            np.minimum(held, ask.prompt_tokens - 1, held)
+        return held
 
     def _with_slower_tiers(self, hashes: Sequence[int], size: int, held: Floats | None) -> Floats | None:
         """What a slower tier has beyond what is counted already, for its credit; the dearest tier first."""
         for tier, credit in self._slower:
-            if not len(tier) or not (found := tier.match(hashes)):
+            if not len(tier):
                 continue
-            there = by_holder(found, size)
+            depths, sets = tier.prefixes(hashes)
+            if not depths:
+                continue
+            there = by_holder(depths, sets, size)
             if held is None:
                 held = np.zeros(1)
             held, there = _as_long(held, there)
@@ -54,18 +63,18 @@ class Overlap:
         return held
 
 
-def by_holder(found: Sequence[Match], size: int) -> Floats:
-    """Tokens held by holder bit, from one index: its matches have no holder in common. The last entry is nobody's."""
-    if len(found) == 1 and not (holders := found[0].holders) & (holders - 1):
+def by_holder(depths: Sequence[int], sets: Sequence[int], size: int) -> Floats:
+    """Tokens held by holder bit, from one index: no holder is in two sets. The last entry is nobody's."""
+    if len(sets) == 1 and not (holders := sets[0]) & (holders - 1):
         held = np.zeros(holders.bit_length() + 1)
-        held[-2] = found[0].depth * size
+        held[-2] = depths[0] * size
         return held
-    # One row of bits per match; a product with the depths is several times faster than indexing row by row.
-    width = (max([match.holders.bit_length() for match in found]) >> 3) + 1
-    packed = b"".join([match.holders.to_bytes(width, "little") for match in found])
-    rows = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little").reshape(len(found), width * 8)
-    depths: Floats = np.array([match.depth * size for match in found], dtype=np.float64)
-    return depths @ rows
+    # One row of zeros and ones per set; their product with the depths is several times faster than going set by set.
+    width = (max([holders.bit_length() for holders in sets]) >> 3) + 1
+    packed = b"".join([holders.to_bytes(width, "little") for holders in sets])
+    rows = _DIGITS.take(np.frombuffer(packed, np.uint8), 0).reshape(len(sets), width * 8)
+    summed: Floats = np.dot(np.array([float(depth * size) for depth in depths]), rows)
+    return summed
 
 
 def _as_long(first: Floats, second: Floats) -> tuple[Floats, Floats]:

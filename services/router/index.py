@@ -91,6 +91,10 @@ class HolderIndex:
         """Blocks that the holder holds."""
         return self._counts[bit]
 
+    def blocks_of(self, bit: int) -> set[int]:
+        """All blocks of a holder, found by looking at every block: for checks."""
+        return {block for block, holders in self._holders.items() if holders & self._live & 1 << bit}
+
     def holds(self, bit: int, block_hash: int) -> bool:
         """True when the holder holds the block."""
         return bool(self._holders.get(block_hash, 0) >> bit & 1)
@@ -114,6 +118,8 @@ class HolderIndex:
     def removed(self, bit: int, block_hashes: Sequence[int]) -> int:
         """The holder holds these no more. Gives how many it did not hold."""
         mask = 1 << bit
+        if self._remove_run(bit, mask, block_hashes):
+            return 0
         holders, children = self._holders, self._children
         parents: list[int] = []
         unknown = 0
@@ -140,63 +146,60 @@ class HolderIndex:
         return unknown
 
     def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
-        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last.
+        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes, among)))
 
-        Probes grow with the number of distinct depths times the logarithm of the length.
+    def prefixes(self, block_hashes: Sequence[int], among: int = -1) -> tuple[list[int], list[int]]:
+        """The same as two lists, depths and sets of holders.
+
+        Probes grow with the number of distinct depths times the logarithm of the length over that number.
         """
         get = self._holders.get
         alive = get(block_hashes[0], 0) & self._live & among if block_hashes else 0
+        depths: list[int] = []
+        sets: list[int] = []
         if not alive:
-            return []
-        found: list[Match] = []
-        last = len(block_hashes) - 1
-        low = 0
-        # `alive` holds block `low`. Each round finds the first depth at which somebody is missing.
-        while alive:
-            stays = get(block_hashes[last], 0) & alive
-            if stays == alive:
-                found.append(Match(last + 1, alive))
-                break
-            low, stays = self._first_loss(block_hashes, alive, low, last)
-            found.append(Match(low, alive & ~stays))
-            alive = stays
-        return self._without_cuts(block_hashes, found) if self._cut_mask else found
-
-    def _first_loss(self, block_hashes: Sequence[int], alive: int, low: int, high: int) -> tuple[int, int]:
-        """The first index after `low` at which not all of `alive` hold, and who holds there. `high` is known to be one.
-
-        Gallops first: most losses are either early or at a depth that the doubling reaches in few probes.
-        """
-        get = self._holders.get
-        stays = get(block_hashes[high], 0) & alive
-        step = 1
-        while low + step < high:
-            there = get(block_hashes[low + step], 0) & alive
-            if there != alive:
-                high, stays = low + step, there
-                break
-            low += step
-            step *= 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            there = get(block_hashes[middle], 0) & alive
+            return depths, sets
+        low, last = 0, len(block_hashes) - 1
+        # `alive` holds block `low`. Ends looked at and not yet reached, the nearest last, with those of `alive` who hold there.
+        ends = [(last, get(block_hashes[last], 0))]
+        while ends and alive:
+            high, there = ends.pop()
+            there &= alive
             if there == alive:
-                low = middle
-            else:
-                high, stays = middle, there
-        return high, stays
+                low = high
+                continue
+            while high - low > 1:
+                middle = (low + high) >> 1
+                halfway = get(block_hashes[middle], 0) & alive
+                if halfway == alive:
+                    low = middle
+                else:
+                    if halfway != there:
+                        ends.append((high, there))
+                    high, there = middle, halfway
+            depths.append(high)
+            sets.append(alive & ~there)
+            low, alive = high, there
+        if alive:
+            depths.append(last + 1)
+            sets.append(alive)
+        return self._without_cuts(block_hashes, depths, sets) if self._cut_mask else (depths, sets)
 
-    def _without_cuts(self, block_hashes: Sequence[int], found: list[Match]) -> list[Match]:
+    def _without_cuts(
+        self, block_hashes: Sequence[int], depths: Sequence[int], sets: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
         """The same with holders that have cuts looked at block by block."""
         exact: dict[int, int] = {}
-        for match in found:
-            sure = match.holders & ~self._cut_mask
+        for found, holders in zip(depths, sets, strict=True):
+            sure = holders & ~self._cut_mask
             if sure:
-                exact[match.depth] = exact.get(match.depth, 0) | sure
-            for bit in bits(match.holders & self._cut_mask):
-                depth = self._checked_depth(bit, block_hashes, match.depth)
+                exact[found] = exact.get(found, 0) | sure
+            for bit in bits(holders & self._cut_mask):
+                depth = self._checked_depth(bit, block_hashes, found)
                 exact[depth] = exact.get(depth, 0) | 1 << bit
-        return [Match(depth, exact[depth]) for depth in sorted(exact)]
+        order = sorted(exact)
+        return order, [exact[depth] for depth in order]
 
     def _checked_depth(self, bit: int, block_hashes: Sequence[int], depth: int) -> int:
         """The true depth, at most `depth`. A missing block before a held one is a cut or leads to one further on."""
@@ -215,6 +218,29 @@ class HolderIndex:
         self._holders.update(run)
         self._children.update(pairwise(block_hashes))
         self._counts[bit] += len(run)
+        return True
+
+    def _remove_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
+        """Removes blocks that all have the same holders, at the speed of the dictionary. False: they are not such."""
+        holders, children = self._holders, self._children
+        run = dict.fromkeys(block_hashes)
+        before = list(map(holders.get, run))
+        shared = before[0] if before else None
+        if not shared or not shared & mask or before.count(shared) != len(block_hashes):
+            return False
+        left = shared ^ mask
+        if left:
+            holders.update(dict.fromkeys(run, left))
+        else:
+            for block in run:
+                del holders[block]
+        self._counts[bit] -= len(run)
+        for block, child in zip(run, list(map(children.get, run)), strict=True):
+            if isinstance(child, int) and child in run:
+                if not left:
+                    del children[block]
+            elif child is not None:
+                self._after_removal(bit, mask, block)
         return True
 
     def _store_one_by_one(self, bit: int, mask: int, block_hashes: Sequence[int]) -> None:

@@ -89,8 +89,7 @@ class Book:
             computing.promise(reservation.uncached_tokens, reservation.prefill_s, reservation.placed_at)
             if prefill is not None:
                 prefill.requests_in_flight += 1
-                prefill.refresh()
-        decode.refresh()
+        decode.refresh_batch()
 
     def prefilled(self, reservation: Reservation, *, now: float | None = None) -> None:
         """Its prompt is computed, at `now` when that is known. Idempotent."""
@@ -101,14 +100,13 @@ class Book:
         computing.computed(reservation.uncached_tokens, reservation.prefill_s, now)
         if reservation.prefill is not None:
             reservation.prefill.requests_in_flight -= 1
-        computing.refresh()
 
     def settle(self, reservation: Reservation) -> None:
         """It is over."""
         self.prefilled(reservation)
         reservation.decode.requests_in_flight -= reservation.choices
         reservation.decode.kv_blocks_in_flight -= reservation.kv_blocks
-        reservation.decode.refresh()
+        reservation.decode.refresh_batch()
         of_frontend = self._by_frontend[reservation.frontend_id]
         del of_frontend[reservation.ask_id]
         self._count -= 1

@@ -58,6 +58,11 @@ class StepWatch:
             self._working_since = now
         return has_moved
 
+    def excuse(self, now: float) -> None:
+        """Nobody listened for a while: what it has to do counts from now."""
+        if self._working_since is not None:
+            self._working_since = now
+
     def allowed_s(self, profile: PerformanceProfile | None, prompt_tokens: int) -> float:
         """How long it may go without a step, with so many prompt tokens before it: they may be computed in one."""
         expected_s = self._slowest_step_s

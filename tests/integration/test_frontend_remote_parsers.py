@@ -1,5 +1,6 @@
 """vLLM's parsers in a process of their own, behind the HTTP side."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -52,7 +53,7 @@ async def answering(directory: Path, **settings: Any) -> AsyncIterator[tuple[Run
 @needs_vllm
 @pytest.mark.timeout(180)
 async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
-    """Calls come whole and streamed; several answers at a time; no session is left; then the process dies under one."""
+    """Calls come whole and streamed; several answers at a time; no session is left; then the process dies and comes back."""
     async with answering(write(tmp_path), answers_max=2) as (running, process):
         _, whole, _ = await running.post(CHAT, BODY)
         choice = whole["choices"][0]
@@ -80,6 +81,11 @@ async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
         status, answer, _ = await running.post(CHAT, BODY)
         assert (status, answer["error"]["code"]) == (503, "parser_process_failed")
         assert process.sessions == 0
+        async with asyncio.timeout(120):
+            while not process.is_running:
+                await asyncio.sleep(0.1)
+        status, whole, _ = await running.post(CHAT, BODY)
+        assert (status, whole["choices"][0]["finish_reason"]) == (200, "tool_calls")
 
 
 @needs_vllm

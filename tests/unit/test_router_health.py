@@ -144,6 +144,30 @@ def test_a_stream_that_went_silent_opens_the_breaker():
         assert worker.excluded_by == after
 
 
+def test_when_the_router_itself_stood_still_nobody_is_blamed():
+    """A suspended machine hears from nobody for a minute; that opens no breaker and wedges no worker."""
+    router = fleet_of("d1", "d2")
+    for now in range(3):
+        load(router, "d1", now, step=7, running=1)
+        assert kinds(router, now) == []
+    number, _ = place(router, 2.5, pinned_decode_worker_id="d2")
+    worker = router.fleet.workers["d2"]
+    router.health.broke(worker, "silent", 60.0)
+    load(router, "d1", 60.0, step=7, running=1)
+    assert kinds(router, 60.1) == []
+    assert (worker.excluded_by, excluded(router, "d1")) == ("", "")
+    for now in (61.0, 62.0, 63.0, 64.0, 65.0):
+        load(router, "d1", now, step=7, running=1)
+        assert kinds(router, now) == []
+    tell(router, number, "cancelled", 65.0)
+    for now in (66.0, 67.0, 67.5):
+        load(router, "d1", now, step=7, running=1)
+        kinds(router, now)
+    assert excluded(router, "d1") == "wedged"
+    router.health.broke(worker, "silent", 68.0)
+    assert worker.excluded_by == "breaker_open"
+
+
 def test_a_new_process_starts_with_a_clean_slate():
     """What its forerunner broke is gone with it."""
     router = fleet_of("d1")
@@ -212,9 +236,10 @@ def test_placements_of_which_nobody_here_knows_since_when_show_nothing():
     number, _ = place(router, 1.0)
     reservation = router.book.get("f", number)
     reservation.due_at = inf
-    assert kinds(router, 1000.0) == []
-    tell(router, number, "first_token", 1000.0)
-    assert kinds(router, 1006.0) == ["worker_wedged", "breaker_opened"]
+    for now in range(30):
+        assert kinds(router, now) == []
+    tell(router, number, "first_token", 30.0)
+    assert [kind for now in range(30, 37) for kind in kinds(router, now)] == ["worker_wedged", "breaker_opened"]
 
 
 def test_decode_is_not_blamed_for_a_slow_prefill():
@@ -228,7 +253,7 @@ def test_decode_is_not_blamed_for_a_slow_prefill():
         load(router, "d1", now, step=7)
         assert kinds(router, now) == []
     tell(router, number, "prefilled", 20.0)
-    assert kinds(router, 24.0) == []
+    assert [kinds(router, now) for now in range(20, 26)] == [[]] * 6
     assert kinds(router, 26.0) == ["worker_wedged", "breaker_opened"]
     assert excluded(router, "d1") == "wedged"
 

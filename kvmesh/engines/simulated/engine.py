@@ -139,6 +139,7 @@ class SimulatedEngine:
             kv_blocks_total=self.settings.kv_blocks,
             kv_compatibility_hash=self._compatibility,
             lease_s=self.settings.lease_s,
+            profile=self.settings.performance(),
         )
 
     def _card_now(self) -> ModelCard:

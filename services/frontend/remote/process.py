@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from services.frontend.remote.relay import RemoteAnswer
 
 _log = event_logger(__name__)
+RESTART_PAUSE_MAX_S = 60.0
 MODULE = "kvmesh.engines.vllm.parsers"
 OnReply = Callable[[Sequence[Sequence[Any]]], None]
 OnFailure = Callable[[MeshError], None]
@@ -37,7 +38,7 @@ class ParserProcess:
     """One process, for one model. Replies come in the order of messages.
 
     1. Every session that was opened hears of a reply to each of its messages or of one failure, unless it was closed.
-    2. When the process is gone all sessions fail, and new ones are refused.
+    2. When the process is gone all sessions fail, and new ones are refused until it is there again.
     """
 
     def __init__(self, directory: Path, *, tool: str, reasoning: str, settings: RemoteSettings) -> None:
@@ -46,7 +47,8 @@ class ParserProcess:
         self.reasoning = reasoning
         self._settings = settings
         self._process: Process | None = None
-        self._reader: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._is_ready = False
         self._sessions: dict[str, tuple[OnReply, OnFailure]] = {}
         self._number = 0
         self.answers: WeakValueDictionary[str, RemoteAnswer] = WeakValueDictionary()
@@ -55,6 +57,15 @@ class ParserProcess:
     async def start(self) -> None:
         """Until it is ready. UnsupportedError for names that vLLM does not have; UnavailableError when it does not come."""
         check_installed()
+        try:
+            await self._spawn()
+        except BaseException:
+            await self._end()
+            raise
+        self._following = asyncio.create_task(self._follow(), name="parser-process")
+        _log.info("parser_process_started", tool=self.tool, reasoning=self.reasoning)
+
+    async def _spawn(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", MODULE, str(self._directory),
             stdin=PIPE, stdout=PIPE, limit=self._settings.line_bytes_max,
@@ -64,15 +75,9 @@ class ParserProcess:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 names = await self._read()
         except (TimeoutError, LostError) as error:
-            await self.aclose()
             raise UnavailableError("vLLM's parsers did not start", reason="parser_process_failed") from error
-        try:
-            _check_names(names, self.tool, self.reasoning)
-        except UnsupportedError:
-            await self.aclose()
-            raise
-        self._reader = asyncio.create_task(self._follow(), name="parser-process")
-        _log.info("parser_process_started", tool=self.tool, reasoning=self.reasoning)
+        _check_names(names, self.tool, self.reasoning)
+        self._is_ready = True
 
     async def _read(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -86,15 +91,30 @@ class ParserProcess:
         return answer
 
     async def _follow(self) -> None:
-        """Hands replies out until the process is gone."""
-        try:
-            while True:
-                self._on_reply(await self._read())
-        except LostError as error:
-            _log.error("parser_process_lost", why=error.message)
-            sessions, self._sessions = self._sessions, {}
-            for _, on_failure in sessions.values():
-                on_failure(error)
+        """Hands replies out; a process that is gone fails its sessions and is started again."""
+        while True:
+            try:
+                while True:
+                    self._on_reply(await self._read())
+            except LostError as error:
+                self._is_ready = False
+                _log.error("parser_process_lost", why=error.message)
+                sessions, self._sessions = self._sessions, {}
+                for _, on_failure in sessions.values():
+                    on_failure(error)
+            await self._restart()
+
+    async def _restart(self) -> None:
+        pause_s = self._settings.restart_pause_s
+        while not self._is_ready:
+            await self._end()
+            await asyncio.sleep(pause_s)
+            pause_s = min(RESTART_PAUSE_MAX_S, 2 * pause_s)
+            try:
+                await self._spawn()
+            except MeshError as error:
+                _log.warning("parser_process_not_restarted", why=error.message)
+        _log.info("parser_process_restarted", tool=self.tool, reasoning=self.reasoning)
 
     def _on_reply(self, answer: Mapping[str, Any]) -> None:
         session = self._sessions.get(answer.get("session", ""))
@@ -111,7 +131,7 @@ class ParserProcess:
     @property
     def is_running(self) -> bool:
         """True while sessions can be opened."""
-        return self._reader is not None and not self._reader.done()
+        return self._is_ready
 
     @property
     def pid(self) -> int | None:
@@ -166,14 +186,18 @@ class ParserProcess:
 
     async def aclose(self) -> None:
         """Ends the process. Idempotent."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({reader})
+        self._is_ready = False
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
+        await self._end()
+
+    async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
 
 
