@@ -1,4 +1,4 @@
-"""Prints the cost of the router's index and decisions: `python -m bench.router_index`. Single process, one thread."""
+"""Prints the cost of the router's index: `python -m bench.router_index`. Single process, one thread."""
 
 import random
 import sys
