@@ -25,9 +25,9 @@ from kvmesh.core import (
     WorkerDescription,
     WorkerRef,
 )
+from kvmesh.lifecycle.garbage import collect_seldom
 from services.router.core import RouterCore
 from services.router.explain import ReportNote
-from services.router.memory import collect_seldom
 
 SEED = 7
 BLOCK = 16

@@ -30,6 +30,7 @@ from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
+from services.frontend.remote.relay import relayed
 from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
 from services.frontend.tool_choice import with_tool_constraint
@@ -120,6 +121,13 @@ class Pipeline:
 
         Raises the failure that ended it. Cancelling it cancels everything on every hop.
         """
+        process = prepared.model.text.parser_process
+        if process is None:
+            return await self._run_admitted(prepared, outlet, began_s)
+        async with relayed(process, prepared.request.request_id, outlet) as relay:
+            return await self._run_admitted(prepared, relay, began_s)
+
+    async def _run_admitted(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
         request_id = prepared.request.request_id
         run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
@@ -277,7 +285,7 @@ def _marks_of(prepared: Prepared) -> frozenset[str]:
     prompt = prepared.request.prompt
     if not isinstance(prompt, Conversation):
         return frozenset()
-    return prepared.model.text.selection.marks(parses_tools=bool(prompt.tools))
+    return prepared.model.text.marks(parses_tools=bool(prompt.tools))
 
 
 class _Run:

@@ -18,9 +18,11 @@ from kvmesh.rpc.codec.inference import (
     Options,
     ToolCallPiece,
     from_chat_request,
+    from_embed_request,
     from_generate_request,
     to_chat_response,
     to_chat_usage,
+    to_embed_response,
     to_generate_response,
     to_generate_usage,
 )
@@ -29,6 +31,7 @@ from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.http_status import http_status
 from kvmesh.telemetry import current_traceparent
 from services.frontend.answering import News, PulledOutlet
+from services.frontend.embed import EmbedRequest
 from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.pipeline import Pipeline
@@ -72,6 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     token_ids=news.token_ids if call.options.returns_token_ids else (),
                     logprobs=news.logprobs,
                     finish=news.ending.reason if news.ending is not None else None,
+                    prompt_logprobs=news.prompt_logprobs,
                 )
             yield to_generate_usage(asked.request_id, running.answer.usage)
 
@@ -98,7 +102,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             yield to_chat_usage(asked.request_id, usage if reading is None else reading.counted(usage))
 
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
-        raise UnsupportedError("no worker serves embeddings", reason="embeddings_unsupported")
+        began_s = self._pipeline.clock.now()
+        call = from_embed_request(request)
+        asked = Request(
+            request_id=self._pipeline.new_id(),
+            model=call.model,
+            prompt="",
+            timeout_s=_timeout_s(None, remaining_s(context)),
+            traceparent=current_traceparent(),
+        )
+        embed = EmbedRequest(asked=asked, inputs=call.inputs, dimensions=call.dimensions, inputs_name=call.inputs_name)
+        result = await self._pipeline.embed(embed, began_s=began_s)
+        return to_embed_response(result)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
         model = self._pipeline.models.find(required_text(request.model, "model", 256))

@@ -12,6 +12,8 @@ from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.batches.settings import BatchSettings
 from services.frontend.parsers.select import ParserNames
+from services.frontend.remote.process import check_installed
+from services.frontend.remote.settings import RemoteSettings
 from services.frontend.responses.settings import ResponsesSettings
 from services.frontend.sandbox import TemplateLimits
 
@@ -98,6 +100,7 @@ class ModelSettings:
     )
     reload_s: float = setting(5.0, "Pause before a model whose files could not be read is tried again.", min=0.1)
     template: TemplateLimits = field(default_factory=TemplateLimits)
+    parser_process: RemoteSettings = field(default_factory=RemoteSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +110,8 @@ class FrontendSettings:
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
     tool_parser: str = setting(
         "auto",
-        "How tool calls are read: a family, auto (found out from the model's chat template and tokens) or none; for several "
-        "models MODEL=FAMILY,MODEL=FAMILY.",
+        "How tool calls are read: a family, auto (found out from the model's chat template and tokens), none, or vllm:NAME "
+        "(vLLM's parser, in a process of its own); for several models MODEL=FAMILY,MODEL=FAMILY.",
     )
     reasoning_parser: str = setting("auto", "How reasoning is read; as tool_parser.")
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -131,6 +134,8 @@ class FrontendSettings:
         """Parsers must be known."""
         try:
             self.parser_names.check()
+            if self.parser_names.needs_vllm:
+                check_installed()
         except UnsupportedError as error:
             raise ValueError(f"{error.field}: {error.message}") from error
 

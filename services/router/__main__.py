@@ -21,7 +21,6 @@ from services.router.dispatch import Dispatch
 from services.router.fairness import read_weights
 from services.router.lanes import QueueLimits
 from services.router.membership import Membership
-from services.router.memory import collect_seldom
 from services.router.metrics import RouterMetrics
 from services.router.place import Limits
 from services.router.servicer import SERVICE_NAME, RouterServicer
@@ -138,7 +137,6 @@ def main() -> int:
     """The process."""
     settings = load_or_exit(RouterSettings, program="python -m services.router", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="router")
-    collect_seldom()
     return run_process(lambda: serve(settings))
 
 

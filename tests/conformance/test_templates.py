@@ -175,6 +175,29 @@ def outcome(source: str, conversation: Conversation, limits: TemplateLimits) -> 
         return error.field or error.reason
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "{{ tool['function']['name'] ~ ' ' ~ tool['function']['arguments']|tojson }}",
+        "{{ tool['function']['name'] + ' ' + tool['function']['arguments'] }}",
+    ],
+)
+@pytest.mark.parametrize("test", ["true", "message['content'] is none", "message.content == ''"])
+def test_earlier_calls_come_as_the_template_wants_them(call: str, test: str) -> None:
+    """Arguments as an object or as text; no content as none or as an empty text."""
+    source = (
+        "{% for message in messages %}{% for tool in message.tool_calls or [] %}{% if " + test + " %}" + call +
+        "{% endif %}{% endfor %}{% endfor %}"
+    )  # fmt: skip
+    template = ChatTemplate(source, {}, SystemClock())
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    ]
+    text = template.render(Conversation(messages=messages), field="messages")
+    assert text == 'get_weather {"city": "Zürich", "n": 1}'
+
+
 def test_a_model_may_have_a_template_for_tools(tmp_path: Path) -> None:
     """The one named tool_use is taken when there are tools, as Hugging Face does; files win over the configuration."""
     directory = write_model(tmp_path)

@@ -42,7 +42,7 @@ def write(directory: Path, *, template: str = TEMPLATE, special: Sequence[str] =
 
 
 @asynccontextmanager
-async def answering(directory: Path, answer: str, **settings: str) -> AsyncIterator[Running]:
+async def answering(directory: Path, answer: str, **settings: Any) -> AsyncIterator[Running]:
     """A frontend whose model always says the same."""
     text = load_text_model(directory, SystemClock(), **settings)
     model: ServedModel = served_model(directory, text=text, vocabulary_size=1000)
@@ -71,6 +71,31 @@ async def test_reasoning_whole_and_streamed(tmp_path: Path) -> None:
         assert content(events) == "Paris."
         assert len([each for each in deltas(events) if "reasoning_content" in each]) > 2, "it is not collected"
         assert events[-2]["usage"]["completion_tokens_details"]["reasoning_tokens"] == counted
+
+
+async def test_reasoning_may_be_left_out(tmp_path: Path) -> None:
+    """It is read all the same, and counted."""
+    async with answering(write(tmp_path, template=TEMPLATE + "{# <think> #}"), "<think>Hm.</think>Paris.") as running:
+        asked = BODY | {"include_reasoning": False}
+        _, whole, _ = await running.post(CHAT, asked)
+        assert whole["choices"][0]["message"]["content"] == "Paris."
+        assert "reasoning_content" not in whole["choices"][0]["message"]
+        assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+        assert not any("reasoning_content" in each for each in deltas(await running.events(CHAT, asked)))
+
+
+async def test_a_continued_message_may_be_in_the_middle_of_reasoning(tmp_path: Path) -> None:
+    """However long ago its opening mark was."""
+    async with answering(write(tmp_path, template=TEMPLATE + "{# <think> #}"), " so.</think>Paris.") as running:
+        asked = BODY | {"continue_final_message": True, "add_generation_prompt": False}
+        for begun, reasoning, said in (
+            ("<think>" + "word " * 50, "so.", "Paris."),
+            ("<think>Hm.</think>It is", None, " so.</think>Paris."),
+        ):
+            messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+            _, whole, _ = await running.post(CHAT, asked | {"messages": messages})
+            message = whole["choices"][0]["message"]
+            assert (message.get("reasoning_content"), message["content"]) == (reasoning, said)
 
 
 async def test_arguments_stream(tmp_path: Path) -> None:

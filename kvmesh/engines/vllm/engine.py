@@ -22,7 +22,7 @@ from kvmesh.engines.vllm.adapters import Adapters
 from kvmesh.engines.vllm.arguments import loads_tokenizer
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.description import capabilities, handle_form, model_card
-from kvmesh.engines.vllm.events import EventBuffer, EventTranslator
+from kvmesh.engines.vllm.events import EventBuffer, EventTranslator, prefix_group
 from kvmesh.engines.vllm.intake import Intake
 from kvmesh.engines.vllm.runner import Runner
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -283,6 +283,7 @@ class VllmEngine:
 
     def _build(self) -> None:
         core = VllmCore(self._settings, self._take_events)
+        self._translator.count_group(prefix_group(core.cache_group_kinds()))
         form = handle_form(core, self._settings)
         has_tokenizer = loads_tokenizer(self._settings)
         self._runner = Runner(core, self._settings, form, self._now)

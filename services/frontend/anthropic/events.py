@@ -109,6 +109,7 @@ class MessageStream(EventStream):
     """A stream of typed events ends with the last of them; a failure is an event named error."""
 
     done = b""
+    beat = event({"type": "ping"})
 
     def failure(self, error: MeshError) -> bytes:
         """See EventStream."""

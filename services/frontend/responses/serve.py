@@ -18,7 +18,8 @@ from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.logprobs import chat_logprobs
-from services.frontend.openai.serve import Effort, Exchange, read_of, run_all, stream_answer
+from services.frontend.openai.serve import Effort, Exchange, read_of, run_all, stream_answer, warning_headers
+from services.frontend.openai.steering import steer
 from services.frontend.owner import owner_of
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
@@ -116,8 +117,8 @@ class Responses:
         inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
         if priority is not None:
             inner = replace(inner, priority=priority)
-        if isinstance(effort, Exchange) and (traceparent := effort.request.headers.get("traceparent", "")):
-            inner = replace(inner, traceparent=traceparent)
+        if isinstance(effort, Exchange):
+            inner = steer(inner, effort.request.headers, effort.settings)
         return asked, await pipeline.prepare(inner, began_s=effort.began_s), request
 
     async def answer(
@@ -129,7 +130,12 @@ class Responses:
         collected = Collected(1)
         answers = await run_all(effort, [prepared], collected)
         effort.usage = sum_usage([each.usage for each in answers])
-        blocks = _blocks(prepared, request, collected, effort)
+        reading = read_of(request, [prepared])
+        blocks = _blocks(prepared, collected, reading)
+        if reading is not None:
+            effort.usage = reading.counted(effort.usage)
+            if isinstance(effort, Exchange):
+                effort.headers.update(warning_headers(reading))
         body = _whole(asked, prepared, collected, blocks, begun, effort.usage, int(clock.wall()))
         await self._keep(asked, owner, body)
         return body
@@ -209,14 +215,11 @@ def _events(asked: AskedResponse, prepared: Prepared, reading: Reading | None, c
     )
 
 
-def _blocks(prepared: Prepared, request: Asked, collected: Collected, effort: Effort) -> Blocks:
-    """The answer's blocks; its reasoning tokens are added to the effort's usage."""
-    reading = read_of(request, [prepared])
+def _blocks(prepared: Prepared, collected: Collected, reading: Reading | None) -> Blocks:
+    """The answer's blocks."""
     blocks = Blocks(pieces_for(reading), request_id=prepared.request.request_id)
     blocks.push("".join(collected.texts[0]), len(collected.token_ids[0]))
     blocks.flush()
-    if reading is not None:
-        effort.usage = reading.counted(effort.usage)
     return blocks
 
 

@@ -13,14 +13,16 @@ from kvmesh.engines.simulated.documents.refusal import refused
 REPEATS_MORE = 3
 CHARACTERS_MAX = 65_536
 _PRINTABLE = list(map(chr, range(32, 127)))
+_WORD = string.ascii_letters + string.digits + "_"
 _CATEGORIES: Mapping[Any, str] = {
     codes.CATEGORY_DIGIT: string.digits,
-    codes.CATEGORY_WORD: string.ascii_letters + string.digits + "_",
+    codes.CATEGORY_WORD: _WORD,
     codes.CATEGORY_SPACE: " ",
-    codes.CATEGORY_NOT_DIGIT: string.ascii_letters,
-    codes.CATEGORY_NOT_WORD: " .,-",
-    codes.CATEGORY_NOT_SPACE: string.ascii_letters + string.digits,
+    codes.CATEGORY_NOT_DIGIT: "".join(each for each in _PRINTABLE if each not in string.digits),
+    codes.CATEGORY_NOT_WORD: "".join(each for each in _PRINTABLE if each not in _WORD),
+    codes.CATEGORY_NOT_SPACE: "".join(each for each in _PRINTABLE if each != " "),
 }
+"""All printable characters of each, since a class may also be what is left of them."""
 
 
 def make_match(pattern: str, random: Random) -> str:
