@@ -34,9 +34,9 @@ class Overlap:
         index, size = self._index, ask.block_size_tokens
         width = (index.device.bits_end >> 3) + 1
         depths, sets = index.device.prefixes(hashes)
+        if len(index.predicted):
+            add_predicted(depths, sets, index.predicted.match(hashes))
         held = by_holder(depths, sets, size, width) if depths else None
-        if len(index.predicted) and (found := index.predicted.match(hashes)):
-            held = _with_predicted(held, found, size, width)
         if any(map(len, self._tiers)):
             held = self._with_slower_tiers(hashes, size, held, width)
         if held is not None and len(hashes) * size >= ask.prompt_tokens:
@@ -67,19 +67,16 @@ def by_holder(depths: Sequence[int], sets: Sequence[int], size: int, width: int)
     return summed
 
 
-def _with_predicted(held: Floats | None, found: Sequence[Match], size: int, width: int) -> Floats:
-    """The longer one counts. Predictions mostly name one holder, which is written faster than an array is made."""
-    if held is None:
-        held = np.zeros(width * 8)
-    several = []
+def add_predicted(depths: list[int], sets: list[int], found: Sequence[Match]) -> None:
+    """Adds what is believed to what is known. A holder stays in one set, that of its greater depth."""
+    known = range(len(depths))
     for match in found:
-        if match.holders & (match.holders - 1):
-            several.append(match)
-        else:
-            bit, tokens = match.holders.bit_length() - 1, match.depth * size
-            if held.item(bit) < tokens:
-                held[bit] = tokens
-    if several:
-        there = by_holder([match.depth for match in several], [match.holders for match in several], size, width)
-        np.maximum(held, there, held)
-    return held
+        depth, holders = match.depth, match.holders
+        for i in known:
+            if depths[i] >= depth:
+                holders &= ~sets[i]
+        if holders:
+            for i in known:
+                sets[i] &= ~holders
+            depths.append(depth)
+            sets.append(holders)
