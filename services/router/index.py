@@ -69,6 +69,11 @@ class HolderIndex:
         return len(self._holders)
 
     @property
+    def bits_end(self) -> int:
+        """All bits given out so far are below it."""
+        return len(self._counts)
+
+    @property
     def traces(self) -> int:
         """Dropped holders of which something is left; their bits must not be given out again."""
         return self._dead
