@@ -165,10 +165,7 @@ def test_slower_tiers_count_for_their_credit():
         join(router, name, "decode")
     holds(router.fleet.workers["d1"], [1, 2])
     bit = router.fleet.workers["d2"].feed.bits[0]
-    tier = router.index.tier(KvTier.HOST)
-    while tier.add_holder() != bit:
-        pass
-    tier.stored(bit, [1, 2, 3, 4])
+    router.index.tiers[KvTier.HOST].stored(bit, [1, 2, 3, 4])
     what = ask("r1", [1, 2, 3, 4], tokens=65)
     held = router._placer._overlap.held_tokens(what)
     assert held[router.fleet.workers["d1"].feed.bits[0]] == 32
