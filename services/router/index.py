@@ -228,6 +228,8 @@ class HolderIndex:
         if not shared & mask or list(map(holders.get, block_hashes)).count(shared) != len(block_hashes):
             return False
         run = dict.fromkeys(block_hashes, left)
+        if len(run) != len(block_hashes):
+            return False
         if left:
             holders.update(run)
         else:
