@@ -46,11 +46,12 @@ class RouterCore:
         limits: Limits | None = None,
         target_limits: TargetLimits | None = None,
         core_limits: CoreLimits | None = None,
+        index: KvIndex | None = None,
         health: HealthSettings | None = None,
         queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
-        self.index = KvIndex()
+        self.index = index or KvIndex()
         self._cost = cost or CostSettings()
         self.fleet = Fleet(self.index, self._cost, target_limits, health)
         self.health = self.fleet.health
