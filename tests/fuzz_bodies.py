@@ -119,7 +119,9 @@ def mangled(rng: random.Random, data: bytes) -> bytes:
         case 4:
             return data.replace(b'"Hi"', rng.choice((b"NaN", b"-Infinity", b"1e999", b'"\\ud800"', b"9" * 5000)))
         case _:
-            return rng.choice((b"", b"null", b"[]", b'"x"', b"0", b"\xff\xfe{}", b"{}", b"{}" + data, b'{"model":1,"model":2}'))
+            return rng.choice(
+                (b"", b"null", b"[]", b'"x"', b"0", b"\xff\xfe{}", b"{}", b"{}" + data, b'{"model":1,"model":2}')
+            )
 
 
 def encoded(rng: random.Random, path: str, *, mangled_share: float) -> bytes:

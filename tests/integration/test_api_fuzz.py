@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from services.frontend.models import ServedModel
-from tests.fuzz_bodies import ANSWERS, FIELDS, body_of
 from tests.frontend_mesh import FakeMesh, served_model, write_model
+from tests.fuzz_bodies import ANSWERS, FIELDS, body_of
 from tests.integration.test_frontend_http import frontend
 
 ROUNDS = 1500
 FEATURES = frozenset({"logprobs", "logit_bias", "structured_output", "prompt_logprobs"})
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(write_model(tmp_path_factory.mktemp("model")), features=FEATURES)
