@@ -132,6 +132,8 @@ def test_the_fast_cost_is_the_slow_cost(case):
             if p.worker.role == "prefill" and d.worker.role == "decode"
         }
         placed = router.ask("f", number, ask, now=now, wall=now)
+        if ask.block_size_tokens == BLOCK:
+            cached[placed.prefill.worker_id] = len(ask.block_hashes)  # Predicted from now on.
         choice = router.history.get(ask.request_id).choice
         assert math.isclose(choice.cost, min(expected.values()), rel_tol=1e-9, abs_tol=1e-12)
         assert math.isclose(choice.cost, expected[placed.prefill.worker_id, placed.decode.worker_id], rel_tol=1e-9)

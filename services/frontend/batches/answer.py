@@ -59,23 +59,17 @@ Endpoint = Callable[[Effort, Mapping[str, Any], str, str], Awaitable[Mapping[str
 """Effort, body, request id, owner: the body of the answer."""
 
 
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
 class Endpoints:
     """What a batch can ask for, by path. The readers are those of the HTTP API."""
 
     def __init__(self, responses: Responses, settings: BatchSettings) -> None:
         self._responses = responses
         self._priority = settings.priority
-        self._endpoints: dict[str, Endpoint] = {
-            "/v1/chat/completions": self._chat,
-            "/v1/completions": self._completion,
-            "/v1/embeddings": self._embedding,
-            "/v1/responses": self._response,
-        }
-
-    @property
-    def paths(self) -> list[str]:
-        """All of them."""
-        return list(self._endpoints)
+        answerers: tuple[Endpoint, ...] = (self._chat, self._completion, self._embedding, self._response)
+        self._endpoints = dict(zip(ENDPOINTS, answerers, strict=True))
 
     async def answer(
         self, path: str, effort: Effort, body: Mapping[str, Any], request_id: str, owner: str

@@ -63,7 +63,7 @@ class Batches:
         )
         self._routes = (
             FileRoutes(self._files, settings),
-            BatchRoutes(store, self._files, self._runner, endpoints, settings),
+            BatchRoutes(store, self._files, self._runner, settings),
         )
         self._is_on = settings.is_on
         instruments.gauge_function(
