@@ -46,11 +46,12 @@ class RouterCore:
         limits: Limits | None = None,
         target_limits: TargetLimits | None = None,
         core_limits: CoreLimits | None = None,
+        index: KvIndex | None = None,
         health: HealthSettings | None = None,
         queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
-        self.index = KvIndex()
+        self.index = index or KvIndex()
         self._cost = cost or CostSettings()
         self.fleet = Fleet(self.index, self._cost, target_limits, health)
         self.health = self.fleet.health
@@ -206,6 +207,7 @@ class RouterCore:
         """
         told = self.book.told(frontend_id, ask_id)
         if told is not None and told.request_id == request_id:
+            self.book.claim(told)
             self.book.settle(told)
         known = self.book.get(frontend_id, ask_id)
         if known is None:
