@@ -161,7 +161,7 @@ class RouterCore:
             self.book.settle(reservation)
             self._end_predictions(reservation)
         elif note.kind is not ReportKind.PROGRESS or note.output_tokens:
-            self.book.prefilled(reservation, now=_time_of(reservation, note))
+            self.book.prefilled(reservation, now=_time_of(reservation, note) if now is None else now)
         return reservation
 
     def stream_ended(self, frontend_id: str, *, now: float) -> None:
