@@ -25,9 +25,9 @@ from kvmesh.core import (
     WorkerDescription,
     WorkerRef,
 )
+from kvmesh.lifecycle.garbage import collect_seldom
 from services.router.core import RouterCore
 from services.router.explain import ReportNote
-from services.router.memory import collect_seldom
 
 SEED = 7
 BLOCK = 16
@@ -172,7 +172,6 @@ def main() -> None:
                 f" {1e6 * rate.match_cpu_s:12.1f} {1e6 * rate.report_cpu_s:8.1f}",
                 flush=True,
             )
-
 
 
 if __name__ == "__main__":

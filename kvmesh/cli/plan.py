@@ -26,6 +26,7 @@ class MeshShape:
     served_name: str
     prefill: int
     decode: int
+    routers: int
     host: str
     port: int
     grpc_port: int
@@ -43,7 +44,7 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
             *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
             *(_worker(shape, "decode", number) for number in range(shape.decode)),
         ],
-        routers=[_service(shape, "router", ("--policy", shape.policy))],
+        routers=[_service(shape, "router", ("--policy", shape.policy), number) for number in range(shape.routers)],
         frontends=[
             _service(
                 shape,

@@ -38,6 +38,7 @@ class UpSettings:
     served_name: str = setting("", "name clients ask for; empty: the directory's name")
     prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
     decode: int = setting(1, "decode workers", min=1, max=64)
+    routers: int = setting(1, "routers, all active; with two, one may die and no request fails", min=1, max=16)
     host: str = setting("127.0.0.1", "address the frontend listens on")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
@@ -143,6 +144,7 @@ class Mesh:
             served_name=settings.served_name,
             prefill=settings.prefill,
             decode=settings.decode,
+            routers=settings.routers,
             host=settings.host,
             port=settings.port,
             grpc_port=settings.grpc_port,

@@ -14,6 +14,7 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
+from services.frontend.continuing import cut_after_final_message
 from services.frontend.request import Conversation
 from services.frontend.sandbox import TemplateLimits
 from services.frontend.templates import ChatTemplate
@@ -137,6 +138,27 @@ def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
         assert text == oracle.render(case), (messages, tools, documents, arguments, adds)
         said += text is not None
     assert said, "a template that refuses everything shows nothing"
+
+
+@pytest.mark.parametrize("name", ["chatml_tools", "headers", "instructions", "demo"])
+@pytest.mark.parametrize("said", ["It is", "It is ", "a", "Hi", "user", "日本 🙂", "two\nlines\n"])
+def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, name: str, said: str) -> None:
+    """Also when the text stands elsewhere in the prompt, or ends with blanks that the template strips."""
+    source = next(text for key, text in SOURCES.items() if name in key)
+    messages = [{"role": "user", "content": "Hi a"}, {"role": "assistant", "content": said}]
+    case = {
+        "source": source,
+        "special_tokens": SPECIAL_TOKENS,
+        "messages": messages,
+        "tools": None,
+        "documents": None,
+        "arguments": {},
+        "add_generation_prompt": False,
+    }
+    text = ours(case)
+    assert text is not None
+    conversation = Conversation(messages=messages, continues_final_message=True)
+    assert cut_after_final_message(text, conversation) == oracle.render(case | {"continue_final_message": True})
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,18 @@ async def test_marks_that_are_special_tokens_reach_the_parser(tmp_path: Path) ->
         assert plain["choices"][0]["message"]["content"] == 'Hm.get_weather{"city": "Paris"}'
 
 
+async def test_quotes_that_are_special_tokens(tmp_path: Path) -> None:
+    """Gemma's calls and thoughts are made of them."""
+    marks = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|odd|>"]
+    directory = write(tmp_path, template=TEMPLATE + "{# <|tool_call>call: <|channel> #}", special=marks)
+    call = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
+    async with answering(directory, "<|channel>thought\nHm.<channel|>Well.<|odd|>" + call) as running:
+        _, whole, _ = await running.post(CHAT, BODY)
+        message = whole["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Well.")
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris", "days": 3}
+
+
 async def test_harmony(tmp_path: Path) -> None:
     """Channels are never shown: reasoning, content and calls come out of one answer, with tools and without."""
     marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"]
@@ -190,6 +202,11 @@ async def test_harmony(tmp_path: Path) -> None:
         ("<|python_tag|>", (), {}, "llama3_json", None, ""),
         ("[func_name1(params_name1=params_value1", (), {}, "pythonic", None, ""),
         ("<|channel|>", (), {}, "harmony", "harmony", ""),
+        ("<｜tool▁calls▁begin｜>", (), {}, "deepseek_v3", None, ""),
+        ("", ("｜DSML｜",), {}, "deepseek_v3_2", None, ""),
+        ("<|tool_call>call: <|channel>", (), {}, "gemma", "gemma", ""),
+        ("<minimax:tool_call> <think>", (), {}, "minimax_m2", "minimax_m2", ""),
+        ("<|tool_call|>", (), {"tool_parser": "granite4"}, "hermes", None, ""),
         ("<tool_call>", (), {"tool_parser": "mistral"}, "mistral", None, "the tool parser mistral does not fit"),
         (
             "<tool_call>",

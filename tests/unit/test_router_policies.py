@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 
+from bench.policies.dynamo_cost import DynamoCostPolicy
 from kvmesh.errors import InvalidRequestError
 from services.router.core import RouterCore
 from services.router.cost import CostSettings
 from services.router.explain import weighed_candidates
 from services.router.policies import GROUP, POLICIES, PolicyContext, make_policy
 from services.router.target import TargetLimits
-from tests.unit.router_fleets import ask, core, join
+from tests.unit.router_fleets import ask, core, holds, join
 
 CONTEXT = PolicyContext(cost=CostSettings(), generator=Random(1))
 
@@ -112,6 +113,24 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path, monke
     with pytest.raises(InvalidRequestError, match="not a subclass"):
         make_policy("broken", CONTEXT)
     del sys.modules["last_named"]
+
+
+def test_the_cost_function_to_compare_with():
+    """Blocks to compute and blocks held, as Dynamo's router weighs them."""
+    router = core(policy=DynamoCostPolicy)
+    for name in ("p1", "p2"):
+        join(router, name, "prefill")
+    for name in ("d1", "d2"):
+        join(router, name, "decode")
+    holds(router.fleet.workers["p1"], [1, 2, 3])
+    placement = router.ask("f", 1, ask("r1", [1, 2, 3, 4]), now=0.0, wall=0.0)
+    assert (placement.prefill.worker_id, placement.cached_tokens) == ("p1", 48)
+    choice = router.history.get("r1").choice
+    costs = {(p.ref.worker_id, d.ref.worker_id): cost for p, d, cost, _ in choice.pairs()}
+    assert costs["p1", "d1"] == (4 - 3) + 4 + 4
+    assert costs["p2", "d1"] == 4 + 4 + 4
+    other = "d2" if placement.decode.worker_id == "d1" else "d1"
+    assert router.ask("f", 2, ask("r2", [7, 8]), now=0.0, wall=0.0).decode.worker_id == other
 
 
 def test_an_unknown_policy_is_refused_with_what_there_is():

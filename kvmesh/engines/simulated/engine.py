@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
 FEATURES = (
-    "embeddings", "kv_events", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
+    "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
 )  # fmt: skip
 STRUCTURED_OUTPUT = "structured_output"
 """Claimed only with a tokenizer: without one there is no way to write a document."""
@@ -67,6 +67,8 @@ class SimulatedEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._step = 0
         self._step_s = 0.0
+        self._description: EngineDescription | None = None
+        self._described: tuple[frozenset[str], Role] | None = None
         self._is_asleep = False
         self._is_closed = False
         self._is_listening = False
@@ -131,6 +133,13 @@ class SimulatedEngine:
 
     def describe(self) -> EngineDescription:
         """What it is; the same before and after `start`, loaded adapters aside."""
+        now = (self._scheduler.adapters, self._role)
+        if self._description is None or self._described != now:
+            # Asked for with every request, changed by hand.
+            self._description, self._described = self._describe(), now
+        return self._description
+
+    def _describe(self) -> EngineDescription:
         return EngineDescription(
             model=self._card_now(),
             capabilities=self._capabilities(),

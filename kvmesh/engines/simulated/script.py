@@ -27,7 +27,7 @@ class ScriptWriter:
     def __init__(self, model_dir: str) -> None:
         self._path = Path(model_dir) / FILE if model_dir else None
 
-    @property
+    @cached_property
     def can_write(self) -> bool:
         """False without a tokenizer."""
         return self._path is not None and self._path.is_file()

@@ -13,6 +13,12 @@ def _start(characters: str) -> str:
     return f"{first}(?:{_start(rest)}|\\Z)" if rest else first
 
 
+def clash(marks: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether a mark begins another one of the other group."""
+    others = tuple(others)
+    return any(a != b and (a.startswith(b) or b.startswith(a)) for a in marks for b in others)
+
+
 class Marks:
     """A set of marks of which none begins another. `starts` matches where a mark may begin, by its first characters: the quick
     way to say no."""

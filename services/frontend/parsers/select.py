@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from kvmesh.errors import UnsupportedError
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
+from services.frontend.parsers.marks import clash
 from services.frontend.parsers.tables import (
     REASONING_FAMILIES,
     TOOL_FAMILIES,
@@ -59,6 +60,10 @@ def select(tool_parser: str, reasoning_parser: str, *, template: str, added_toke
     if isinstance(reasoning, WholeFamily) and tools is not None and tools is not reasoning:
         problems.append(f"reasoning is read as {reasoning.name}, which reads tool calls too; {tools.name} is not used")
         tools = reasoning
+    elif _clash(tools, reasoning):
+        assert tools is not None and reasoning is not None
+        problems.append(f"the marks of {reasoning.name} begin like those of {tools.name}; reasoning is not read")
+        reasoning = None
     return Selection(tools=tools, reasoning=reasoning, problems=tuple(problems))
 
 
@@ -96,6 +101,12 @@ def _named(words: str, model: str) -> str:
         return words
     pairs = (word.rpartition("=") for word in words.split(","))
     return {name.strip(): parser.strip() for name, _, parser in pairs}.get(model, AUTO)
+
+
+def _clash(tools: ToolFamily | WholeFamily | None, reasoning: ReasoningFamily | WholeFamily | None) -> bool:
+    if not isinstance(tools, ToolFamily) or not isinstance(reasoning, ReasoningFamily):
+        return False
+    return clash(tools.readers, reasoning.marks)
 
 
 def _remote(tool_parser: str, reasoning_parser: str) -> Selection:

@@ -342,7 +342,7 @@ class TierBlocks(_message.Message):
     def __init__(self, tier: _Optional[_Union[_kv_pb2.KvTier, str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class SyncPeersRequest(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete")
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete", "run_id")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +350,7 @@ class SyncPeersRequest(_message.Message):
     PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
@@ -357,10 +358,11 @@ class SyncPeersRequest(_message.Message):
     prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
     is_snapshot: bool
     is_complete: bool
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+    run_id: str
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class SyncPeersResponse(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete")
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete", "run_id")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +370,7 @@ class SyncPeersResponse(_message.Message):
     PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
@@ -375,7 +378,8 @@ class SyncPeersResponse(_message.Message):
     prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
     is_snapshot: bool
     is_complete: bool
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+    run_id: str
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class Reservation(_message.Message):
     __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_prompt_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_data_parallel_rank", "decode_data_parallel_rank", "session_id", "block_hashes")

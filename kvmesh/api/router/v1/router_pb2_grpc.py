@@ -41,14 +41,17 @@ class RouterServiceStub:
     Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and reports there what the lost one had placed.
+    the other again what was not answered, and claims there what the lost one had placed: a report each, `prefilled` or `progress`.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
     3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells only of reservations that it made, or took over from a router that is gone. When a stream ends, what the peer
-    told stays counted until it is settled by a frontend's report, or its own end comes.
+    4. Each side tells of the reservations that it made, and of those of a router that it has no stream with. It tells the ends of
+    these, and of whatever a frontend reported to it, whoever made it. Ids that are not known are ignored.
+    5. A reservation that is told although it is known is in use: its frontend speaks of it elsewhere, or to a router that is left.
+    6. When a stream ends, what the peer told stays counted until a frontend's report or its own end settles it, or, where its
+    frontend has no stream here and claims it nowhere, `reservation_grace`.
     """
 
     def __init__(self, channel):
@@ -95,14 +98,17 @@ class RouterServiceServicer:
     Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and reports there what the lost one had placed.
+    the other again what was not answered, and claims there what the lost one had placed: a report each, `prefilled` or `progress`.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
     3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells only of reservations that it made, or took over from a router that is gone. When a stream ends, what the peer
-    told stays counted until it is settled by a frontend's report, or its own end comes.
+    4. Each side tells of the reservations that it made, and of those of a router that it has no stream with. It tells the ends of
+    these, and of whatever a frontend reported to it, whoever made it. Ids that are not known are ignored.
+    5. A reservation that is told although it is known is in use: its frontend speaks of it elsewhere, or to a router that is left.
+    6. When a stream ends, what the peer told stays counted until a frontend's report or its own end settles it, or, where its
+    frontend has no stream here and claims it nowhere, `reservation_grace`.
     """
 
     def Route(self, request_iterator, context):
@@ -180,14 +186,17 @@ class RouterService:
     Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and reports there what the lost one had placed.
+    the other again what was not answered, and claims there what the lost one had placed: a report each, `prefilled` or `progress`.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
     3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells only of reservations that it made, or took over from a router that is gone. When a stream ends, what the peer
-    told stays counted until it is settled by a frontend's report, or its own end comes.
+    4. Each side tells of the reservations that it made, and of those of a router that it has no stream with. It tells the ends of
+    these, and of whatever a frontend reported to it, whoever made it. Ids that are not known are ignored.
+    5. A reservation that is told although it is known is in use: its frontend speaks of it elsewhere, or to a router that is left.
+    6. When a stream ends, what the peer told stays counted until a frontend's report or its own end settles it, or, where its
+    frontend has no stream here and claims it nowhere, `reservation_grace`.
     """
 
     @staticmethod
