@@ -76,7 +76,8 @@ def mutate(value: Any, generator: random.Random) -> Any:
             case 0 if isinstance(holder, dict):
                 del holder[key]
             case 1 if isinstance(holder, dict):
-                holder[generator.choice(["x", "type", "role", "content", "id", "name"])] = generator.choice(ODD)
+                name = generator.choice(["x", "type", "role", "content", "id", "name"])
+                holder[name] = copy.deepcopy(generator.choice(ODD))
             case 2:
                 other, other_key = generator.choice(places)
                 holder[key] = copy.deepcopy(other[other_key]) if _has(other, other_key) else None
