@@ -207,6 +207,7 @@ class RouterCore:
         """
         told = self.book.told(frontend_id, ask_id)
         if told is not None and told.request_id == request_id:
+            self.book.claim(told)
             self.book.settle(told)
         known = self.book.get(frontend_id, ask_id)
         if known is None:
