@@ -80,6 +80,7 @@ def served_model(directory: Path, *, name: str = "tiny", **more: object) -> Serv
         "vocabulary_size": 402,
         "block_size_tokens": 4,
         "eos_token_ids": frozenset({2}),
+        "features": frozenset({"logprobs", "logit_bias"}),
         **more,
     }
     return ServedModel(**values)  # type: ignore[arg-type]
@@ -213,6 +214,8 @@ class FakeMesh:
     async def _tokens(self, generation: Generation, sink: LegSink) -> FinishReason | LegFinish:
         faults = self.faults
         tokens = list(self.answer(generation))
+        if generation.sampling.prompt_logprobs is not None:
+            sink.on_prompt([TokenLogprob(logprob=-0.5) for _ in generation.token_ids[1:]])
         limit = generation.sampling.max_tokens or 10**9
         sent = 0
         while True:

@@ -12,7 +12,7 @@ from random import Random
 from time import process_time
 
 from bench.replay.engine import EngineShape, Job, ReplayEngine
-from bench.replay.placers import Placer, Spot
+from bench.replay.placers import Placer, Spot, Waits
 from bench.traces import TraceRequest
 
 
@@ -81,12 +81,20 @@ class Replay:
     def place(self, job: Job) -> None:
         """Asks for workers; an ask that is refused for load comes back after `retry_s`."""
         began = process_time()
-        spot = self._placer.place(job)
-        self._placing_cpu_s += process_time() - began
+        try:
+            spot = self._placer.place(job)
+        except Waits:
+            return
+        finally:
+            self._placing_cpu_s += process_time() - began
         if spot is None:
-            self.at(self.now_s + self.shape.retry_s, lambda: self.place(job))
-        elif job.placed_s == 0.0:
+            self.place_later(job)
+        else:
             self.go(job, spot)
+
+    def place_later(self, job: Job) -> None:
+        """It was refused for load and comes back, as a client would."""
+        self.at(self.now_s + self.shape.retry_s, lambda: self.place(job))
 
     def go(self, job: Job, spot: Spot) -> None:
         """The request is placed."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from bench.policies.dynamo_cost import DynamoCostPolicy
 from bench.replay.engine import Job, ReplayEngine
 from kvmesh.core import (
     Ask,
@@ -21,6 +22,7 @@ from kvmesh.core import (
     WorkerRef,
 )
 from kvmesh.errors import OverloadedError
+from services.router.admission import Queued
 from services.router.core import RouterCore
 from services.router.explain import ReportNote
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from bench.replay.mesh import Replay
 
 FRONTEND = "replay"
+
+
+class Waits(Exception):
+    """The request waits in the router's queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,7 @@ class Placer(Protocol):
     """Decides, and hears what a router would hear."""
 
     def place(self, job: Job) -> Spot | None:
-        """Workers; None: refused for load, or kept waiting."""
+        """Workers; None: refused for load. Raises Waits when it waits in a queue: `Replay.go` is called later."""
 
     def on_events(self, engine: ReplayEngine, events: Sequence[KvEvent]) -> None:
         """Changes of a worker's cache, as late as they travel."""
@@ -66,9 +72,10 @@ class RouterPlacer:
     def __init__(self, replay: "Replay", policy: str) -> None:
         self._replay = replay
         self._engines = {engine.name: engine for engine in (*replay.prefills, *replay.decodes)}
-        self._jobs: dict[int, Job] = {}
+        self._waiting: dict[int, Job] = {}
         self._sequences: dict[str, int] = {}
-        self.core = RouterCore(router_id="replay", policy=policy, generator=replay.random)
+        known = {"dynamo_cost": DynamoCostPolicy}.get(policy, policy)
+        self.core = RouterCore(router_id="replay", policy=known, generator=replay.random)
         for engine in replay.prefills:
             self._join(engine, Role.PREFILL)
         for engine in replay.decodes:
@@ -86,10 +93,26 @@ class RouterPlacer:
         )
         now_s = self._replay.now_s
         try:
-            placement = self.core.ask(FRONTEND, job.ask_id, ask, now=now_s, wall=now_s)
+            answer = self.core.ask(FRONTEND, job.ask_id, ask, now=now_s, wall=now_s)
         except OverloadedError:
             return None
-        return self._spot(placement)
+        if isinstance(answer, Queued):
+            self._waiting[job.ask_id] = job
+            raise Waits
+        return self._spot(answer)
+
+    def _drain(self) -> None:
+        """Whatever happens may have made room."""
+        while self._waiting:
+            answers = self.core.drain_queue(now=self._replay.now_s, wall=self._replay.now_s)
+            for answer in answers:
+                job = self._waiting.pop(answer.ask_id)
+                if isinstance(answer.outcome, Placement):
+                    self._replay.go(job, self._spot(answer.outcome))
+                else:
+                    self._replay.place_later(job)
+            if not self.core.is_drain_unfinished:
+                break
 
     def _spot(self, placement: Placement) -> Spot:
         prefill = self._engines[placement.prefill.worker_id] if placement.prefill is not None else None
@@ -124,6 +147,7 @@ class RouterPlacer:
             output_tokens_total=engine.output_tokens,
         )
         self.core.fleet.loaded(self.core.fleet.workers[engine.name], record)
+        self._drain()
 
     def on_prefilled(self, job: Job) -> None:
         """See Placer."""
@@ -140,7 +164,8 @@ class RouterPlacer:
     def _report(self, job: Job, kind: ReportKind) -> None:
         elapsed_s = self._replay.now_s - job.placed_s
         note = ReportNote(kind=kind, elapsed_s=elapsed_s, cached_tokens=job.cached_tokens)
-        self.core.report(FRONTEND, job.ask_id, note)
+        self.core.report(FRONTEND, job.ask_id, note, now=self._replay.now_s)
+        self._drain()
 
     def _join(self, engine: ReplayEngine, role: Role) -> None:
         shape = self._replay.shape.engine

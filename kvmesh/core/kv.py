@@ -85,3 +85,5 @@ class KvBatch:
     events: Sequence[KvEvent] = ()
     is_snapshot: bool = False
     is_complete: bool = True
+    part: int = 0
+    """Number of the snapshot's part, from 1; 0: not a snapshot, or from a worker that does not count them."""

@@ -33,9 +33,12 @@ class Ask:
     traceparent: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Placement:
-    """Where a request goes. No prefill worker: the decode worker computes the prompt."""
+    """Where a request goes. No prefill worker: the decode worker computes the prompt.
+
+    Nobody changes it. It is not frozen because one is made per decision, which takes a twentieth longer when it is.
+    """
 
     reservation_id: str
     decode: WorkerRef

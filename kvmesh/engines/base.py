@@ -26,6 +26,7 @@ from kvmesh.core import (
     KvHandle,
     LoadRecord,
     ModelCard,
+    PerformanceProfile,
     Rendezvous,
     Role,
     TokenLogprob,
@@ -42,11 +43,17 @@ class Leg(StrEnum):
     HANDED_OFF without one when the rendezvous transfer is over."""
     DECODE = "decode"
     """Generate; the prompt's KV comes by `handle` or `rendezvous`, or is computed here when both are absent."""
+    EMBED = "embed"
+    """Compute the prompt's vector; nothing is generated. Ends with STOP and an `embedding`. Engines that have the feature
+    `embeddings` take it, the others refuse it with UnsupportedError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One leg of one request. `request_id` is unique among live legs of the mesh; engines may use it as their own id."""
+    """One leg of one request. `request_id` is unique among live legs of the mesh; engines may use it as their own id.
+
+    `dimensions` is the length of an embedding; None the model's own.
+    """
 
     key: int
     request_id: str
@@ -54,11 +61,13 @@ class EngineRequest:
     generation: Generation
     handle: KvHandle | None = None
     rendezvous: Rendezvous | None = None
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFinish:
-    """The end of a leg. `error` is set exactly when the reason is ERROR; `handle` only with HANDED_OFF.
+    """The end of a leg. `error` is set exactly when the reason is ERROR; `handle` only with HANDED_OFF; `embedding`
+    exactly at the good end of an EMBED leg, of length 1 as vectors measure it.
 
     `queue_s` is how long a prefill leg waited from submit to the step that began to compute it; 0 where it never began.
     """
@@ -71,6 +80,7 @@ class EngineFinish:
     handle: KvHandle | None = None
     was_recomputed: bool = False
     queue_s: float = 0.0
+    embedding: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +88,9 @@ class StepOutput:
     """What one engine step gave: entry i is request `keys[i]` with the next `counts[i]` ids of `token_ids`.
 
     `counts` None means one token per entry. `logprobs` holds, for keys that asked, one TokenLogprob per token of the entry.
-    A prefill leg has no entry, only a finish. The lists belong to the receiver.
+    A prefill leg has no entry, only a finish. The lists belong to the receiver. `prompt_logprobs` holds, for keys that asked,
+    one TokenLogprob per prompt token from the second on; once per leg, not after its first token's step, and not for legs
+    that continue emitted tokens.
     """
 
     step: int
@@ -87,6 +99,7 @@ class StepOutput:
     counts: list[int] | None = None
     logprobs: Mapping[int, Sequence[TokenLogprob]] = field(default_factory=dict)
     finishes: Sequence[EngineFinish] = ()
+    prompt_logprobs: Mapping[int, Sequence[TokenLogprob]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +118,8 @@ class EngineDescription:
     kv_compatibility_hash: str
     lease_s: float
     rendezvous_address: str = ""
+    profile: PerformanceProfile | None = None
+    """How fast it is, as far as the engine knows."""
 
 
 class Engine(Protocol):

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from kvmesh.errors import MeshError
+from kvmesh.lifecycle.garbage import collect_seldom
 from kvmesh.lifecycle.parts import PartFailedError
 from kvmesh.lifecycle.process import die_with_parent, run
 
@@ -19,6 +20,8 @@ def run_process(make_main: Callable[[], Awaitable[None]]) -> int:
     """
     if parent := os.environ.pop(PARENT_VARIABLE, ""):
         die_with_parent(int(parent))
+
+    collect_seldom()
 
     async def main() -> None:
         await make_main()

@@ -78,10 +78,14 @@ class LegFinish:
 
 
 class LegSink(Protocol):
-    """Receives one leg's tokens. Both methods are called from the link's reader, once per step frame, and must not block."""
+    """Receives one leg's tokens. All methods are called from the link's reader, once per step frame, and must not block."""
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
         """New tokens in order; at least one. `logprobs` has one entry per token when asked for."""
+        ...
+
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """The prompt's log-probabilities, when asked for: one per token from the second on; before any token, at most once."""
         ...
 
     def on_finish(self, finish: LegFinish) -> None:
@@ -97,6 +101,36 @@ class DecodeLink(Protocol):
 
         Raises UnavailableError when the link is down, OverloadedError when the worker's submission limit is reached.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedCall:
+    """Inputs of one embedding request. `dimensions` None: the model's own."""
+
+    request_id: str
+    model: str
+    inputs: Sequence[Sequence[int]]
+    dimensions: int | None = None
+    adapter: str = ""
+    priority: int = 0
+    traceparent: str = ""
+    reservation_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedResult:
+    """Vectors in the order of the inputs."""
+
+    vectors: Sequence[Sequence[float]]
+    usage: Usage
+
+
+class EmbedClient(Protocol):
+    """Calls DecodeService.Embed on any worker."""
+
+    async def embed(self, worker: WorkerRef, call: EmbedCall, *, timeout_s: float) -> EmbedResult:
+        """All vectors. Cancelling it stops the worker's computation."""
         ...
 
 

@@ -179,6 +179,9 @@ class GrpcDecodeLink:
             self._on_end(error)
 
     def _on_frame(self, frame: pb.StepFrame) -> None:
+        for entry in frame.prompt_logprobs:
+            if (owner := self._sinks.get(entry.slot)) is not None:
+                owner.on_prompt(from_logprobs(entry.logprobs))
         if frame.slots:
             self._on_tokens(frame)
         for message in frame.finishes:

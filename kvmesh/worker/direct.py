@@ -17,6 +17,7 @@ class DirectStep:
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
     finish: EngineFinish | None = None
 
 
@@ -31,6 +32,9 @@ class DirectCalls:
 
     def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
         """Hands each request its part."""
+        for slot, entries in share.prompt_logprobs.items():
+            if (queue := self._queues.get(slot)) is not None:
+                queue.put_nowait(DirectStep(prompt_logprobs=entries))
         start = 0
         for position, slot in enumerate(share.slots):
             count = 1 if share.counts is None else share.counts[position]

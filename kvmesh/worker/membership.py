@@ -10,6 +10,7 @@ from kvmesh.core import Role, WorkerDescription, WorkerRef
 from kvmesh.discovery.base import DECODE, PREFILL, Registration, Registry
 from kvmesh.discovery.presence import Presence
 from kvmesh.errors import MeshError, UnsupportedError
+from kvmesh.worker.profile import profile_of
 from kvmesh.worker.worker import Worker
 
 CARD_PREFIX = "kvmesh/workers/"
@@ -79,6 +80,7 @@ class Membership:
             lease_s=description.lease_s,
             rendezvous_address=description.rendezvous_address,
             is_draining=self._worker.is_draining,
+            profile=profile_of(description.profile, self._worker.settings.profile),
         )
 
     def registration(self) -> Registration:

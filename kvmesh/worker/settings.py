@@ -8,6 +8,7 @@ from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import group, required, setting
 from kvmesh.telemetry import TelemetrySettings
+from kvmesh.worker.profile import ProfileSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +21,19 @@ class WorkerSettings:
     drain_timeout_s: float = setting(30.0, "longest wait for requests in flight when draining", min=0.0)
     heartbeat_s: float = setting(2.0, "longest silence on a frontend stream; a frontend gives up after three", min=0.05)
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
+    kv_batch_interval_s: float = setting(
+        0.02,
+        "KV events of this time travel as one batch; a message per engine step costs both sides more",
+        min=0.0,
+        max=1.0,
+    )
     kv_history_batches: int = setting(4096, "KV-event batches kept for routers that resume", min=1)
     kv_watch_buffer_batches: int = setting(8192, "KV-event batches a slow router may lag behind", min=1)
     link_buffer_frames: int = setting(
         4096, "step frames a slow frontend may lag behind before its stream is ended", min=1
     )
     lease_check_s: float = setting(0.5, "how often expired leases and deadlines are looked for", min=0.01)
+    profile: ProfileSettings = group(ProfileSettings)
 
 
 SET_BY_HOST = ("model", "model_dir", "served_name", "role")

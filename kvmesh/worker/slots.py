@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, Leg, StepOutput
 from kvmesh.errors import MeshError
 
@@ -36,12 +37,13 @@ class LegRecord:
 
 @dataclass(slots=True)
 class LinkStep:
-    """One step's share of one link."""
+    """One step's share of one link; `prompt_logprobs` by slot."""
 
     slots: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     counts: list[int] | None = None
     finishes: list[EngineFinish] = field(default_factory=list)
+    prompt_logprobs: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -137,7 +139,8 @@ def split_by_link(output: StepOutput, links: Sequence[int]) -> dict[int, LinkSte
     if len(links) == 1:
         slots = [key & SLOT_MASK for key in output.keys]
         step = LinkStep(slots, output.token_ids, output.counts, list(output.finishes))
-        return {links[0]: step} if slots or step.finishes else {}
+        step.prompt_logprobs = {key & SLOT_MASK: entries for key, entries in output.prompt_logprobs.items()}
+        return {links[0]: step} if slots or step.finishes or step.prompt_logprobs else {}
     shares: dict[int, LinkStep] = {}
     start = 0
     for position, key in enumerate(output.keys):
@@ -152,4 +155,6 @@ def split_by_link(output: StepOutput, links: Sequence[int]) -> dict[int, LinkSte
         start += count
     for finish in output.finishes:
         shares.setdefault(finish.key >> SLOT_BITS, LinkStep()).finishes.append(finish)
+    for key, entries in output.prompt_logprobs.items():
+        shares.setdefault(key >> SLOT_BITS, LinkStep()).prompt_logprobs[key & SLOT_MASK] = entries
     return shares

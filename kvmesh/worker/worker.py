@@ -23,6 +23,7 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
+from kvmesh.worker.kv_changes import KvChanges
 from kvmesh.worker.kv_feed import KvFeed
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
@@ -53,6 +54,7 @@ class Submission:
     timeout_s: float | None = None
     handle: KvHandle | None = None
     rendezvous: Rendezvous | None = None
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,7 @@ class Worker:
             history_max=settings.kv_history_batches,
             buffer_max=settings.kv_watch_buffer_batches,
         )
+        self._kv_changes = KvChanges(self.kv_feed.append_nowait, clock, settings.kv_batch_interval_s)
 
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""
@@ -200,6 +203,7 @@ class Worker:
                 generation=submission.generation,
                 handle=submission.handle,
                 rendezvous=submission.rendezvous,
+                dimensions=submission.dimensions,
             )
         )
         now_s = self._clock.now()
@@ -358,6 +362,7 @@ class Worker:
         """Nothing that is served from here goes on; gRPC's server would give streams that stand its whole grace."""
         self._end = error
         self.ended.set()
+        self._kv_changes.flush_nowait()
         self.kv_feed.close_nowait(UnavailableError(error.message, reason=error.reason, where=self.identity.worker_id))
         for link in list(self._links.values()):
             link.outlet.on_lost(error)
@@ -374,7 +379,7 @@ class Worker:
     async def _read_kv_events(self) -> None:
         async with aclosing(self.engine.kv_events()) as batches:  # type: ignore[type-var]
             async for events in batches:
-                self.kv_feed.append_nowait(events)
+                self._kv_changes.put_nowait(events)
 
     async def _sweep(self) -> None:
         while True:

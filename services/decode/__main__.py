@@ -24,7 +24,9 @@ def main() -> int:
     admission = DecodeAdmission(waiting_requests_max=settings.waiting_requests_max)
 
     def add_servicer(server: grpc.aio.Server, worker: Worker, clock: Clock) -> None:
-        add_DecodeServiceServicer_to_server(DecodeServicer(worker, admission), server)
+        add_DecodeServiceServicer_to_server(
+            DecodeServicer(worker, admission, embed_parallel_max=settings.embed_parallel_max), server
+        )
 
     return run_process(lambda: serve_worker(settings, Role.DECODE, SERVICE, add_servicer))
 

@@ -53,14 +53,17 @@ class FrameOutlet:
 
     def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
         """One step's share of this stream."""
-        frame = self._with_logprobs(_frame(step, [share]), share.slots, logprobs) if logprobs else None
+        has_more = bool(logprobs or share.prompt_logprobs)
+        frame = self._with_logprobs(_frame(step, [share]), share, logprobs) if has_more else None
         self._put(_Waiting(step=step, share=share, frame=frame))
 
     def _with_logprobs(
-        self, frame: pb.StepFrame, slots: Sequence[int], logprobs: Mapping[int, Sequence[TokenLogprob]]
+        self, frame: pb.StepFrame, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]
     ) -> pb.StepFrame:
         assert self.link is not None
-        for slot in slots:
+        for slot, prompt in share.prompt_logprobs.items():
+            frame.prompt_logprobs.add(slot=slot, logprobs=to_logprobs(prompt))
+        for slot in share.slots:
             entries = logprobs.get(key_of(self.link.number, slot))
             if entries is not None:
                 frame.logprobs.add(slot=slot, logprobs=to_logprobs(entries))

@@ -12,9 +12,10 @@ from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1 import decode_pb2_grpc
 from kvmesh.checks import check_length
 from kvmesh.core import FinishReason
-from kvmesh.engines.base import Leg
+from kvmesh.engines.base import EngineFinish, Leg
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.clients import LegFinish
+from kvmesh.rpc.codec.embed import from_embed_request, to_embed_response
 from kvmesh.rpc.codec.legs import (
     REQUEST_ID_MAX,
     from_submission,
@@ -29,6 +30,7 @@ from kvmesh.rpc.deadline import remaining_s
 from kvmesh.worker.direct import DirectCalls, raise_failure
 from kvmesh.worker.worker import Link, Submission, Worker
 from services.decode.admit import DecodeAdmission
+from services.decode.embedding import check_embed, embed_result, embed_submissions, first_failure
 from services.decode.frames import FrameOutlet, engine_finish_to_pb
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,9 @@ HELLO_TIMEOUT_S = 10.0
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     """Serves one worker in the decode role."""
 
-    def __init__(self, worker: Worker, admission: DecodeAdmission) -> None:
+    def __init__(self, worker: Worker, admission: DecodeAdmission, *, embed_parallel_max: int = 64) -> None:
         self._worker = worker
+        self._embed_parallel_max = embed_parallel_max
         self._admission = admission
         self._direct = DirectCalls(worker)
         self._numbers = itertools.count()
@@ -151,13 +154,36 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             async for step in stream:
                 if step.finish is not None:
                     raise_failure(step.finish)
+                prompt = step.prompt_logprobs
                 yield pb.GenerateResponse(
+                    prompt_logprobs=None if prompt is None else to_logprobs(prompt),
                     token_ids=step.token_ids,
                     logprobs=None if step.logprobs is None else to_logprobs(step.logprobs),
                     finish=None if step.finish is None else engine_finish_to_pb(step.finish, slot=0),
                 )
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
+
+    async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
+        """Many inputs at once, which the engine batches. The first failure ends the others."""
+        call = from_embed_request(request, own_id=self._own_id())
+        check_embed(self._worker.description)
+        self._admission.check(self._worker.engine.load())
+        timeout_s = remaining_s(context)
+        room = asyncio.Semaphore(self._embed_parallel_max)
+
+        async def run(submission: Submission) -> EngineFinish:
+            async with room:
+                return await self._direct.run(submission)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run(each)) for each in embed_submissions(call, timeout_s)]
+        except* MeshError as errors:
+            failure = first_failure(errors)
+        else:
+            return to_embed_response(embed_result([task.result() for task in tasks]))
+        raise failure
 
 
 async def _first_message(requests: AsyncIterator[pb.AttachRequest]) -> pb.AttachRequest | None:

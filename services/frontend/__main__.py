@@ -16,6 +16,7 @@ from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_process, run_until_signalled
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.embed_client import GrpcEmbedClient
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.router_link import GrpcRouterLink
@@ -24,6 +25,7 @@ from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
+from services.frontend.apps import Apps, AppSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.openai.http import HttpServer
@@ -50,7 +52,7 @@ class Frontend:
             generator=generator,
             settings=settings.router,
         )
-        self.models = DiscoveredModels(self.registry, settings.models, clock)
+        self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
@@ -66,9 +68,22 @@ class Frontend:
             metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
+            embed=GrpcEmbedClient(self.channels),
             access=self.access,
         )
-        self.http = HttpServer(self.pipeline, settings.http, self.telemetry.registry, problems=self.models.problems)
+        self.apps = Apps(
+            self.pipeline,
+            AppSettings(state_dir=settings.state_dir, responses=settings.responses, batches=settings.batches),
+            self.telemetry.instruments,
+            instance_id=self.instance_id,
+        )
+        self.http = HttpServer(
+            self.pipeline,
+            settings.http,
+            self.telemetry.registry,
+            problems=self.models.problems,
+            extensions=self.apps.extensions,
+        )
         self.server = RpcServer(
             settings.rpc,
             service_names=[SERVICE_NAME],
@@ -96,6 +111,7 @@ class Frontend:
             self.models,
             self.metrics_server,
             self.server,
+            *self.apps.parts,
             self.http,
             self.announcement,
         ]

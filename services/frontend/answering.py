@@ -16,6 +16,7 @@ class News:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
     ending: Ending | None = None
 
     @property
@@ -46,6 +47,10 @@ class PulledOutlet:
             news.logprobs = [*(news.logprobs or ()), *logprobs]
         if not self._is_whole:
             self._wakeup.set()
+
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet."""
+        self._of(choice).prompt_logprobs = entries
 
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""

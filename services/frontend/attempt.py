@@ -135,7 +135,9 @@ class Attempt:
             await self._start_leg(i, link)
 
     async def _start_leg(self, i: int, link: DecodeLink) -> None:
-        prefill = self._placement.prefill
+        # A prompt's log-probabilities are computed with it and do not travel with its KV: then the decode worker computes it.
+        scores_prompt = self._prepared.generation.sampling.prompt_logprobs is not None
+        prefill = None if scores_prompt else self._placement.prefill
         is_last = i == len(self._choices) - 1
         if prefill is None:
             self._submit(i, link)

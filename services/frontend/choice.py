@@ -20,8 +20,8 @@ class Choice:
     """
 
     __slots__ = (
-        "_cancel", "_clock", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_is_over", "_min_tokens", "_number",
-        "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "finish", "heard_at_s", "tokens",
+        "_cancel", "_clock", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
+        "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "finish", "heard_at_s", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -33,6 +33,7 @@ class Choice:
         stops: Sequence[str],
         stop_ids: frozenset[int],
         min_tokens: int,
+        includes_stop: bool = False,
         clock: Clock,
         gaps: ModelGaps,
         on_first: Callable[[], None],
@@ -41,7 +42,8 @@ class Choice:
         self._number = number
         self._outlet = outlet
         self._detokeniser = detokeniser
-        self._stops = StopFinder(stops) if stops else None
+        self._stops = StopFinder(stops, includes_stop=includes_stop) if stops else None
+        self._includes_stop = includes_stop
         self._stop_ids = stop_ids
         self._min_tokens = min_tokens
         self._clock = clock
@@ -77,7 +79,7 @@ class Choice:
             self._on_first()
         self.heard_at_s = now_s
         self.tokens += count
-        if token_ids[-1] in self._stop_ids:
+        if token_ids[-1] in self._stop_ids and not self._includes_stop:
             # The token that ends the answer is not part of its text.
             self._show(token_ids[:-1], logprobs[:-1] if logprobs is not None else None)
         elif self._stops is not None:
@@ -89,6 +91,11 @@ class Choice:
                 self._outlet.on_text(self._number, text, token_ids, logprobs)
         else:
             self._hold(token_ids, logprobs)
+
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """See LegSink."""
+        if not self._is_over:
+            self._outlet.on_prompt(self._number, logprobs)
 
     def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
         """Token by token where stop strings are looked for, so that none is reported that came after the stop."""

@@ -33,19 +33,33 @@ class Detokenisers:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._pieces = _byte_pieces(tokenizer) if _is_byte_level(tokenizer) else None
-        self._tables: dict[bool, ByteTable] = {}
+        self._special = _special_ids(tokenizer)
+        self._hidden: dict[tuple[bool, frozenset[str]], frozenset[int]] = {}
+        self._tables: dict[frozenset[int], ByteTable] = {}
         # Made here, in the loading thread: for a large vocabulary it takes a tenth of a second.
         self.detokeniser(skip_special_tokens=True)
 
-    def detokeniser(self, *, skip_special_tokens: bool) -> Detokeniser:
-        """A new one for a new answer."""
+    def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
+        """A new one for a new answer. Special tokens named in `kept` are never skipped."""
+        hidden = self._hidden.get((skip_special_tokens, kept))
+        if hidden is None:
+            hidden = self._hidden[skip_special_tokens, kept] = self._ids_hidden(skip_special_tokens, kept)
         if self._pieces is None:
-            return WindowDetokeniser(self._tokenizer, skip_special_tokens=skip_special_tokens)
-        table = self._tables.get(skip_special_tokens)
+            return WindowDetokeniser(self._tokenizer, hidden=hidden)
+        table = self._tables.get(hidden)
         if table is None:
-            hidden = _special_ids(self._tokenizer) if skip_special_tokens else frozenset()
-            table = self._tables[skip_special_tokens] = ByteTable(self._pieces, hidden)
+            table = self._tables[hidden] = ByteTable(self._pieces, hidden)
         return ByteDetokeniser(table)
+
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self._special.values())
+
+    def _ids_hidden(self, skip_special_tokens: bool, kept: frozenset[str]) -> frozenset[int]:
+        if not skip_special_tokens:
+            return frozenset()
+        return frozenset(i for i, text in self._special.items() if text not in kept)
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's own bytes, for log-probabilities. Exact for byte-level tokenizers, else of its decoded text."""
@@ -95,18 +109,18 @@ class ByteDetokeniser:
 class WindowDetokeniser:
     """Any tokenizer: decodes the last emitted tokens with the new ones and emits the difference."""
 
-    __slots__ = ("_held", "_skip", "_tokenizer", "_window", "_window_text")
+    __slots__ = ("_held", "_hidden", "_tokenizer", "_window", "_window_text")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, hidden: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._hidden = hidden
         self._window: list[int] = []
         self._window_text = ""
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See Detokeniser. One token at a time, so that the text does not depend on how tokens were bundled."""
-        return "".join([self._step(token_id) for token_id in token_ids])
+        return "".join([self._step(token_id) for token_id in token_ids if token_id not in self._hidden])
 
     def _step(self, token_id: int) -> str:
         self._held.append(token_id)
@@ -127,15 +141,15 @@ class WindowDetokeniser:
         return piece
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
     return isinstance(tokenizer.decoder, decoders.ByteLevel)
 
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+def _special_ids(tokenizer: Tokenizer) -> dict[int, str]:
+    return {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 def _byte_pieces(tokenizer: Tokenizer) -> list[bytes]:

@@ -12,18 +12,28 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Usage, WorkerRef
-from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
-from kvmesh.rpc.clients import DecodeLinks, Placed, PrefillClient, RouterLink
+from kvmesh.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.rpc.clients import DecodeLinks, EmbedClient, EmbedResult, Placed, PrefillClient, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
 from services.frontend.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
 from services.frontend.choice import Choice
+from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
-from services.frontend.request import Answer, Outlet, Request
+from services.frontend.remote.relay import relayed
+from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
+from services.frontend.tool_choice import with_tool_constraint
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +59,11 @@ class Pipeline:
         settings: PipelineSettings,
         tracing: Tracing | None = None,
         access: Access | None = None,
+        embed: EmbedClient | None = None,
     ) -> None:
         self.models = models
         self.access = access or Access(AccessSettings(), clock)
+        self._embedder = Embedder(embed, router, clock, settings) if embed is not None else None
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
@@ -99,6 +111,7 @@ class Pipeline:
         self._check_room()
         self.access.check(request)
         model = self.models.find(request.model)
+        request = with_tool_constraint(request, model.text.selection.tools)
         check_request(request, model, self.settings)
         token_ids = await tokens_of(request, model, self.settings)
         return prepare(request, model, token_ids, attempt_timeout_s=self._timeout_s(request, began_s))
@@ -108,11 +121,21 @@ class Pipeline:
 
         Raises the failure that ended it. Cancelling it cancels everything on every hop.
         """
+        process = prepared.model.text.parser_process
+        if process is None:
+            return await self._run_admitted(prepared, outlet, began_s)
+        async with relayed(process, prepared.request.request_id, outlet) as relay:
+            return await self._run_admitted(prepared, relay, began_s)
+
+    async def _run_admitted(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
         request_id = prepared.request.request_id
         run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
         try:
-            permit = self.access.enter(prepared)
+            permit = self.access.enter(
+                prompt_tokens=prepared.ask.prompt_tokens,
+                output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
+            )
             try:
                 if not self._tracing.is_on:
                     return await self._run(run, prepared, began_s)
@@ -121,6 +144,31 @@ class Pipeline:
                 self.access.leave(permit, run.spent(), request_id=request_id, model=prepared.model.name)
         finally:
             self._in_flight.discard(request_id)
+            if not self._in_flight:
+                self._idle.set()
+
+    async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
+        """Vectors of texts or token ids; see `Embedder`. Counts as one request in flight."""
+        asked = request.asked
+        self.access.check(asked)
+        model = self.models.find(asked.model)
+        if self._embedder is None:
+            raise UnsupportedError("this frontend gives no embeddings", reason="embeddings_unsupported")
+        self._admit(asked.request_id)
+        try:
+            with self._tracing.span("embed", parent=asked.traceparent or None):
+                deadline_s = began_s + self._limit_s(asked)
+                inputs = await self._embedder.tokens(request, model)
+                permit, usage = self.access.enter(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0), Usage()
+                try:
+                    result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
+                    usage = result.usage
+                finally:
+                    self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
+            self.metrics.prompt_tokens.labels(model.name).inc(result.usage.prompt_tokens)
+            return result
+        finally:
+            self._in_flight.discard(asked.request_id)
             if not self._in_flight:
                 self._idle.set()
 
@@ -232,6 +280,14 @@ class Pipeline:
         return max(1e-3, began_s + self._limit_s(request) - self.clock.now())
 
 
+def _marks_of(prepared: Prepared) -> frozenset[str]:
+    """Special tokens that whoever reads the answer needs in its text."""
+    prompt = prepared.request.prompt
+    if not isinstance(prompt, Conversation):
+        return frozenset()
+    return prepared.model.text.marks(parses_tools=bool(prompt.tools))
+
+
 class _Run:
     """What stays the same over the attempts of one request."""
 
@@ -263,15 +319,17 @@ class _Run:
 
         prepared, model = self._prepared, self._prepared.model
         sampling = prepared.request.sampling
+        kept = _marks_of(prepared)
         gaps = self._metrics.gaps.of_model(model.name)
         self._choices = [
             Choice(
                 i,
                 self._outlet,
-                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens),
+                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
                 stops=sampling.stop,
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,
+                includes_stop=prepared.request.includes_stop,
                 clock=self._clock,
                 gaps=gaps,
                 on_first=on_first,

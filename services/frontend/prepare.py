@@ -8,12 +8,19 @@ from kvmesh.core import Ask, Generation, SamplingParams
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes, seed_hash
 from services.frontend.access.caller import current_caller
+from services.frontend.continuing import cut_after_final_message
 from services.frontend.models import ServedModel
 from services.frontend.request import Conversation, Request
 from services.frontend.settings import PipelineSettings
 
-# The capability that a sampling field needs, in the closed words of the support matrix.
 STRUCTURED_OUTPUT = "structured_output"
+# Fields of the sampling and the capability that they need, in the closed words of the support matrix.
+_NEEDS: tuple[tuple[str, str, str], ...] = (
+    ("constraint", STRUCTURED_OUTPUT, "do structured output"),
+    ("prompt_logprobs", "prompt_logprobs", "give log-probabilities of the prompt"),
+    ("logprobs", "logprobs", "give log-probabilities"),
+    ("logit_bias", "logit_bias", "bias logits"),
+)
 _PROMPT_CHARACTERS_PER_TOKEN = 64
 """No tokenizer in use has longer tokens on average; a text beyond that is too long whatever its tokens are."""
 
@@ -48,18 +55,15 @@ def check_request(request: Request, model: ServedModel, settings: PipelineSettin
         named = request.named(error.field)
         raise InvalidRequestError(error.message.replace(error.field, named, 1), field=named) from error
     _check_token_fields(request, model)
-    if request.sampling.constraint is not None and STRUCTURED_OUTPUT not in model.features:
-        raise UnsupportedError(
-            f"no worker of {model.name} can do structured output",
-            field=request.named("constraint"),
-            reason="unsupported",
-        )
-    if request.sampling.prompt_logprobs is not None:
-        raise UnsupportedError(
-            "log-probabilities of the prompt are not supported yet", field=request.named("prompt_logprobs")
-        )
+    for name, feature, what in _asked_needs(request.sampling):
+        if feature not in model.features:
+            raise UnsupportedError(f"no worker of {model.name} can {what}", field=request.named(name))
     if request.adapter and request.adapter not in model.adapters and request.adapter != model.adapter:
         raise UnsupportedError(f"{model.name} has no adapter of that name", field=request.named("adapter"))
+
+
+def _asked_needs(sampling: SamplingParams) -> list[tuple[str, str, str]]:
+    return [need for need in _NEEDS if getattr(sampling, need[0]) not in (None, ())]
 
 
 def _check_token_fields(request: Request, model: ServedModel) -> None:
@@ -75,22 +79,54 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     prompt = request.prompt
     field = request.named("prompt")
     if isinstance(prompt, Conversation):
-        text = model.text.render(prompt, field=field)
+        if _characters(prompt) <= settings.inline_characters_max:
+            text = _rendered(prompt, model, field)
+        else:
+            text = await asyncio.to_thread(_rendered, prompt, model, field)
     elif isinstance(prompt, str):
         text = prompt
     else:
-        return _checked_ids(prompt if isinstance(prompt, list) else list(prompt), field, model)
+        return _kept(checked_ids(prompt if isinstance(prompt, list) else list(prompt), field, model), request, model)
     if not text:
         raise InvalidRequestError(f"{field} must not be empty", field=field)
     if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
         raise _too_long(f"the prompt has {len(text)} characters", field, model)
-    adds_special_tokens = isinstance(prompt, str)
+    adds_special_tokens = isinstance(prompt, str) and request.adds_special_tokens
     if len(text) <= settings.inline_characters_max:
-        return model.text.tokenise(text, adds_special_tokens=adds_special_tokens)
-    return await asyncio.to_thread(model.text.tokenise, text, adds_special_tokens=adds_special_tokens)
+        return _kept(model.text.tokenise(text, adds_special_tokens=adds_special_tokens), request, model)
+    token_ids = await asyncio.to_thread(model.text.tokenise, text, adds_special_tokens=adds_special_tokens)
+    return _kept(token_ids, request, model)
 
 
-def _checked_ids(token_ids: list[int], field: str, model: ServedModel) -> list[int]:
+def _characters(conversation: Conversation) -> int:
+    """What rendering costs, in characters of text: each message and tool takes as long as some text does."""
+    contents = sum(len(message.get("content") or "") + 128 for message in conversation.messages)
+    return contents + 1024 * len(conversation.tools)
+
+
+def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str:
+    text = model.text.render(conversation, field=field)
+    if not conversation.continues_final_message:
+        return text
+    cut = cut_after_final_message(text, conversation)
+    if cut is None:
+        raise InvalidRequestError(
+            "the chat template does not show the last message's text, so it cannot be continued", field=field
+        )
+    return cut
+
+
+def _kept(token_ids: list[int], request: Request, model: ServedModel) -> list[int]:
+    """The last tokens, when the client would rather lose the prompt's beginning than be refused."""
+    count = request.prompt_tokens_kept
+    if count is None:
+        return token_ids
+    room = max(1, model.context_tokens_max - (request.sampling.max_tokens or 1))
+    return token_ids[-(room if count < 0 else count) :]
+
+
+def checked_ids(token_ids: list[int], field: str, model: ServedModel) -> list[int]:
+    """The ids, all within the vocabulary."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
         raise InvalidRequestError(f"{field} must hold token ids below {model.vocabulary_size}", field=field)
     return token_ids
@@ -125,7 +161,10 @@ def prepare(request: Request, model: ServedModel, token_ids: list[int], *, attem
         session_id=request.session_id,
         choices=request.choices,
         traceparent=request.traceparent,
-        required_features=(STRUCTURED_OUTPUT,) if sampling.constraint is not None else (),
+        required_features=tuple(feature for _, feature, _ in _asked_needs(request.sampling)),
+        required_labels=request.required_labels,
+        pinned_prefill_worker_id=request.pinned_prefill_worker_id,
+        pinned_decode_worker_id=request.pinned_decode_worker_id,
     )
     eos = frozenset() if sampling.ignore_eos else model.eos_token_ids
     return Prepared(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
@@ -9,15 +10,44 @@ from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
 Message = Mapping[str, Any]
 
 
+class ToolMode(StrEnum):
+    """Who decides whether tools are called."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """How tools are chosen. `name`: the one of NAMED. `strict`: tools whose arguments must keep to their schema."""
+
+    mode: ToolMode = ToolMode.AUTO
+    name: str = ""
+    is_parallel: bool = True
+    strict: Sequence[str] = ()
+
+    @property
+    def is_forced(self) -> bool:
+        """True when the answer is calls and nothing else."""
+        return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Input of the chat template; `messages` and `tools` are plain JSON values in OpenAI's shape."""
+    """Input of the chat template; `messages` and `tools` are plain JSON values in OpenAI's shape.
+
+    `continues_final_message`: the answer goes on where the last message's text ends.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     documents: Sequence[Mapping[str, Any]] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     adds_generation_prompt: bool = True
+    continues_final_message: bool = False
 
 
 Prompt = str | Sequence[int] | Conversation
@@ -29,7 +59,9 @@ class Request:
     """One prompt and its choices.
 
     `fields` maps names of SamplingParams and of this class to the names that the client used, for error messages.
-    `timeout_s` None: the frontend's limit. `max_tokens` None: what the context leaves.
+    `timeout_s` None: the frontend's limit. `max_tokens` None: what the context leaves. `prompt_tokens_kept`: the prompt's
+    last tokens that are used, -1 as many as fit; None refuses a prompt that does not. `includes_stop`: the stop string or
+    stop token is part of the text. `adds_special_tokens`: those that the tokenizer puts around a text prompt.
     """
 
     request_id: str
@@ -41,6 +73,12 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     session_id: str = ""
+    required_labels: Mapping[str, str] = field(default_factory=dict)
+    pinned_prefill_worker_id: str = ""
+    pinned_decode_worker_id: str = ""
+    prompt_tokens_kept: int | None = None
+    includes_stop: bool = False
+    adds_special_tokens: bool = True
     timeout_s: float | None = None
     traceparent: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +111,10 @@ class Outlet(Protocol):
 
     def on_end(self, choice: int, ending: Ending) -> None:
         """The choice is over; nothing follows. Not called when the whole request fails."""
+        ...
+
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """Log-probabilities of the prompt's tokens from the second on, before the choice's text; only when asked for."""
         ...
 
 

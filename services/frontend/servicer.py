@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -10,16 +11,18 @@ from grpc.aio import ServicerContext
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1 import inference_pb2_grpc
 from kvmesh.core import FinishReason
-from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, MeshError, UnsupportedError
 from kvmesh.rpc.codec.inference import (
     ChatCall,
     GenerateCall,
     Options,
     ToolCallPiece,
     from_chat_request,
+    from_embed_request,
     from_generate_request,
     to_chat_response,
     to_chat_usage,
+    to_embed_response,
     to_generate_response,
     to_generate_usage,
 )
@@ -28,11 +31,13 @@ from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.http_status import http_status
 from kvmesh.telemetry import current_traceparent
 from services.frontend.answering import News, PulledOutlet
+from services.frontend.embed import EmbedRequest
 from services.frontend.metrics import UNKNOWN_MODEL
+from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared, tokens_of
-from services.frontend.request import Answer, Conversation, Prompt, Request
-from services.frontend.tools import HermesParser, ParsedCall
+from services.frontend.reading import Reading, reading_of
+from services.frontend.request import Answer, Conversation, Prompt, Request, ToolChoice, ToolMode
 
 _log = logging.getLogger(__name__)
 SERVICE_NAME = "kvmesh.inference.v1.InferenceService"
@@ -70,24 +75,45 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     token_ids=news.token_ids if call.options.returns_token_ids else (),
                     logprobs=news.logprobs,
                     finish=news.ending.reason if news.ending is not None else None,
+                    prompt_logprobs=news.prompt_logprobs,
                 )
             yield to_generate_usage(asked.request_id, running.answer.usage)
 
     async def Chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any]) -> AsyncIterator[pb.ChatResponse]:
         began_s = self._pipeline.clock.now()
         call = from_chat_request(request)
-        asked = self._request(call.model, _conversation(call), call.options, context, prompt_field="messages")
-        uses_tools = bool(call.tools) and call.tool_choice != "none"
-        parsers = [HermesParser() for _ in range(asked.choices)] if uses_tools else None
+        conversation = _conversation(call)
+        asked = self._request(call.model, conversation, call.options, context, prompt_field="messages")
         async with _Running(self._pipeline, asked, call.options, began_s) as running:
+            reading = reading_of(
+                running.prepared.model,
+                conversation,
+                running.prepared.generation.token_ids,
+                request_id=asked.request_id,
+                choices=asked.choices,
+                parses_tools=call.tool_choice != "none",
+                constraint=running.prepared.generation.sampling.constraint,
+            )
             async for news in running.news():
-                response = _chat_response(asked.request_id, news, call.options, parsers)
+                response = _chat_response(asked.request_id, news, call.options, reading)
                 if response is not None:
                     yield response
-            yield to_chat_usage(asked.request_id, running.answer.usage)
+            usage = running.answer.usage
+            yield to_chat_usage(asked.request_id, usage if reading is None else reading.counted(usage))
 
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
-        raise UnsupportedError("no worker serves embeddings", reason="embeddings_unsupported")
+        began_s = self._pipeline.clock.now()
+        call = from_embed_request(request)
+        asked = Request(
+            request_id=self._pipeline.new_id(),
+            model=call.model,
+            prompt="",
+            timeout_s=_timeout_s(None, remaining_s(context)),
+            traceparent=current_traceparent(),
+        )
+        embed = EmbedRequest(asked=asked, inputs=call.inputs, dimensions=call.dimensions, inputs_name=call.inputs_name)
+        result = await self._pipeline.embed(embed, began_s=began_s)
+        return to_embed_response(result)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
         model = self._pipeline.models.find(required_text(request.model, "model", 256))
@@ -219,49 +245,71 @@ class _Running:
 
 
 def _conversation(call: ChatCall) -> Conversation:
-    if call.tool_choice not in ("auto", "none"):
-        raise UnsupportedError("tool_choice can only be auto or none for now", field="tool_choice")
     return Conversation(
         messages=call.messages,
         tools=call.tools if call.tool_choice != "none" else (),
+        tool_choice=_tool_choice(call),
         arguments=call.template_arguments,
     )
 
 
-def _chat_response(
-    request_id: str, news: News, options: Options, parsers: Sequence[HermesParser] | None
-) -> pb.ChatResponse | None:
+def _tool_choice(call: ChatCall) -> ToolChoice:
+    mode, _, name = call.tool_choice.partition(":")
+    if mode in ("required", "named") and not call.tools:
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
+    if mode == "named" and name not in [tool["function"]["name"] for tool in call.tools]:
+        raise InvalidRequestError("tool_name must be the name of one of the tools", field="tool_name")
+    return ToolChoice(mode=ToolMode(mode), name=name)
+
+
+def _chat_response(request_id: str, news: News, options: Options, reading: Reading | None) -> pb.ChatResponse | None:
     """None when all there is may still become a tool call."""
-    text = news.text
-    calls: tuple[ToolCallPiece, ...] = ()
     finish = news.ending.reason if news.ending is not None else None
-    if parsers is not None:
-        parser = parsers[news.choice]
-        parts = [*parser.push(text), *(parser.flush() if finish is not None else ())]
+    text, reasoning, warning = news.text, "", None
+    calls: tuple[ToolCallPiece, ...] = ()
+    if reading is not None:
+        choice = news.choice
+        parts = [
+            *reading.push(choice, text, len(news.token_ids)),
+            *(reading.flush(choice) if finish is not None else ()),
+        ]
         text = "".join(part for part in parts if isinstance(part, str))
-        calls = tuple(_piece(request_id, news.choice, part) for part in parts if isinstance(part, ParsedCall))
-        if finish is FinishReason.STOP and parser.calls:
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        warning = _warning(parts)
+        calls = _pieces(reading, choice, parts)
+        if finish is FinishReason.STOP and reading.calls(choice):
             finish = FinishReason.TOOL_CALLS
-        if not (text or calls or finish or news.logprobs or options.returns_token_ids):
+        if not (text or reasoning or calls or warning or finish or news.logprobs or options.returns_token_ids):
             return None
     return to_chat_response(
         request_id,
         news.choice,
         text=text,
+        reasoning=reasoning,
         tool_calls=calls,
         token_ids=news.token_ids if options.returns_token_ids else (),
         logprobs=news.logprobs,
         finish=finish,
+        warning=warning,
     )
 
 
-def _piece(request_id: str, choice: int, call: ParsedCall) -> ToolCallPiece:
-    return ToolCallPiece(
-        index=call.index,
-        call_id=f"call_{request_id[:24]}{choice}{call.index}",
-        name=call.name,
-        arguments=call.arguments,
-    )
+def _warning(parts: Sequence[Part]) -> MeshError | None:
+    reason = next((part.reason for part in parts if isinstance(part, Warned)), None)
+    return None if reason is None else InternalError(WARNINGS[reason], reason=reason)
+
+
+def _pieces(reading: Reading, choice: int, parts: Sequence[Part]) -> tuple[ToolCallPiece, ...]:
+    """One piece per call: its name if it began here, and what came of its arguments."""
+    pieces: dict[int, ToolCallPiece] = {}
+    for part in parts:
+        if isinstance(part, CallBegin):
+            call_id = reading.call_id(choice, part)
+            pieces[part.number] = ToolCallPiece(index=part.number, call_id=call_id, name=part.name, arguments="")
+        elif isinstance(part, CallArguments):
+            known = pieces.get(part.number) or ToolCallPiece(index=part.number, call_id="", name="", arguments="")
+            pieces[part.number] = replace(known, arguments=known.arguments + part.text)
+    return tuple(pieces.values())
 
 
 def _echo(call: GenerateCall, prepared: Prepared) -> str:

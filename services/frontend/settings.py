@@ -3,12 +3,19 @@
 from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
+from services.frontend.batches.settings import BatchSettings
+from services.frontend.parsers.select import ParserNames
+from services.frontend.remote.process import check_installed
+from services.frontend.remote.settings import RemoteSettings
+from services.frontend.responses.settings import ResponsesSettings
+from services.frontend.sandbox import TemplateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,9 @@ class HttpSettings:
     tls_authority_file: str = setting(
         "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
     )
+    allows_pins: bool = setting(
+        False, "Whether x-kvmesh-pin-prefill, -pin-decode and x-kvmesh-labels are obeyed; else they are refused."
+    )
     stalled_client_timeout_s: float = setting(
         30.0, "Longest wait for a client to read the end of its answer; then it is cut off.", min=0.1
     )
@@ -56,6 +66,7 @@ class PipelineSettings:
     requests_max: int = setting(4096, "Requests in flight; more are refused with Retry-After.", min=1)
     choices_max: int = setting(16, "Choices (n) of one prompt.", min=1, max=128)
     prompts_max: int = setting(64, "Prompts of one completion request.", min=1)
+    embed_inputs_max: int = setting(2048, "Inputs of one embedding request; OpenAI takes as many.", min=1, max=2048)
     request_timeout_s: float = setting(600.0, "Longest life of a request; clients may ask for less.", min=0.1)
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
     idle_timeout_s: float = setting(60.0, "Longest silence between two tokens of a request.", min=0.1)
@@ -88,6 +99,11 @@ class ModelSettings:
         "", "Hugging Face cache to look in for models that are not a directory; empty: its default."
     )
     reload_s: float = setting(5.0, "Pause before a model whose files could not be read is tried again.", min=0.1)
+    fast_tokenizer: bool = setting(
+        True, "Whether fastokens encodes prompts, for models where it gives the same tokens; a tenth of the time."
+    )
+    template: TemplateLimits = field(default_factory=TemplateLimits)
+    parser_process: RemoteSettings = field(default_factory=RemoteSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +111,20 @@ class FrontendSettings:
     """A frontend process."""
 
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
+    tool_parser: str = setting(
+        "auto",
+        "How tool calls are read: a family, auto (found out from the model's chat template and tokens), none, or vllm:NAME "
+        "(vLLM's parser, in a process of its own); for several models MODEL=FAMILY,MODEL=FAMILY.",
+    )
+    reasoning_parser: str = setting("auto", "How reasoning is read; as tool_parser.")
     http: HttpSettings = field(default_factory=HttpSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    state_dir: str = setting(
+        "",
+        "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
+    )
+    responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
@@ -104,3 +132,17 @@ class FrontendSettings:
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
+
+    def __post_init__(self) -> None:
+        """Parsers must be known."""
+        try:
+            self.parser_names.check()
+            if self.parser_names.needs_vllm:
+                check_installed()
+        except UnsupportedError as error:
+            raise ValueError(f"{error.field}: {error.message}") from error
+
+    @property
+    def parser_names(self) -> ParserNames:
+        """What is said of parsers."""
+        return ParserNames(tools=self.tool_parser, reasoning=self.reasoning_parser)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Lets text through up to a stop string, and holds back only what could still become one."""
+    """Lets text through up to a stop string, or up to its end with `includes_stop`, and holds back only what could still become one."""
 
-    __slots__ = ("_held", "_stops", "matched")
+    __slots__ = ("_held", "_includes_stop", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
         self._stops = tuple(stops)
+        self._includes_stop = includes_stop
         self._held = ""
         self.matched: str | None = None
 
@@ -24,9 +25,9 @@ class StopFinder:
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, start, self.matched = min(found)
+            end, start, self.matched = min(found)
             self._held = ""
-            return text[:start]
+            return text[: end if self._includes_stop else start]
         cut = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[cut:]
         return text[:cut]

@@ -2,73 +2,95 @@
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.request import Conversation
+from services.frontend.call_style import find_style
+from services.frontend.request import Conversation, Message
+from services.frontend.sandbox import LimitedEnvironment, TemplateLimits
 
 _log = event_logger(__name__)
 
 
-class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the model says; for rendering it is its content."""
-
-    tags = {"generation"}  # noqa: RUF012 (the attribute's type is the base class's)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """The block as a call of `_pass`."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_pass"), [], [], body).set_lineno(line)
-
-    def _pass(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
 class ChatTemplate:
-    """One model's template. `special_tokens` (bos_token, eos_token...) are its variables."""
+    """One model's template. `special_tokens` (bos_token, eos_token...) are its variables.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], clock: Clock) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: _local_time(clock).strftime(form)
+    Earlier tool calls are given the way the template wants them (see `call_style`).
+    `tool_source`: the template for conversations with tools, where the model has one of its own for them.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        clock: Clock,
+        *,
+        tool_source: str = "",
+        limits: TemplateLimits | None = None,
+    ) -> None:
+        self._limits = limits or TemplateLimits()
+        self._environment = LimitedEnvironment(self._limits)
+        self._environment.filters["tojson"] = _to_json
+        self._environment.globals["raise_exception"] = _raise_exception
+        self._environment.globals["strftime_now"] = lambda form: _local_time(clock).strftime(form)
+        self._template = self._compiled(source)
+        self._tool_template = self._compiled(tool_source) if tool_source else self._template
+        self._special_tokens = dict(special_tokens)
+        self._style = find_style(self._probed)
+
+    def _probed(self, messages: Sequence[Message]) -> str | None:
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+            return self._joined(self._tool_template, self._variables(Conversation(messages=messages)))
+        except Exception:  # noqa: BLE001 (templates are foreign code; that one fails is what is asked here)
+            return None
+
+    def _compiled(self, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
             raise UnsupportedError(
                 f"the chat template does not parse: {error}", reason="chat_template_broken"
             ) from error
-        self._special_tokens = dict(special_tokens)
 
     def render(self, conversation: Conversation, *, field: str) -> str:
         """The prompt. InvalidRequestError when the template refuses or cannot cope with the conversation."""
-        variables: dict[str, Any] = {
-            **self._special_tokens,
-            "messages": conversation.messages,
-            "tools": list(conversation.tools) or None,
-            "documents": list(conversation.documents) or None,
-            "add_generation_prompt": conversation.adds_generation_prompt,
-        }
+        template = self._tool_template if conversation.tools else self._template
         try:
-            return self._template.render({**conversation.arguments, **variables})
+            styled = replace(conversation, messages=self._style.apply(conversation.messages))
+            return self._joined(template, self._variables(styled))
         except jinja2.TemplateError as error:
             text = f"the chat template refused the conversation: {error}"
         except Exception as error:  # noqa: BLE001 (templates are foreign code and fail in any way on odd input; logged)
             _log.warning("template_failed", error=type(error).__name__)
             text = "the chat template cannot render this conversation"
         raise InvalidRequestError(text[:500], field=field, reason="chat_template_refused")
+
+    def _variables(self, conversation: Conversation) -> dict[str, Any]:
+        return {
+            **self._special_tokens,
+            **conversation.arguments,
+            "messages": conversation.messages,
+            "tools": list(conversation.tools) or None,
+            "documents": list(conversation.documents) or None,
+            "add_generation_prompt": conversation.adds_generation_prompt,
+        }
+
+    def _joined(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+        self._environment.begin()
+        pieces: list[str] = []
+        left = self._limits.characters_max
+        for piece in template.generate(variables):
+            pieces.append(piece)
+            left -= len(piece)
+            if left < 0:
+                raise jinja2.TemplateError("the prompt grows too long")
+        return "".join(pieces)
 
 
 def _to_json(

@@ -13,11 +13,15 @@ from kvmesh.clock import Clock
 from kvmesh.core import SamplingParams
 from kvmesh.errors import UnsupportedError
 from services.frontend.detokenise import Detokeniser, Detokenisers
+from services.frontend.fast_tokenise import FastTokenizer, load_fast, reference_ids
+from services.frontend.parsers.select import AUTO, Selection, select
+from services.frontend.remote.process import ParserProcess
 from services.frontend.request import Conversation
+from services.frontend.sandbox import TemplateLimits
 from services.frontend.templates import ChatTemplate
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+TEMPLATE_DIRECTORY = "additional_chat_templates"
 
 
 class TextModel:
@@ -30,14 +34,24 @@ class TextModel:
         template: ChatTemplate | None = None,
         defaults: Mapping[str, float | int] | None = None,
         eos_token_ids: Sequence[int] = (),
+        selection: Selection | None = None,
+        fast: FastTokenizer | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._fast = fast
         self._detokenisers = Detokenisers(tokenizer)
         self._template = template
         self._defaults = dict(defaults or {})
         self.eos_token_ids = tuple(eos_token_ids)
+        self.selection = selection or Selection()
+        """How answers to conversations are read."""
+        self.parser_process: ParserProcess | None = None
+        """Where answers are read, if not here; set once it runs."""
+        # Their tables are made here, in the loading thread.
+        for parses_tools in (False, True):
+            self._detokenisers.detokeniser(skip_special_tokens=True, kept=self.marks(parses_tools=parses_tools))
 
     def render(self, conversation: Conversation, *, field: str = "messages") -> str:
         """A conversation as the model's prompt text. UnsupportedError without a chat template."""
@@ -47,14 +61,19 @@ class TextModel:
 
     def tokenise(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Token ids of a text. Templates bring their own special tokens."""
-        # The batch call is the one that leaves out offsets, which nobody reads here: a quarter less time.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        if self._fast is not None:
+            return self._fast.encode(text, adds_special_tokens=adds_special_tokens)
+        return reference_ids(self._tokenizer, text, adds_special_tokens=adds_special_tokens)
 
-    def detokeniser(self, *, skip_special_tokens: bool) -> Detokeniser:
-        """A detokeniser for one answer."""
-        return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens)
+    def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
+        """A detokeniser for one answer. Special tokens named in `kept` are text all the same."""
+        return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens, kept=kept)
+
+    def marks(self, *, parses_tools: bool) -> frozenset[str]:
+        """Special tokens that whoever reads an answer needs in its text; a parser of vLLM's may need any."""
+        if self.selection.is_remote:
+            return self._detokenisers.special_tokens
+        return self.selection.marks(parses_tools=parses_tools)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
@@ -71,7 +90,15 @@ class TextModel:
         return replace(sampling, **missing) if missing else sampling  # type: ignore[arg-type]
 
 
-def load_text_model(directory: Path, clock: Clock) -> TextModel:
+def load_text_model(
+    directory: Path,
+    clock: Clock,
+    *,
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    limits: TemplateLimits | None = None,
+    is_fast: bool = True,
+) -> TextModel:
     """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -80,15 +107,24 @@ def load_text_model(directory: Path, clock: Clock) -> TextModel:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every fault of the file
         raise UnsupportedError(f"{path} cannot be read: {error}", reason="tokenizer_broken") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    fast = load_fast(path, tokenizer) if is_fast else None
     config = _read_json(directory / "tokenizer_config.json")
-    source = _template_source(directory, config)
+    sources = _template_sources(directory, config)
+    source, tool_source = sources.get("default", ""), sources.get("tool_use", "")
     generation = _read_json(directory / "generation_config.json")
     eos = generation.get("eos_token_id")
+    added_tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     return TextModel(
         tokenizer,
-        template=ChatTemplate(source, _special_tokens(config), clock) if source else None,
+        template=ChatTemplate(source, _special_tokens(config), clock, tool_source=tool_source, limits=limits)
+        if source
+        else None,
         defaults=_generation_defaults(generation),
         eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
+        selection=select(tool_parser, reasoning_parser, template=tool_source or source, added_tokens=added_tokens),
+        fast=fast,
     )
 
 
@@ -127,22 +163,27 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _template_source(directory: Path, config: Mapping[str, Any]) -> str:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    found = config.get("chat_template") or ""
-    if isinstance(found, list):  # Several named templates; the default one is for chat.
-        found = next((each.get("template", "") for each in found if each.get("name") == "default"), "")
-    return found if isinstance(found, str) else ""
+def _template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name: `default`, and `tool_use` where conversations with tools have one of their own."""
+    found = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template") or ""
+    if isinstance(found, list):
+        pairs = [(each.get("name"), each.get("template")) for each in found if isinstance(each, dict)]
+        sources = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    else:
+        sources = {"default": found} if isinstance(found, str) else {}
+    files = {path.stem: path for path in (directory / TEMPLATE_DIRECTORY).glob("*.jinja")}
+    files["default"] = directory / "chat_template.jinja"
+    return sources | {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Named tokens: bos_token, eos_token, and those that only some models have, such as image_token."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **config}
     tokens: dict[str, str] = {}
-    for name in _SPECIAL:
-        value = config.get(name)
+    for name, value in named.items():
         text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
+        if name.endswith("_token") and isinstance(text, str):
             tokens[name] = text
     return tokens
 

@@ -121,8 +121,8 @@ class Breaker:
         elif self._probes.pop(reservation_id, None) is not None and self.state is BreakerState.HALF_OPEN:
             self._open(now, "failures")
 
-    def returned(self, reservation_id: str) -> None:
-        """A request ended without telling anything about the worker."""
+    def returned(self, reservation_id: str, now: float) -> None:
+        """A request ended without telling anything about the worker. `now` is there for likeness with the other three."""
         self._probes.pop(reservation_id, None)
 
     def trip(self, now: float, cause: str) -> None:

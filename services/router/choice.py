@@ -1,30 +1,18 @@
 """What was decided and what was weighed for it. Arrays are kept as they were weighed; who wants to read them expands them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from kvmesh.core import Handoff
-from services.router.board import Floats
 from services.router.learning import Forecast
-from services.router.policies import Columns, LegKind
 from services.router.pools import Pool
 from services.router.target import Target
 from services.router.topology import Group
+from services.router.weighed import WeighedLeg
 
 PAIRS_PER_SIDE = 32
 """Of each side's best, in an explanation: a pair of two others is worse than one of these."""
-
-
-@dataclass(slots=True, eq=False)
-class WeighedLeg:
-    """One leg: terms by name, and costs with preferences and without those that are full (infinite)."""
-
-    kind: LegKind
-    targets: Sequence[Target]
-    held: Floats | None
-    columns: Columns
-    costs: Floats
 
 
 @dataclass(slots=True, eq=False)
@@ -42,20 +30,27 @@ class Choice:
     prefill_s: float
     forecast: Forecast
     reasons: tuple[str, ...]
-    legs: Sequence[WeighedLeg]
+    weighed: Callable[[], Sequence[WeighedLeg]]
+    """Gives the legs; working them out is left to those who ask for explanations."""
     pool: Pool
     lines: Sequence[tuple[float, float]] | None
     """Time of a handoff by distance as it was then (`Links.lines`). None: not counted."""
 
+    @property
+    def legs(self) -> Sequence[WeighedLeg]:
+        """One where the decode worker computes the prompt, else prefill and decode."""
+        return self.weighed()
+
     def pairs(self) -> Iterator[tuple[Target | None, Target, float, Sequence[tuple[str, float]]]]:
         """Candidates with cost and terms, in no order; of many the best ones."""
-        if len(self.legs) == 1:
-            (leg,) = self.legs
+        legs = self.legs
+        if len(legs) == 1:
+            (leg,) = legs
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
-                yield None, leg.targets[i], float(leg.costs[i]), tuple(_terms(leg, i))
+                yield None, leg.candidates.targets[i], float(leg.costs[i]), tuple(_terms(leg, i))
             return
         for group in self.pool.groups:
-            yield from self._pairs_of(group, *self.legs)
+            yield from self._pairs_of(group, *legs)
 
     def _pairs_of(
         self, group: Group, left: WeighedLeg, right: WeighedLeg
@@ -67,18 +62,20 @@ class Choice:
                 cost = float(left.costs[first] + right.costs[second])
                 if self.lines is not None:
                     base_s, s_per_byte = self.lines[group.distance(i, j)]
-                    held = 0.0 if right.held is None else float(right.held[second])
-                    transfer_s = base_s + (self.forecast.prompt_tokens - held) * group.kv_bytes_per_token * s_per_byte
+                    held = right.candidates.held
+                    lacking = self.forecast.prompt_tokens - (0.0 if held is None else float(held[second]))
+                    transfer_s = base_s + lacking * group.kv_bytes_per_token * s_per_byte
                     terms.append(("transfer", transfer_s))
                     cost += transfer_s
-                yield left.targets[first], right.targets[second], cost, terms
+                yield left.candidates.targets[first], right.candidates.targets[second], cost, terms
 
 
 def _terms(leg: WeighedLeg, position: int, other: WeighedLeg | None = None) -> Iterator[tuple[str, float]]:
     """Terms that both legs have (`turn`) carry the leg's name."""
-    rest = float(leg.costs[position])
+    kind, rest = leg.kind.value, float(leg.costs[position])
+    others = () if other is None else other.columns
     for name, column in leg.columns.items():
         rest -= (value := float(column[position]))
-        yield f"{leg.kind.value}_{name}" if other is not None and name in other.columns else name, value
+        yield f"{kind}_{name}" if name in others else name, value
     if 1e-9 < rest < inf:
-        yield "preference" if other is None else f"{leg.kind.value}_preference", rest
+        yield "preference" if other is None else f"{kind}_preference", rest

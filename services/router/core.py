@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from random import Random
 
 from kvmesh.core import Ask, Handoff, Placement, ReportKind
@@ -16,7 +18,7 @@ from services.router.health import HealthEvent, HealthSettings
 from services.router.lanes import QueueLimits, Waiting
 from services.router.learning import learn
 from services.router.place import Limits, Placer
-from services.router.policies import PolicyContext, make_policy
+from services.router.policies import Policy, PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
 from services.router.target import TargetLimits
 
@@ -39,16 +41,17 @@ class RouterCore:
         *,
         router_id: str,
         run_id: str = "",
-        policy: str = "kv",
+        policy: str | type[Policy] = "kv",
         cost: CostSettings | None = None,
         limits: Limits | None = None,
         target_limits: TargetLimits | None = None,
         core_limits: CoreLimits | None = None,
+        index: KvIndex | None = None,
         health: HealthSettings | None = None,
         queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
-        self.index = KvIndex()
+        self.index = index or KvIndex()
         self._cost = cost or CostSettings()
         self.fleet = Fleet(self.index, self._cost, target_limits, health)
         self.health = self.fleet.health
@@ -112,6 +115,8 @@ class RouterCore:
         To be called when room may have appeared, and now and then, since asks that wait expire.
         """
 
+        self.health.turn(now)
+
         def place(waiting: Waiting) -> tuple[Placement, int]:
             return self._place_waiting(waiting, now, wall)
 
@@ -154,6 +159,7 @@ class RouterCore:
             learn(reservation, note, self._placer.links)
         if note.kind.settles:
             self.book.settle(reservation)
+            self._end_predictions(reservation)
         elif note.kind is not ReportKind.PROGRESS or note.output_tokens:
             self.book.prefilled(reservation, now=_time_of(reservation, note))
         return reservation
@@ -168,9 +174,11 @@ class RouterCore:
         if reservation.session_id:
             self._placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now)
         if reservation.block_hashes:
+            computing = reservation.prefill or reservation.decode
             for target in (reservation.prefill, reservation.decode):
-                if target is not None and target.worker.feed is not None:
-                    target.worker.feed.remember(target.rank, reservation.block_hashes)
+                if target is not None and (feed := target.worker.feed) is not None:
+                    is_computing = target is computing
+                    feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
 
     @property
     def limits(self) -> CoreLimits:
@@ -272,6 +280,8 @@ class RouterCore:
             placed_at=now,
             prefill_s=choice.prefill_s,
             forecast=choice.forecast,
+            expected_ttft_s=choice.expected_ttft_s,
+            last_block_hash=ask.block_hashes[-1] if ask.block_hashes else None,
             session_id=ask.session_id,
             block_hashes=_untold_blocks(ask, choice),
         )
@@ -281,20 +291,23 @@ class RouterCore:
             if target is not None:
                 target.placed_last = self._placed
                 if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
-                    target.worker.feed.remember(target.rank, ask.block_hashes)
+                    is_computing = target is reservation.computing
+                    target.worker.feed.placed(target.rank, ask.block_hashes, now=now, is_computing=is_computing)
                 if ask.adapter:
                     target.ran(ask.adapter)
         if ask.session_id:
             self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
-        placement = _placement(reservation, choice)
-        reservation.expected_ttft_s = placement.expected_ttft_s
-        if placement.expected_ttft_s is not None:
-            reservation.expected_prefill_s = choice.forecast.queue_s + choice.prefill_s
-        return placement
+        return _placement(reservation, choice)
+
+    def _end_predictions(self, reservation: Reservation) -> None:
+        for target in (reservation.prefill, reservation.decode):
+            if target is not None and target.worker.feed is not None and reservation.last_block_hash is not None:
+                target.worker.feed.settled(target.rank, reservation.last_block_hash)
 
     def _holders_of(self, block_hash: int) -> int:
-        matches = self.index.device.match((block_hash,))
-        return matches[0].holders if matches else 0
+        """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
+        found = [match.holders for index in self.index.tiers.values() for match in index.match((block_hash,))]
+        return reduce(or_, found, 0)
 
 
 def _time_of(reservation: Reservation, note: ReportNote) -> float | None:

@@ -58,7 +58,7 @@ class CostSettings:
     tie_ratio: float = setting(
         0.05,
         "Candidates with as many cached tokens whose cost is so little higher than the lowest are equal: coefficients"
-        " are not known better. Of two equal ones drawn, the less loaded is taken.",
+        " are not known better. Of the cheapest and an equal one drawn, the less loaded is taken.",
         min=0,
         max=1,
     )

@@ -2,7 +2,8 @@
 
 Reports make room: after each of them the queue is drained in the next turn of the loop, so a burst of reports costs one drain. Room
 that comes otherwise (a load record, a worker that joins, a reservation that ends) is found within `tick_s`. Both only while
-somebody waits.
+somebody waits. A drain in vain is followed by a pause, longer the more lanes it tried: reports that make no room that anybody
+could use take no more than a part of the router's time.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ class Notice(NamedTuple):
 
     ask_ids: Sequence[int]
 
+
+PAUSE_PER_LANE_S = 0.0002
+"""Several times what it takes to weigh all candidates for one ask."""
 
 Replies = Outbox[Reply | Notice]
 
@@ -82,9 +86,11 @@ class Dispatch:
                 self.not_queued(frontend_id, ask_id)
                 self._core.withdraw(frontend_id, ask_id, now=now, is_answerable=False)
 
-    def deliver(self) -> None:
-        """Drains the queue once and says what came of it."""
-        self._say(self._core.drain_queue(now=self._clock.now(), wall=self._clock.wall()))
+    def deliver(self) -> int:
+        """Drains the queue once and says what came of it; gives how many that were."""
+        answers = self._core.drain_queue(now=self._clock.now(), wall=self._clock.wall())
+        self._say(answers)
+        return len(answers)
 
     def flush(self) -> None:
         """Says what is known without a drain: who was displaced or withdrawn."""
@@ -110,11 +116,11 @@ class Dispatch:
             elif not self._core.is_drain_unfinished:
                 await self._tick()
             self._wakeup.clear()
-            self.deliver()
+            answered = self.deliver()
             if self._clock.now() >= notice_at:
                 self._notify()
                 notice_at = self._clock.now() + self._notice_s
-            await asyncio.sleep(0)
+            await self._clock.sleep(0 if answered else PAUSE_PER_LANE_S * len(self._core.queue.lanes))
 
     async def aclose(self) -> None:
         """Nothing to free; the runner cancels `run`."""

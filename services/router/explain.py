@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from math import inf
+from math import inf, isfinite
 from typing import Self
 
 from kvmesh.core import Ask, Placement, ReportKind, Role
@@ -16,8 +16,8 @@ from kvmesh.errors import MeshError, OverloadedError
 from services.router.choice import Choice
 from services.router.fleet import Worker
 from services.router.place import Placer
-from services.router.policies import Policy
-from services.router.pools import Pool
+from services.router.policies import LegKind, Policy
+from services.router.pools import Pool, Side
 from services.router.target import Target
 
 REPORTS_MAX = 16
@@ -152,8 +152,7 @@ def weighed_candidates(choice: Choice) -> list[WeighedCandidate]:
 def margin_of(choice: Choice) -> float | None:
     """By how much the chosen pair beat the best of the others; 0 where chance chose a worse one; None without others."""
     others = [pair.cost for pair in _pairs(choice) if (pair.prefill, pair.decode) != (choice.prefill, choice.decode)]
-    margin = min(others, default=inf) - choice.cost
-    return max(0.0, margin) if margin < inf else None
+    return max(0.0, min(others) - choice.cost) if others else None
 
 
 def _taken_off(record: Record) -> Iterator[WeighedCandidate]:
@@ -161,35 +160,44 @@ def _taken_off(record: Record) -> Iterator[WeighedCandidate]:
     if pool is None:
         yield from _filtered(record.removed)
         return
-    weighed = {
-        id(target) for leg in (record.choice.legs if record.choice is not None else ()) for target in leg.targets
-    }
-    for role, pinned, targets in zip(
-        (Role.PREFILL, Role.DECODE),
-        record.pinned_worker_ids,
-        (pool.prefills.targets, pool.decodes.targets),
-        strict=True,
-    ):
-        for target in targets:
-            if id(target) not in weighed:
-                yield _removed(target, role, _own_filter(record, target, pinned))
+    sides = ((Role.PREFILL, pool.prefills), (Role.DECODE, pool.decodes))
+    for (role, side), pinned in zip(sides, record.pinned_worker_ids, strict=True):
+        for target in side.targets:
+            if reason := _own_filter(record, role, target, pinned):
+                yield _removed(target, role, reason)
     yield from _filtered(pool.removed)
 
 
-def _own_filter(record: Record, target: Target, pinned: str) -> str:
-    """Which of the request's own filters took a member of its kind's pool off."""
+def _own_filter(record: Record, role: Role, target: Target, pinned: str) -> str:
+    """What took a member of its kind's pool off for this request; empty: it was weighed."""
     worker_id = target.worker.worker_id
     if worker_id in record.excluded_worker_ids:
         return "excluded"
     if pinned and worker_id != pinned:
         return "pinned"
-    choice = record.choice
-    if choice is None:
-        # It waits or was refused for want of room, or those that it allows are gone and this one is not to blame.
-        return "full" if record.error is None or isinstance(record.error, OverloadedError) else ""
-    side = choice.pool.prefills if target.worker.role is Role.PREFILL else choice.pool.decodes
-    # Who had room and was not weighed was left out by the decision where the prompt is computed.
-    return choice.reasons[0] if target in side.targets else "full"
+    if record.choice is not None:
+        return _left_out(record.choice, role, target)
+    # It waits or was refused for want of room; or those that the request allows are gone, and this one is not to blame.
+    return "full" if record.error is None or isinstance(record.error, OverloadedError) else ""
+
+
+def _left_out(choice: Choice, role: Role, target: Target) -> str:
+    """Why a candidate that the request allows is in no pair; empty: it is in one."""
+    side: Side = choice.pool.prefills if role is Role.PREFILL else choice.pool.decodes
+    place = side.place_of(target)
+    if place is None:
+        return "full"
+    if len(choice.legs) == 1 and role is Role.PREFILL:
+        return choice.reasons[0]
+    leg = choice.legs[0 if role is Role.PREFILL else -1]
+    if not isfinite(leg.costs[place]):
+        # Of those that the decision left out the terms are finite: they had room, and were not near enough.
+        has_room = all(isfinite(column[place]) for column in leg.columns.values())
+        return choice.reasons[0] if has_room and leg.kind is LegKind.ALONE else "full"
+    if leg.kind is LegKind.ALONE:
+        return ""
+    stretches = [group.prefills if role is Role.PREFILL else group.decodes for group in choice.pool.groups]
+    return "" if any(stretch.start <= place < stretch.stop for stretch in stretches) else "incompatible"
 
 
 def _filtered(removed: Sequence[tuple[Worker, str]]) -> Iterator[WeighedCandidate]:
@@ -203,8 +211,7 @@ def _removed(target: Target, role: Role, reason: str) -> WeighedCandidate:
 
 
 def _pairs(choice: Choice) -> Iterator[WeighedCandidate]:
-    """An infinite cost is that of a candidate with a full half, or one that the policy did not consider."""
+    """Pairs of two that take requests; an infinite cost has a full half, or one that the policy did not consider."""
     for prefill, decode, cost, terms in choice.pairs():
-        yield WeighedCandidate(
-            prefill=prefill, decode=decode, cost=cost, terms=terms, removed_by="" if cost < inf else "full"
-        )
+        if cost < inf:
+            yield WeighedCandidate(prefill=prefill, decode=decode, cost=cost, terms=terms)

@@ -1,15 +1,24 @@
 """What one worker tells of its KV cache, applied to the index in order and without loss.
 
-Numbers: a worker's steps count up by one within an epoch (`kvmesh/worker/v1/worker.proto`). A step that is not the next one
-means that something was lost; the feed then forgets the worker's blocks and asks for a snapshot. A step seen before is
-ignored.
+Numbers: a worker's steps count up by one within an epoch (`kvmesh/worker/v1/worker.proto`). A step seen before is ignored.
+
+| what comes | what follows |
+|---|---|
+| the next step | applied |
+| a step further on | RECOVERING `sequence_gap`; the view stays and is resumed where it stands: the worker sends what is missing |
+| a step of another epoch | RECOVERING `epoch_changed`; the worker began anew, its view is emptied, a snapshot is asked for |
+| a snapshot | built beside the view, which serves placing until the last part is there and takes its place |
+| a snapshot's part that is not the next | RECOVERING `snapshot_interrupted`; a snapshot is asked for again |
+
+Steps that follow a snapshot wait at the worker, in the watch's bounded buffer; one that runs over ends the watch, and the
+next begins with what is missing or a new snapshot.
 """
 
 from collections.abc import Sequence
 from enum import StrEnum
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
-from services.router.index import HolderIndex
+from services.router.kv_index import KvIndex as KvIndex
 
 
 class Trust(StrEnum):
@@ -20,138 +29,163 @@ class Trust(StrEnum):
     APPROXIMATE = "approximate"
 
 
-class KvIndex:
-    """One holder index per tier. Placing matches against the device tier."""
-
-    def __init__(self) -> None:
-        self.tiers: dict[KvTier, HolderIndex] = {KvTier.DEVICE: HolderIndex()}
-
-    @property
-    def device(self) -> HolderIndex:
-        """The index of blocks that an engine can use without moving them."""
-        return self.tiers[KvTier.DEVICE]
-
-    def tier(self, tier: KvTier) -> HolderIndex:
-        """A tier's index, made on first use."""
-        if tier not in self.tiers:
-            self.tiers[tier] = HolderIndex()
-        return self.tiers[tier]
-
-    def sweep(self, blocks_max: int) -> bool:
-        """Frees memory of forgotten holders, a stretch at a time. False: nothing left."""
-        left = [tier.sweep(blocks_max) for tier in self.tiers.values()]
-        return any(left)
-
-
 class KvFeed:
-    """One worker's part of the index. `bits[rank]` is its holder in the device tier; it changes when the rank is emptied."""
+    """One worker's part of the index. `bits[rank]` is its holder; it changes in place when the rank is emptied."""
 
     def __init__(self, index: KvIndex, *, ranks: int, tells_events: bool, remembered_blocks_max: int) -> None:
         self._index = index
         self._tells_events = tells_events
         self._remembered_max = remembered_blocks_max
-        self._holders: dict[tuple[int, KvTier], int] = {}
         self._epoch = 0
         self._sequence: int | None = None
-        self._is_in_snapshot = False
-        self.bits = [self._bit(rank, KvTier.DEVICE) for rank in range(ranks)]
+        self._heard_max = 0
+        self._incoming: list[int] = []
+        self._incoming_at = (0, 0)
+        self._incoming_part = 0
+        self.bits = [index.add_holder() for _ in range(ranks)]
         self.unknown_removals = 0
         self.gaps = 0
+        self.snapshots = 0
         self.trust = Trust.RECOVERING if tells_events else Trust.APPROXIMATE
         self.reason = "no_snapshot_yet" if tells_events else "no_kv_events"
 
     @property
     def resume_at(self) -> tuple[int, int] | None:
         """Epoch and sequence to go on from; None: a snapshot is needed."""
-        return None if self._sequence is None or self._is_in_snapshot else (self._epoch, self._sequence)
+        return None if self._sequence is None else (self._epoch, self._sequence)
 
     @property
     def blocks(self) -> int:
-        """Blocks of the worker in the device tier."""
-        return sum(self._index.device.count(bit) for bit in self.bits)
+        """Blocks of the worker in the device tier, or those it is believed to hold when it tells nothing."""
+        return sum(map(self.rank_blocks, range(len(self.bits))))
+
+    def rank_blocks(self, rank: int) -> int:
+        """The same of one rank."""
+        bit = self.bits[rank]
+        return self._index.device.count(bit) if self._tells_events else self._index.predicted.count(bit)
 
     def blocks_by_tier(self, rank: int) -> dict[KvTier, int]:
-        """Blocks of one rank in each tier that it has ever told of."""
-        return {tier: self._index.tier(tier).count(bit) for (of, tier), bit in self._holders.items() if of == rank}
+        """Blocks of one rank by tier, tiers without blocks left out."""
+        bit = self.bits[rank]
+        return {tier: count for tier, index in self._index.tiers.items() if (count := index.count(bit))}
 
     def apply(self, step: KvBatch) -> bool:
-        """Applies one step. False: a gap; the caller subscribes again, from `resume_at`."""
+        """Applies one step. False: something is missing; the caller subscribes again, from `resume_at`."""
         if not self._tells_events:
             return True
         if step.is_snapshot:
-            self._apply_snapshot(step)
-            return True
-        if self._sequence is None or self._is_in_snapshot or step.epoch != self._epoch:
-            return self._lost("epoch_changed" if self._sequence is not None else "no_snapshot_yet")
+            return self._apply_snapshot(step)
+        if self._incoming:
+            return self._lost("snapshot_interrupted")
+        if self._sequence is None:
+            return self._lost("no_snapshot_yet")
+        if step.epoch != self._epoch:
+            self._empty_all()
+            self._sequence = None
+            return self._lost("epoch_changed")
         if step.sequence <= self._sequence:
             return True
+        self._heard_max = max(self._heard_max, step.sequence)
         if step.sequence != self._sequence + 1:
             return self._lost("sequence_gap")
         self._sequence = step.sequence
-        self._apply_events(step.events)
+        self._apply_events(self.bits, step.events)
+        if self._sequence == self._heard_max:
+            self.trust, self.reason = Trust.EXACT, ""
         return True
 
-    def remember(self, rank: int, block_hashes: Sequence[int]) -> None:
-        """For an engine that tells nothing: takes a prompt placed there for cached. Starts anew when memory is full.
+    def placed(self, rank: int, block_hashes: Sequence[int], *, now: float, is_computing: bool) -> None:
+        """A prompt was placed there.
 
-        A worker that holds more than its cache can would be believed to hold everything; forgetting all at once is crude
-        but never believes more blocks than the worker has.
+        Whoever computes it is believed to have it cached when those behind it in his queue have their turn. Whoever is
+        handed the KV is not: one that is sent there too may be faster than the transfer.
         """
-        if not block_hashes or self._tells_events:
-            return
-        if self._index.device.count(self.bits[rank]) + len(block_hashes) > self._remembered_max:
-            self._empty(rank)
-        self._index.device.stored(self.bits[rank], block_hashes[: self._remembered_max])
+        if not self._tells_events:
+            self._index.approximate(self.bits[rank], block_hashes, now=now, blocks_max=self._remembered_max)
+        elif is_computing:
+            self._index.predict(self.bits[rank], block_hashes, now=now)
+
+    def settled(self, rank: int, last_block_hash: int) -> None:
+        """A prompt that was placed there came to its end: what no event told of by now is not going to come."""
+        if self._tells_events:
+            self._index.predicted.stored(self.bits[rank], (last_block_hash,))
 
     def drop(self) -> None:
         """Forgets everything; the feed is not used again."""
-        for (_, tier), bit in self._holders.items():
-            self._index.tier(tier).drop_holder(bit)
-        self._holders.clear()
+        self._drop_incoming()
+        for bit in self.bits:
+            self._index.drop_holder(bit)
 
-    def _apply_snapshot(self, step: KvBatch) -> None:
-        if not self._is_in_snapshot or (step.epoch, step.sequence) != (self._epoch, self._sequence):
+    def _apply_snapshot(self, step: KvBatch) -> bool:
+        """Parts of one snapshot carry the same numbers and are counted from 1; workers of old do not count (0)."""
+        at = (step.epoch, step.sequence)
+        if self._sequence is not None and step.epoch == self._epoch and step.sequence <= self._sequence:
+            return True
+        if not self._incoming or self._incoming_at != at or step.part == 1:
+            if step.part > 1:
+                return self._lost("snapshot_interrupted")
+            self._begin_snapshot(step)
+        elif step.part and step.part <= self._incoming_part:
+            return True
+        elif step.part and step.part != self._incoming_part + 1:
+            return self._lost("snapshot_interrupted")
+        self._incoming_part = step.part
+        self._apply_events(self._incoming, step.events)
+        if step.is_complete:
+            self._end_snapshot(step)
+        return True
+
+    def _end_snapshot(self, step: KvBatch) -> None:
+        for rank, bit in enumerate(self._incoming):
+            self._index.replace_holder(self.bits[rank], bit)
+            self.bits[rank] = bit
+        self._incoming = []
+        self._epoch, self._sequence = step.epoch, step.sequence
+        self._heard_max = step.sequence
+        self.snapshots += 1
+        self.trust, self.reason = Trust.EXACT, ""
+
+    def _begin_snapshot(self, step: KvBatch) -> None:
+        self._drop_incoming()
+        if self._sequence is not None and step.epoch != self._epoch:
             self._empty_all()
-            self._epoch, self._sequence = step.epoch, step.sequence
-        self._apply_events(step.events)
-        self._is_in_snapshot = not step.is_complete
-        self.trust = Trust.EXACT if step.is_complete else Trust.RECOVERING
-        self.reason = "" if step.is_complete else "snapshot_in_progress"
+        self._sequence = None
+        self._incoming = [self._index.add_holder() for _ in self.bits]
+        self._incoming_at = (step.epoch, step.sequence)
+        self.trust, self.reason = Trust.RECOVERING, "snapshot_in_progress"
 
-    def _apply_events(self, events: Sequence[KvEvent]) -> None:
+    def _apply_events(self, bits: list[int], events: Sequence[KvEvent]) -> None:
+        tiers, predicted = self._index.tiers, self._index.predicted
         for event in events:
             rank = event.data_parallel_rank
-            if rank >= len(self.bits):
+            if rank >= len(bits):
                 continue
             match event:
                 case KvStored():
-                    bit = self._bit(rank, event.tier)
-                    self._index.tier(event.tier).stored(bit, event.block_hashes, event.parent_hash)
+                    tiers[event.tier].stored(bits[rank], event.block_hashes, event.parent_hash)
+                    predicted.stored(self.bits[rank], event.block_hashes)
                 case KvRemoved():
-                    bit = self._bit(rank, event.tier)
-                    self.unknown_removals += self._index.tier(event.tier).removed(bit, event.block_hashes)
+                    self.unknown_removals += tiers[event.tier].removed(bits[rank], event.block_hashes)
                 case KvCleared():
-                    self._empty(rank)
+                    self._empty(bits, rank)
 
     def _lost(self, reason: str) -> bool:
-        self._empty_all()
-        self._sequence = None
-        self._is_in_snapshot = False
+        self._drop_incoming()
         self.gaps += 1
         self.trust, self.reason = Trust.RECOVERING, reason
         return False
 
-    def _bit(self, rank: int, tier: KvTier) -> int:
-        key = (rank, tier)
-        if key not in self._holders:
-            self._holders[key] = self._index.tier(tier).add_holder()
-        return self._holders[key]
-
-    def _empty(self, rank: int) -> None:
-        for key in [key for key in self._holders if key[0] == rank]:
-            self._index.tier(key[1]).drop_holder(self._holders.pop(key))
-        self.bits[rank] = self._bit(rank, KvTier.DEVICE)
+    def _empty(self, bits: list[int], rank: int) -> None:
+        old, bits[rank] = bits[rank], self._index.add_holder()
+        self._index.replace_holder(old, bits[rank])
 
     def _empty_all(self) -> None:
-        for rank in range(len(self.bits)):
-            self._empty(rank)
+        """Of a process that is gone nothing remains, what was predicted of it neither."""
+        for rank, bit in enumerate(self.bits):
+            self._index.drop_holder(bit)
+            self.bits[rank] = self._index.add_holder()
+
+    def _drop_incoming(self) -> None:
+        for bit in self._incoming:
+            self._index.drop_holder(bit)
+        self._incoming = []

@@ -20,7 +20,15 @@ from kvmesh.errors import (
 )
 from kvmesh.settings import setting
 from services.router.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
-from services.router.overlap import ADVICE, OverlapFault, OverlapSettings, OverlapWatch, placed_prompt, size_mismatch
+from services.router.overlap import (
+    ADVICE,
+    OverlapFault,
+    OverlapSettings,
+    OverlapWatch,
+    is_repeat,
+    repeated,
+    size_mismatch,
+)
 from services.router.wedge import StepWatch, WedgeSettings
 
 if TYPE_CHECKING:
@@ -29,6 +37,9 @@ if TYPE_CHECKING:
     from services.router.target import Target
 
 EVENTS_MAX = 1000
+STALL_S = 2.0
+"""`check` comes each second. When it did not for so long the router itself stood still, and what it did not hear meanwhile is
+nobody's silence."""
 TOLD_MAX = 1000
 BREAKER_OPEN, WEDGED = "breaker_open", "wedged"
 WORKER_FAULTS = (UnavailableError, LostError, KvLostError, DeadlineError, InternalError)
@@ -96,6 +107,8 @@ class Health:
         self._shut: dict[str, WorkerHealth] = {}
         """Those whose breaker is not closed."""
         self._told: set[tuple[str, OverlapFault]] = set()
+        self._checked_at = NEVER_S
+        self._resumed_at = -NEVER_S
         self.turns_at = NEVER_S
         """When `turn` has something to do."""
         self.events: deque[HealthEvent] = deque(maxlen=EVENTS_MAX)
@@ -131,12 +144,10 @@ class Health:
 
     def placed(self, reservation: "Reservation", ask: Ask, now: float, holders: Callable[[int], int]) -> None:
         """A request was placed. `holders` gives the bit set of those whose events name a block."""
-        for target in (reservation.prefill, reservation.decode):
-            if target is not None:
-                health = self.of(target.worker)
-                if health.breaker.state is BreakerState.HALF_OPEN:
-                    health.breaker.placed(reservation.reservation_id, now)
-                    self._update(target.worker, health)
+        if self._shut:
+            for target in (reservation.prefill, reservation.decode):
+                if target is not None and target.worker.worker_id in self._shut:
+                    self._judge(target.worker, Breaker.placed, reservation.reservation_id, now)
         if ask.block_hashes:
             self._watch_overlap(reservation.prefill or reservation.decode, ask, now, holders)
 
@@ -146,17 +157,21 @@ class Health:
         """News of a placed request. `failed` is the worker that the frontend blames; empty: none."""
         prefill, decode = reservation.prefill, reservation.decode
         name = reservation.reservation_id
-        if kind is ReportKind.PREFILLED and prefill is not None:
-            self._judge(prefill.worker, lambda breaker: breaker.succeeded(name, now), now)
+        if kind is ReportKind.PREFILLED:
+            if prefill is not None:
+                self._judge(prefill.worker, Breaker.succeeded, name, now)
         elif kind is ReportKind.FIRST_TOKEN:
-            self._judge(decode.worker, lambda breaker: breaker.began(name, now), now)
+            if self._shut:
+                self._judge(decode.worker, Breaker.began, name, now)
         elif kind is ReportKind.FINISHED:
-            self._judge(decode.worker, lambda breaker: breaker.succeeded(name, now), now)
-        elif kind in (ReportKind.FAILED, ReportKind.CANCELLED):
+            self._judge(decode.worker, Breaker.succeeded, name, now)
+        elif kind.settles:
             culprit = failed if kind is ReportKind.FAILED and is_worker_fault(error) else ""
             for target in (prefill, decode):
                 if target is not None:
-                    self._ended(target.worker, name, culprit, now)
+                    worker = target.worker
+                    verdict = Breaker.failed if worker.worker_id == culprit else Breaker.returned
+                    self._judge(worker, verdict, name, now)
 
     def heard(self, worker: "Worker", record: LoadRecord, now: float) -> None:
         """A load record came: does the worker step?"""
@@ -165,6 +180,9 @@ class Health:
         rank = record.data_parallel_rank
         if rank >= len(health.steps) or rank >= len(worker.targets):
             return
+        if self._stands_still(now):
+            for watch in health.steps:
+                watch.excuse(now)
         has_moved = health.steps[rank].told(record, now)
         is_stuck = any(
             watch.is_stuck(now, self._allowed_s(target, watch))
@@ -186,12 +204,16 @@ class Health:
 
     def broke(self, worker: "Worker", reason: str, now: float) -> None:
         """A stream of it broke. Silence opens its breaker; a dead process is a new one when it is back."""
-        if reason == "silent" and worker.worker_id in self._known:
-            self._judge(worker, lambda breaker: breaker.trip(now, "silent"), now)
+        if reason == "silent" and worker.worker_id in self._known and not self._stands_still(now):
+            self._trip(worker, "silent", now)
 
     def check(self, reservations: Iterable["Reservation"], now: float) -> None:
         """Once in a while: lets breakers turn, and looks for placements that are overdue on workers that show no work."""
         self.turn(now)
+        is_excused = self._stands_still(now)
+        self._checked_at = now
+        if is_excused:
+            return
         suspects = {
             target: watch
             for worker in self._workers.values()
@@ -206,10 +228,11 @@ class Health:
             watch = suspects.get(target)
             if watch is None or reservation.is_orphaned:
                 continue
-            if watch.is_overdue(now, self._allowed_s(target, watch), reservation.due_at):
+            allowed_s = self._allowed_s(target, watch)
+            if now - self._resumed_at > allowed_s and watch.is_overdue(now, allowed_s, reservation.due_at):
                 del suspects[target]
                 self._tell(target.worker, "worker_wedged", cause="overdue_placements")
-                self._judge(target.worker, lambda breaker: breaker.trip(now, WEDGED), now)
+                self._trip(target.worker, WEDGED, now)
 
     def refusal(self, error: MeshError, model: str, now: float) -> MeshError:
         """What a request is refused with: says so, and for how long, when it is for breakers that nobody takes it."""
@@ -238,31 +261,38 @@ class Health:
         """Workers whose blocks can never match, for that reason."""
         return sum(1 for health in self._known.values() if health.overlap.fault is fault)
 
+    def _stands_still(self, now: float) -> bool:
+        """True when the router itself did nothing for a while, up to a moment ago."""
+        if now - self._checked_at > STALL_S:
+            self._resumed_at = now
+        return now - self._resumed_at < STALL_S
+
     def _allowed_s(self, target: "Target", watch: StepWatch) -> float:
         description = target.worker.description
         return watch.allowed_s(description.profile if description else None, target.prompt_tokens_queued)
 
-    def _ended(self, worker: "Worker", reservation_id: str, culprit: str, now: float) -> None:
-        def verdict(breaker: Breaker) -> None:
-            if worker.worker_id == culprit:
-                breaker.failed(reservation_id, now)
-            else:
-                breaker.returned(reservation_id)
-
-        self._judge(worker, verdict, now)
-
-    def _judge(self, worker: "Worker", verdict: Callable[[Breaker], None], now: float) -> None:
-        if self._workers.get(worker.worker_id) is not worker:
+    def _judge(
+        self, worker: "Worker", verdict: Callable[[Breaker, str, float], None], reservation_id: str, now: float
+    ) -> None:
+        health = self._known.get(worker.worker_id)
+        if health is None or self._workers.get(worker.worker_id) is not worker:
             return  # The worker has left; its reservations outlive it.
+        before = health.breaker.state
+        verdict(health.breaker, reservation_id, now)
+        if before is not BreakerState.CLOSED or health.breaker.state is not before:
+            self._turned(worker, health, before)
+
+    def _trip(self, worker: "Worker", cause: str, now: float) -> None:
         health = self.of(worker)
         before = health.breaker.state
-        verdict(health.breaker)
+        health.breaker.trip(now, cause)
+        self._turned(worker, health, before)
+
+    def _turned(self, worker: "Worker", health: WorkerHealth, before: BreakerState) -> None:
         after = health.breaker.state
-        if after is BreakerState.CLOSED and before is after:
-            return
-        if after is BreakerState.OPEN and before is not after:
+        if after is not before and after is BreakerState.OPEN:
             self._tell(worker, "breaker_opened", cause=health.breaker.cause)
-        elif after is BreakerState.CLOSED and before is not after:
+        elif after is not before and after is BreakerState.CLOSED:
             self._tell(worker, "breaker_closed")
         self._update(worker, health)
 
@@ -274,24 +304,21 @@ class Health:
     def _watch_overlap(self, target: "Target", ask: Ask, now: float, holders: Callable[[int], int]) -> None:
         worker = target.worker
         health = self.of(worker)
-        if size_mismatch(health.overlap, ask.block_size_tokens, target.block_size_tokens):
-            self._overlap_fault(worker, health)
+        watch, feed, description = health.overlap, worker.feed, worker.description
+        if ask.block_size_tokens != target.block_size_tokens or watch.fault is OverlapFault.BLOCK_SIZE:
+            if size_mismatch(watch, ask.block_size_tokens, target.block_size_tokens):
+                self._overlap_fault(worker, health)
             return
-        feed, description = worker.feed, worker.description
-        if health.overlap.has_matched or health.overlap.fault is OverlapFault.BLOCK_SIZE or feed is None:
+        if watch.has_matched or feed is None or description is None or feed.trust != "exact":
             return
-        if feed.trust != "exact" or description is None:
-            return
-        is_new = placed_prompt(
-            health.overlap,
+        first_hash = ask.block_hashes[0]
+        if is_repeat(watch, self.settings.overlap, first_hash, now) and repeated(
+            watch,
             self.settings.overlap,
-            first_hash=ask.block_hashes[0],
-            is_held=bool(holders(ask.block_hashes[0]) >> target.bits[target.rank] & 1),
+            is_held=bool(holders(first_hash) >> target.bits[target.rank] & 1),
             blocks_told=feed.blocks,
             blocks_total=description.kv_blocks_total,
-            now=now,
-        )
-        if is_new:
+        ):
             self._overlap_fault(worker, health)
 
     def _overlap_fault(self, worker: "Worker", health: WorkerHealth) -> None:

@@ -10,7 +10,7 @@ and kept a child of it breaks this; such a block is remembered as a *cut* of the
 Invariants:
 1. For every block in the index with a known parent, `_children` leads from the parent to it.
 2. A holder that holds a block but not its parent has the parent among its cuts; a cut is never held by its holder.
-3. A bit that is not in `_live` counts nowhere, and is given out again only after a whole sweep has taken it off all sets.
+3. A bit that is not in `_live` counts nowhere. It is among `traces` until a whole sweep has taken it off all sets.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -34,7 +34,7 @@ def bits(holders: int) -> list[int]:
 
 
 class HolderIndex:
-    """The index of one tier. Block counts are per holder; a holder's bit comes from `add_holder`."""
+    """The index of one tier. Block counts are per holder. Whoever owns the index gives the bits out."""
 
     __slots__ = (
         "_checked_at",
@@ -44,7 +44,6 @@ class HolderIndex:
         "_cuts",
         "_cuts_checked_at",
         "_dead",
-        "_free",
         "_holders",
         "_live",
         "_sweeper",
@@ -61,7 +60,6 @@ class HolderIndex:
         self._cuts_checked_at: dict[int, int] = {}
         self._live = 0
         self._dead = 0
-        self._free: list[int] = []
         self._sweeper: Generator[None, None, None] | None = None
         self.holders_version = 0
         """Counts up whenever a bit is given out: whoever remembers bits looks them up again."""
@@ -70,30 +68,41 @@ class HolderIndex:
         """Distinct blocks, those of dropped holders included until they are swept."""
         return len(self._holders)
 
-    def add_holder(self) -> int:
-        """A bit for a new, empty holder."""
+    @property
+    def bits_end(self) -> int:
+        """All bits given out so far are below it."""
+        return len(self._counts)
+
+    @property
+    def traces(self) -> int:
+        """Dropped holders of which something is left; their bits must not be given out again."""
+        return self._dead
+
+    def add_holder(self, bit: int) -> None:
+        """Takes in a new, empty holder. Its bit is not in `traces`."""
         self.holders_version += 1
-        if self._free:
-            bit = self._free.pop()
-        else:
-            bit = len(self._counts)
-            self._counts.append(0)
+        self._counts.extend([0] * (bit + 1 - len(self._counts)))
         self._live |= 1 << bit
-        return bit
 
     def drop_holder(self, bit: int) -> None:
         """Forgets all of a holder's blocks in O(1); the memory comes back with `sweep`."""
         self._live &= ~(1 << bit)
         if self._counts[bit]:
             self._dead |= 1 << bit
-        else:
-            self._free.append(bit)
         self._counts[bit] = 0
         self._forget_cuts(bit)
 
     def count(self, bit: int) -> int:
         """Blocks that the holder holds."""
         return self._counts[bit]
+
+    def blocks_of(self, bit: int) -> set[int]:
+        """All blocks of a holder, found by looking at every block: for checks."""
+        return {block for block, holders in self._holders.items() if holders & self._live & 1 << bit}
+
+    def holds(self, bit: int, block_hash: int) -> bool:
+        """True when the holder holds the block."""
+        return bool(self._holders.get(block_hash, 0) >> bit & 1)
 
     def has_cuts(self, bit: int) -> bool:
         """True when some held block of it may lack an ancestor."""
@@ -114,6 +123,8 @@ class HolderIndex:
     def removed(self, bit: int, block_hashes: Sequence[int]) -> int:
         """The holder holds these no more. Gives how many it did not hold."""
         mask = 1 << bit
+        if self._remove_run(bit, mask, block_hashes):
+            return 0
         holders, children = self._holders, self._children
         parents: list[int] = []
         unknown = 0
@@ -140,63 +151,60 @@ class HolderIndex:
         return unknown
 
     def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
-        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last.
+        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes, among)))
 
-        Probes grow with the number of distinct depths times the logarithm of the length.
+    def prefixes(self, block_hashes: Sequence[int], among: int = -1) -> tuple[list[int], list[int]]:
+        """The same as two lists, depths and sets of holders.
+
+        Probes grow with the number of distinct depths times the logarithm of the length over that number.
         """
         get = self._holders.get
         alive = get(block_hashes[0], 0) & self._live & among if block_hashes else 0
+        depths: list[int] = []
+        sets: list[int] = []
         if not alive:
-            return []
-        found: list[Match] = []
-        last = len(block_hashes) - 1
-        low = 0
-        # `alive` holds block `low`. Each round finds the first depth at which somebody is missing.
-        while alive:
-            stays = get(block_hashes[last], 0) & alive
-            if stays == alive:
-                found.append(Match(last + 1, alive))
-                break
-            low, stays = self._first_loss(block_hashes, alive, low, last)
-            found.append(Match(low, alive & ~stays))
-            alive = stays
-        return self._without_cuts(block_hashes, found) if self._cut_mask else found
-
-    def _first_loss(self, block_hashes: Sequence[int], alive: int, low: int, high: int) -> tuple[int, int]:
-        """The first index after `low` at which not all of `alive` hold, and who holds there. `high` is known to be one.
-
-        Gallops first: most losses are either early or at a depth that the doubling reaches in few probes.
-        """
-        get = self._holders.get
-        stays = get(block_hashes[high], 0) & alive
-        step = 1
-        while low + step < high:
-            there = get(block_hashes[low + step], 0) & alive
-            if there != alive:
-                high, stays = low + step, there
-                break
-            low += step
-            step *= 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            there = get(block_hashes[middle], 0) & alive
+            return depths, sets
+        low, last = 0, len(block_hashes) - 1
+        # `alive` holds block `low`. Ends looked at and not yet reached, the nearest last, with those of `alive` who hold there.
+        ends = [(last, get(block_hashes[last], 0))]
+        while ends and alive:
+            high, there = ends.pop()
+            there &= alive
             if there == alive:
-                low = middle
-            else:
-                high, stays = middle, there
-        return high, stays
+                low = high
+                continue
+            while high - low > 1:
+                middle = (low + high) >> 1
+                halfway = get(block_hashes[middle], 0) & alive
+                if halfway == alive:
+                    low = middle
+                else:
+                    if halfway != there:
+                        ends.append((high, there))
+                    high, there = middle, halfway
+            depths.append(high)
+            sets.append(alive & ~there)
+            low, alive = high, there
+        if alive:
+            depths.append(last + 1)
+            sets.append(alive)
+        return self._without_cuts(block_hashes, depths, sets) if self._cut_mask else (depths, sets)
 
-    def _without_cuts(self, block_hashes: Sequence[int], found: list[Match]) -> list[Match]:
+    def _without_cuts(
+        self, block_hashes: Sequence[int], depths: Sequence[int], sets: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
         """The same with holders that have cuts looked at block by block."""
         exact: dict[int, int] = {}
-        for match in found:
-            sure = match.holders & ~self._cut_mask
+        for found, holders in zip(depths, sets, strict=True):
+            sure = holders & ~self._cut_mask
             if sure:
-                exact[match.depth] = exact.get(match.depth, 0) | sure
-            for bit in bits(match.holders & self._cut_mask):
-                depth = self._checked_depth(bit, block_hashes, match.depth)
+                exact[found] = exact.get(found, 0) | sure
+            for bit in bits(holders & self._cut_mask):
+                depth = self._checked_depth(bit, block_hashes, found)
                 exact[depth] = exact.get(depth, 0) | 1 << bit
-        return [Match(depth, exact[depth]) for depth in sorted(exact)]
+        order = sorted(exact)
+        return order, [exact[depth] for depth in order]
 
     def _checked_depth(self, bit: int, block_hashes: Sequence[int], depth: int) -> int:
         """The true depth, at most `depth`. A missing block before a held one is a cut or leads to one further on."""
@@ -215,6 +223,30 @@ class HolderIndex:
         self._holders.update(run)
         self._children.update(pairwise(block_hashes))
         self._counts[bit] += len(run)
+        return True
+
+    def _remove_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
+        """Removes blocks that all have the same holders, at the speed of the dictionary. False: they are not such."""
+        holders, children = self._holders, self._children
+        shared = holders.get(block_hashes[0], 0) if block_hashes else 0
+        left = shared ^ mask
+        if not shared & mask or list(map(holders.get, block_hashes)).count(shared) != len(block_hashes):
+            return False
+        run = dict.fromkeys(block_hashes, left)
+        if len(run) != len(block_hashes):
+            return False
+        if left:
+            holders.update(run)
+        else:
+            for block in run:
+                del holders[block]
+        self._counts[bit] -= len(run)
+        for block, child in zip(run, list(map(children.get, run)), strict=True):
+            if isinstance(child, int) and child in run:
+                if not left:
+                    del children[block]
+            elif child is not None:
+                self._after_removal(bit, mask, block)
         return True
 
     def _store_one_by_one(self, bit: int, mask: int, block_hashes: Sequence[int]) -> None:
@@ -331,4 +363,3 @@ class HolderIndex:
                 self._forget_childless(block)
             yield
         self._dead &= ~dead
-        self._free.extend(bits(dead))

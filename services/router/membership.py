@@ -73,6 +73,7 @@ class Membership:
         self._random = generator
         self._settings = settings
         self._followed: dict[str, _Followed] = {}
+        self._snapshot_turn = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: asyncio.Task[None] | None = None
         self._viewed = {service: asyncio.Event() for service in POOLS}
@@ -204,6 +205,8 @@ class Membership:
             try:
                 async with aclosing(self._client.watch_kv(worker.address, resume_at=feed.resume_at)) as batches:
                     async for batch in batches:
+                        if batch.is_snapshot:
+                            await self._take_turn()
                         if worker.feed is not feed or not feed.apply(batch):
                             break
             except OverloadedError:
@@ -211,6 +214,11 @@ class Membership:
                 log.warning("kv_watch_fell_behind", extra={"data": {"worker": worker.worker_id}})
             log.info("kv_watch_renewed", extra={"data": {"worker": worker.worker_id, "reason": feed.reason}})
             await self._clock.sleep(self._settings.reconnect_min_s)
+
+    async def _take_turn(self) -> None:
+        """One part of a snapshot at a time, and the loop's other work between: a router that serves goes on placing."""
+        async with self._snapshot_turn:
+            await asyncio.sleep(0)
 
     async def _watch_load(self, worker: Worker) -> None:
         records = self._client.watch_load(worker.address, interval_s=self._settings.load_interval_s)

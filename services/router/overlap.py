@@ -72,17 +72,24 @@ def size_mismatch(watch: OverlapWatch, ask_block_size: int, worker_block_size: i
     return is_news
 
 
-def placed_prompt(
-    watch: OverlapWatch,
-    settings: OverlapSettings,
-    *,
-    first_hash: int,
-    is_held: bool,
-    blocks_told: int,
-    blocks_total: int,
-    now: float,
+def is_repeat(watch: OverlapWatch, settings: OverlapSettings, first_hash: int, now: float) -> bool:
+    """Remembers how a prompt begins that is placed on the worker. True: one that began so was placed there before, and long enough
+    ago that the worker must have told of it."""
+    placed = watch.placed
+    before = placed.get(first_hash)
+    if before is not None and now - before < settings.settle_s:
+        return False
+    placed[first_hash] = now
+    placed.move_to_end(first_hash)
+    if len(placed) > settings.prefixes_max:
+        placed.popitem(last=False)
+    return before is not None
+
+
+def repeated(
+    watch: OverlapWatch, settings: OverlapSettings, *, is_held: bool, blocks_told: int, blocks_total: int
 ) -> bool:
-    """A prompt was placed on a worker whose blocks are exactly known. True: a fault is found just now.
+    """A repeat was placed on a worker whose blocks are exactly known. True: a fault is found just now.
 
     `is_held`: the worker's own events name the prompt's first block. Once that was so, hashes agree for good.
     """
@@ -90,16 +97,8 @@ def placed_prompt(
         watch.has_matched, watch.fault, watch.misses = True, None, 0
         watch.placed.clear()
         return False
-    if watch.has_matched:
-        return False
     watch.was_full = watch.was_full or blocks_told >= settings.full_fraction * blocks_total
-    before = watch.placed.get(first_hash)
-    if before is None or now - before >= settings.settle_s:
-        watch.placed[first_hash] = now
-        watch.placed.move_to_end(first_hash)
-        if len(watch.placed) > settings.prefixes_max:
-            watch.placed.popitem(last=False)
-        watch.misses += before is not None
+    watch.misses += 1
     if watch.fault is not None or watch.misses < settings.repeats * (FULL_FACTOR if watch.was_full else 1):
         return False
     watch.fault = OverlapFault.HASHES if blocks_told else OverlapFault.NO_BLOCKS

@@ -7,11 +7,11 @@ from random import Random
 import numpy as np
 
 from services.router.board import Floats
-from services.router.choice import WeighedLeg
 from services.router.cost import CostSettings
 from services.router.links import Distance
 from services.router.target import Target
 from services.router.topology import Group
+from services.router.weighed import WeighedLeg
 
 INFINITE = float("inf")
 Lines = Sequence[tuple[float, float]]
@@ -20,40 +20,41 @@ Lines = Sequence[tuple[float, float]]
 class Selector:
     """Takes one by cost.
 
-    Nearly equal ones with as many cached tokens are equal: two of them are drawn and the one with fewer requests, then the one
-    that got a request longer ago, is taken. So an idle fleet is used evenly, and several routers that see the same do not run
-    to the same worker. With a temperature every one is taken with a chance that falls with its cost.
+    Nearly equal ones with as many cached tokens are equal: one is drawn, and of it and the cheapest the one with fewer requests,
+    else the one that got a request longer ago, is taken. So an idle fleet is used evenly, and several routers that see the same
+    do not run to the same worker. With a temperature every one is taken with a chance that falls with its cost.
     """
 
     def __init__(self, settings: CostSettings, generator: Random, *, estimates: bool) -> None:
         self._random = generator.random
-        self._tie_ratio = settings.tie_ratio if estimates else 0.0
+        self.tie_ratio = settings.tie_ratio if estimates else 0.0
+        """Of the whole cost; `margin` is this part of it."""
         self._temperature = settings.temperature if estimates else 0.0
 
-    def lowest(
-        self, costs: Floats, held: Floats | None, targets: Sequence[Target], *, of: float | None = None
-    ) -> int | None:
-        """Its place, None when all cost infinitely much. `of`: the whole cost of which these are a part."""
+    def lowest(self, costs: Floats, held: Floats | None, targets: Sequence[Target], common: float = 0.0) -> int | None:
+        """Its place, None when all cost infinitely much. `common`: what is part of every whole cost and not of these."""
         best = int(costs.argmin())
         least = costs.item(best)
         if least == INFINITE:
             return None
+        return self.near(costs, best, least, self.tie_ratio * (least + common), held, targets)
+
+    def near(
+        self, costs: Floats, best: int, least: float, margin: float, held: Floats | None, targets: Sequence[Target]
+    ) -> int:
+        """The place of the cheapest, or of one that is as good: `best` and `least` are the cheapest's place and cost."""
         if self._temperature:
             return self._by_chance(costs, least)
-        margin = self._tie_ratio * (least if of is None else of)
-        near = (costs <= least + margin).nonzero()[0]
-        if len(near) > 1 and held is not None:
-            near = near[held[near] == held[best]]
-        return best if len(near) == 1 else self._of_two(near.tolist(), targets)
-
-    def _of_two(self, near: Sequence[int], targets: Sequence[Target]) -> int:
-        i = int(self._random() * len(near))
-        j = int(self._random() * (len(near) - 1))
-        first, second = near[i], near[j + 1 if j >= i else j]
-        one, other = targets[first], targets[second]
-        if one.requests_in_flight == other.requests_in_flight:
-            return second if other.placed_last < one.placed_last else first
-        return second if other.requests_in_flight < one.requests_in_flight else first
+        places = (costs <= least + margin).nonzero()[0]
+        count = len(places)
+        if count == 1:
+            return best
+        place = places.item(int(self._random() * count))
+        if held is not None and held.item(place) != held.item(best):
+            return best
+        cheapest, drawn = targets[best], targets[place]
+        fewer = drawn.requests_in_flight - cheapest.requests_in_flight
+        return place if fewer < 0 or (fewer == 0 and drawn.placed_last <= cheapest.placed_last) else best
 
     def _by_chance(self, costs: Floats, least: float) -> int:
         weights = np.exp((least - costs) / self._temperature).cumsum()
@@ -93,54 +94,67 @@ def best_pair(
 def _best_of(
     selector: Selector, group: Group, left: WeighedLeg, right: WeighedLeg, prompt_tokens: int, lines: Lines | None
 ) -> Pair | None:
-    firsts, seconds = left.costs[group.prefills], right.costs[group.decodes]
-    lowest_first = firsts.item(firsts.argmin())
-    if lowest_first == INFINITE:
+    firsts, held_first, first_targets = _stretch(left, group.prefills, group.is_whole)
+    seconds, held_second, second_targets = _stretch(right, group.decodes, group.is_whole)
+    least_first = firsts.item(firsts.argmin())
+    if least_first == INFINITE:
         return None
-    held = right.held
-    held_there = None if held is None else held[group.decodes]
-    bytes_there: Floats | float = 0.0
-    if lines is None:
-        costs = seconds + lowest_first
-    else:
-        lacking = prompt_tokens if held_there is None else prompt_tokens - held_there
-        bytes_there = lacking * group.kv_bytes_per_token
+    base_s, s_per_token = 0.0, 0.0
+    if lines is not None:
         base_s, s_per_byte = lines[group.rest]
-        costs = seconds + (bytes_there * s_per_byte + (base_s + lowest_first))
-        for distance, near in group.near:
-            near_base_s, near_s_per_byte = lines[distance]
-            nearer = seconds + near.lowest(firsts) + (bytes_there * near_s_per_byte + near_base_s)
-            costs = np.minimum(costs, nearer)
-    decode = selector.lowest(costs, held_there, right.targets[group.decodes])
+        s_per_token = s_per_byte * group.kv_bytes_per_token
+    # What all decode candidates have in common does not change which is the cheapest: it is added to that one only.
+    whole = seconds if held_second is None or lines is None else seconds - held_second * s_per_token
+    common_s = least_first + base_s + prompt_tokens * s_per_token
+    if lines is not None and group.near:
+        whole = _with_near(group, whole + common_s, firsts, seconds, held_second, prompt_tokens, lines)
+        common_s = 0.0
+    decode = selector.lowest(whole, held_second, second_targets, common_s)
     if decode is None:
         return None
-    cost = costs.item(decode)
-    moved = bytes_there if isinstance(bytes_there, (int, float)) else bytes_there.item(decode)
+    margin = selector.tie_ratio * (whole.item(decode) + common_s)
+    lacking = prompt_tokens if held_second is None else prompt_tokens - held_second.item(decode)
+    moved = lacking * group.kv_bytes_per_token if lines is not None else 0.0
     if lines is not None and group.near:
         firsts = firsts + _transfers(group, decode, moved, lines)
-    held_first = None if left.held is None else left.held[group.prefills]
-    prefill = selector.lowest(firsts, held_first, left.targets[group.prefills], of=cost)
-    assert prefill is not None
-    distance = group.distance(prefill, decode)
-    transfer_s = 0.0
+    best = int(firsts.argmin())
+    prefill = selector.near(firsts, best, firsts.item(best), margin, held_first, first_targets)
+    distance, transfer_s = group.distance(prefill, decode), 0.0
     if lines is not None:
         base_s, s_per_byte = lines[distance]
         transfer_s = base_s + moved * s_per_byte
-    if group.near:
-        # A nearly equal one may have been taken, at another distance.
-        first = left.costs.item(prefill + group.prefills.start)
-        cost = first + seconds.item(decode) + transfer_s
-    else:
-        cost = seconds.item(decode) + firsts.item(prefill) + transfer_s
-    return Pair(
-        group,
-        prefill + group.prefills.start,
-        decode + group.decodes.start,
-        cost,
-        transfer_s,
-        moved,
-        distance,
-    )
+    first, second = prefill + group.prefills.start, decode + group.decodes.start
+    # Nearly equal ones may have been taken instead of the cheapest: the cost is that of the pair itself.
+    cost = left.costs.item(first) + right.costs.item(second) + transfer_s
+    return Pair(group, first, second, cost, transfer_s, moved, distance)
+
+
+def _stretch(leg: WeighedLeg, stretch: slice, is_whole: bool) -> tuple[Floats, Floats | None, Sequence[Target]]:
+    """A group's costs, held tokens and targets of a leg."""
+    candidates = leg.candidates
+    if is_whole:
+        return leg.costs, candidates.held, candidates.targets
+    held = None if candidates.held is None else candidates.held[stretch]
+    return leg.costs[stretch], held, candidates.targets[stretch]
+
+
+def _with_near(
+    group: Group,
+    costs: Floats,
+    firsts: Floats,
+    seconds: Floats,
+    held: Floats | None,
+    prompt_tokens: int,
+    lines: Lines,
+) -> Floats:
+    """The lowest cost of each decode candidate, now that prefill candidates may be nearer than the rest."""
+    lacking = prompt_tokens if held is None else prompt_tokens - held
+    for distance, near in group.near:
+        base_s, s_per_byte = lines[distance]
+        costs = np.minimum(
+            costs, seconds + near.lowest(firsts) + (lacking * (s_per_byte * group.kv_bytes_per_token) + base_s)
+        )
+    return costs
 
 
 def _transfers(group: Group, decode: int, moved: float, lines: Lines) -> Floats:

@@ -9,8 +9,9 @@
 5. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -19,7 +20,7 @@ from kvmesh.core import Ask
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
 from services.router.affinity import Sessions
 from services.router.board import CHUNK, FLOOR, PER_TOKEN, WAIT, Floats
-from services.router.choice import Choice, WeighedLeg
+from services.router.choice import Choice
 from services.router.cost import CostSettings
 from services.router.feed import KvIndex
 from services.router.fleet import Fleet, Worker
@@ -28,8 +29,10 @@ from services.router.learning import Forecast
 from services.router.links import Links
 from services.router.pairing import Selector, best_pair
 from services.router.policies import Candidates, LegKind, Policy
-from services.router.pools import Kind, Pool, Pools, Side, make_pool
+from services.router.policies.kv import KvPolicy
+from services.router.pools import Kind, Pool, Pools, Side
 from services.router.target import Target
+from services.router.weighed import WeighedLeg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ class Placer:
         self._pools = Pools(fleet, retry_after_s=limits.retry_after_s)
         self._overlap = Overlap(index, self._cost)
         self._selector = Selector(self._cost, generator, estimates=policy.cost_unit == "s")
+        self._is_plain = type(policy) is KvPolicy
+        """Whether the costs are those that sheets know; a subclass may have changed them."""
         self.links = Links(self._cost)
         self.considered: Pool | None = None
         """The pool of the kind asked for last, before the request's own filters: for explanations."""
@@ -81,7 +86,8 @@ class Placer:
             pool = self._narrowed(pool, ask)
         by_bit = self._overlap.held_tokens(ask)
         bits_version = self._index.device.holders_version
-        held = pool.decodes.held(by_bit, ask, bits_version)
+        all_held = pool.held(by_bit, ask, bits_version)
+        held = None if all_held is None else all_held[pool.split :]
         if not pool.groups:
             return self._alone(ask, pool, held, now, "no_prefill_pool")
         may_be_alone = not ask.pinned_prefill_worker_id
@@ -89,9 +95,8 @@ class Placer:
             choice = self._near_alone(ask, pool, held, now, reason)
             if choice is not None:
                 return choice
-        prefill_held = pool.prefills.held(by_bit, ask, bits_version)
         try:
-            choice = self._pair(ask, pool, prefill_held, held, now)
+            choice = self._pair(ask, pool, all_held, now)
         except OverloadedError:
             alone = self._chunked_alone(ask, pool, held, now) if may_be_alone else None
             if alone is None:
@@ -103,43 +108,48 @@ class Placer:
                 return alone
         return choice
 
-    def _pair(
-        self, ask: Ask, pool: Pool, prefill_held: Floats | None, decode_held: Floats | None, now: float
-    ) -> Choice:
-        left = self._weigh(LegKind.PREFILL, ask, pool.prefills, prefill_held, now)
-        right = self._weigh(LegKind.DECODE, ask, pool.decodes, decode_held, now)
+    def _pair(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice:
         lines = self.links.lines if self.policy.counts_transfer else None
-        pair = best_pair(self._selector, pool.groups, left, right, ask.prompt_tokens, lines)
+        sheet = pool.sheet
+        if sheet is None or not self._is_plain or ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs:
+            left_held, right_held = (None, None) if held is None else (held[: pool.split], held[pool.split :])
+            left = self._weigh(LegKind.PREFILL, ask, pool.prefills, left_held, now)
+            right = self._weigh(LegKind.DECODE, ask, pool.decodes, right_held, now)
+            pair = best_pair(self._selector, pool.groups, left, right, ask.prompt_tokens, lines)
+            weighed: Callable[[], Sequence[WeighedLeg]] = lambda: (left, right)  # noqa: E731
+        else:
+            assert isinstance(self.policy, KvPolicy) and lines is not None
+            known = self.sessions.get(ask.session_id, now) if ask.session_id else None
+            swept = sheet.sweep(ask, now, held, lines[sheet.group.rest], self.policy.delayed(ask))
+            if known is not None:
+                sheet.prefer(swept, known, self.policy.preference)
+            pair = sheet.best(swept, self._selector)
+            weighed = partial(sheet.legs, swept, self.policy)
         if pair is None:
             raise self._full(ask)
-        prefill, decode = left.targets[pair.prefill], right.targets[pair.decode]
-        held = 0 if prefill_held is None else int(prefill_held[pair.prefill])
-        uncached = ask.prompt_tokens - held
-        queue_s = wait_s = 0.0
+        prefill, decode = pool.prefills.targets[pair.prefill], pool.decodes.targets[pair.decode]
+        cached = decode_cached = 0
+        if held is not None:
+            cached, decode_cached = int(held.item(pair.prefill)), int(held.item(pool.split + pair.decode))
+        uncached = ask.prompt_tokens - cached
+        queue_s, wait_s = prefill.queue_s(now), decode.wait_s()
+        prefill_s = prefill.coefficients.prefill_s(uncached, ask.prompt_tokens)
         expected_ttft_s = None
-        if lines is None:
-            prefill_s = prefill.coefficients.prefill_s(uncached, ask.prompt_tokens)
-        else:
-            queue_s, prefill_s = (
-                float(left.columns["queue"][pair.prefill]),
-                float(left.columns["prefill"][pair.prefill]),
-            )
-            wait_s = float(right.columns["wait"][pair.decode])
-            step_s = decode.coefficients.decode.values[0]
-            expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + step_s
+        if lines is not None:
+            expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + decode.coefficients.decode.values[0]
         return Choice(
             prefill,
             decode,
             pair.group.handoff,
-            held,
-            0 if decode_held is None else int(decode_held[pair.decode]),
+            cached,
+            decode_cached,
             uncached,
             pair.cost,
             expected_ttft_s,
             prefill_s,
             Forecast(ask.prompt_tokens, queue_s, wait_s, pair.distance, pair.transfer_bytes),
-            self._reasons(ask, held, prefill, decode, now),
-            (left, right),
+            self._reasons(ask, cached, prefill, decode, now),
+            weighed,
             pool,
             lines,
         )
@@ -157,20 +167,15 @@ class Placer:
         leg = self._weigh(LegKind.ALONE, ask, pool.decodes, held, now)
         if without is not None:
             leg.costs = np.where(without, np.inf, leg.costs)
-        chosen = self._selector.lowest(leg.costs, held, leg.targets)
+        chosen = self._selector.lowest(leg.costs, held, pool.decodes.targets)
         if chosen is None:
             raise self._full(ask)
-        target = leg.targets[chosen]
+        target = pool.decodes.targets[chosen]
         cached = 0 if held is None else int(held[chosen])
         uncached = ask.prompt_tokens - cached
-        queue_s = wait_s = 0.0
-        expected_ttft_s = None
-        if self.policy.counts_transfer:
-            queue_s, prefill_s = float(leg.columns["queue"][chosen]), float(leg.columns["prefill"][chosen])
-            wait_s = float(leg.columns["wait"][chosen])
-            expected_ttft_s = queue_s + prefill_s + wait_s
-        else:
-            prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
+        queue_s, wait_s = target.queue_s(now), target.wait_s()
+        prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
+        expected_ttft_s = queue_s + prefill_s + wait_s if self.policy.cost_unit == "s" else None
         return Choice(
             None,
             target,
@@ -183,7 +188,7 @@ class Placer:
             prefill_s,
             Forecast(ask.prompt_tokens, queue_s, wait_s, None, 0.0),
             (reason, *self._reasons(ask, cached, None, target, now)),
-            (leg,),
+            lambda: (leg,),
             pool,
             None,
         )
@@ -215,23 +220,14 @@ class Placer:
 
     def _weigh(self, kind: LegKind, ask: Ask, side: Side, held: Floats | None, now: float) -> WeighedLeg:
         board = self._fleet.board
-        columns = self.policy.weigh(Candidates(kind, ask, now, side.targets, side.columns, held, board))
-        rows = iter(columns.values())
-        costs = next(rows)
-        for column in rows:
-            costs = costs + column
+        rows = board.values.take(side.columns, 1)
+        candidates = Candidates(kind, ask, now, side.targets, held, rows, board.has_pairs)
+        costs = self.policy.costs(candidates)
         if not self.policy.counts_transfer:
-            costs = self._without_full(kind, side, costs)
+            costs = _without_full(candidates, costs)
         if ask.preferred_labels or ask.session_id or ask.adapter:
             costs = self._preferring(kind, ask, side, costs, now)
-        return WeighedLeg(kind, side.targets, held, columns, costs)
-
-    def _without_full(self, kind: LegKind, side: Side, costs: Floats) -> Floats:
-        """For policies that do not look at the board, on which full targets have infinite rows."""
-        values = self._fleet.board.values
-        rows = {LegKind.PREFILL: [FLOOR], LegKind.DECODE: [WAIT], LegKind.ALONE: [FLOOR, WAIT]}[kind]
-        full = np.isinf(values[rows].take(side.columns, 1)).any(0)
-        return np.where(full, np.inf, costs) if full.any() else costs
+        return WeighedLeg(candidates, costs, self.policy)
 
     def _preferring(self, kind: LegKind, ask: Ask, side: Side, costs: Floats, now: float) -> Floats:
         """Something on top for those that lack a preferred label, have not run the adapter lately, or are not the session's."""
@@ -274,7 +270,7 @@ class Placer:
                 reason="no_worker",
                 retry_after_s=self._limits.retry_after_s,
             )
-        narrowed = make_pool(prefills, decodes, pool.removed)
+        narrowed = Pool(prefills, decodes, pool.removed, self._fleet.board)
         if ask.pinned_prefill_worker_id and not narrowed.groups:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
         return narrowed
@@ -287,3 +283,10 @@ class Placer:
             for target in side.targets
             if target.worker.worker_id not in excluded and (not pinned or target.worker.worker_id == pinned)
         ]
+
+
+def _without_full(candidates: Candidates, costs: Floats) -> Floats:
+    """For policies that do not look at the rows, of which those of full targets are infinite."""
+    rows = {LegKind.PREFILL: [FLOOR], LegKind.DECODE: [WAIT], LegKind.ALONE: [FLOOR, WAIT]}[candidates.kind]
+    full = np.isinf(candidates.rows[rows]).any(0)
+    return np.where(full, np.inf, costs) if full.any() else costs

@@ -6,13 +6,15 @@ the fleet, so an ordinary request pays for weighing only.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from kvmesh.core import Ask, Role
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
-from services.router.board import Floats, Positions
+from services.router.board import Board, Floats, Positions
 from services.router.fleet import Fleet, Worker
+from services.router.sheet import Sheet
 from services.router.target import Target
 from services.router.topology import Group, groups, order
 
@@ -41,35 +43,15 @@ class Kind:
 
 
 class Side:
-    """Candidates for one leg, sorted as `topology.order` says, with their columns of the board and their bits of the index."""
+    """Candidates for one leg, sorted as `topology.order` says, with their columns of the board."""
 
-    __slots__ = ("_bits", "_bits_version", "_lacking", "_places", "block_sizes", "columns", "targets")
+    __slots__ = ("_lacking", "_places", "columns", "targets")
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = targets
         self.columns: Positions = np.array([target.column for target in targets], dtype=np.intp)
-        sizes = {target.block_size_tokens for target in targets}
-        self.block_sizes: int | Positions = (
-            sizes.pop() if len(sizes) == 1 else np.array([t.block_size_tokens for t in targets], dtype=np.intp)
-        )
-        self._bits: Positions = np.zeros(0, dtype=np.intp)
-        self._bits_version = -1
         self._lacking: dict[frozenset[tuple[str, str]], Floats] = {}
         self._places: dict[Target, int] | None = None
-
-    def held(self, by_bit: Floats | None, ask: Ask, bits_version: int) -> Floats | None:
-        """What each candidate has of the prompt, in tokens. Hashes of another block size name other blocks."""
-        if by_bit is None:
-            return None
-        if self._bits_version != bits_version:
-            self._bits = np.array([target.bits[target.rank] for target in self.targets], dtype=np.intp)
-            self._bits_version = bits_version
-        if isinstance(self.block_sizes, int) and self.block_sizes != ask.block_size_tokens:
-            return None
-        held: Floats = by_bit.take(self._bits, mode="clip")
-        if not isinstance(self.block_sizes, int):
-            held[self.block_sizes != ask.block_size_tokens] = 0.0
-        return held
 
     def lacking(self, labels: Mapping[str, str]) -> Floats:
         """1 for candidates that lack one of the labels, else 0."""
@@ -93,23 +75,53 @@ class Side:
         return self._places.get(target)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Pool:
     """Candidates of one kind. `groups`: which of them can exchange KV.
 
     `removed` holds, for explanations, the workers of the model that a filter took off, with the filter's name.
     """
 
-    prefills: Side
-    decodes: Side
-    groups: Sequence[Group]
-    removed: Sequence[tuple[Worker, str]]
+    __slots__ = ("_bits", "_bits_version", "_block_sizes", "decodes", "groups", "prefills", "removed", "sheet", "split")
 
+    def __init__(
+        self,
+        prefills: Iterable[Target],
+        decodes: Iterable[Target],
+        removed: Sequence[tuple[Worker, str]],
+        board: Board,
+    ) -> None:
+        self.prefills, self.decodes = Side(sorted(prefills, key=order)), Side(sorted(decodes, key=order))
+        self.groups: Sequence[Group] = groups(self.prefills.targets, self.decodes.targets)
+        self.removed = removed
+        self.split = len(self.prefills.targets)
+        self.sheet: Sheet | None = None
+        """For pools in which every pair can exchange KV and is equally far."""
+        if len(self.groups) == 1 and self.groups[0].is_whole and not self.groups[0].near:
+            self.sheet = Sheet(self.groups[0], self.prefills.targets, self.decodes.targets, board)
+        sizes = [target.block_size_tokens for target in self._targets()]
+        self._block_sizes: int | Positions = sizes[0] if len(set(sizes)) == 1 else np.array(sizes, dtype=np.intp)
+        self._bits: Positions = np.zeros(0, dtype=np.intp)
+        self._bits_version = -1
 
-def make_pool(prefills: Iterable[Target], decodes: Iterable[Target], removed: Sequence[tuple[Worker, str]]) -> Pool:
-    """A pool of these."""
-    left, right = Side(sorted(prefills, key=order)), Side(sorted(decodes, key=order))
-    return Pool(prefills=left, decodes=right, groups=groups(left.targets, right.targets), removed=removed)
+    def held(self, by_bit: Floats | None, ask: Ask, bits_version: int) -> Floats | None:
+        """What each candidate has of the prompt, in tokens, the prefill side first. None: nobody has any.
+
+        Hashes of another block size name other blocks.
+        """
+        if by_bit is None:
+            return None
+        if self._bits_version != bits_version:
+            self._bits = np.array([target.bits[target.rank] for target in self._targets()], dtype=np.intp)
+            self._bits_version = bits_version
+        sizes = self._block_sizes
+        if sizes.__class__ is int:
+            return by_bit.take(self._bits, mode="clip") if sizes == ask.block_size_tokens else None
+        held: Floats = by_bit.take(self._bits, mode="clip")
+        held[sizes != ask.block_size_tokens] = 0.0
+        return held
+
+    def _targets(self) -> Iterable[Target]:
+        return chain(self.prefills.targets, self.decodes.targets)
 
 
 class Pools:
@@ -168,7 +180,7 @@ class Pools:
                 kept[worker.role].extend(worker.targets)
         if not kept[Role.DECODE]:
             return self._refusal(kind, workers, removed)
-        return make_pool(kept[Role.PREFILL], kept[Role.DECODE], removed)
+        return Pool(kept[Role.PREFILL], kept[Role.DECODE], removed, self._fleet.board)
 
     def _removed_by(self, worker: Worker, kind: Kind) -> str:
         description = worker.description

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 OTHER = "other"
 PHASES = ("prefill", "ttft")
 RATIO_BUCKETS = (-0.9, -0.75, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""(observed - expected) / expected: -0.5 is twice as fast as expected, 1 takes twice as long."""
+"""(observed - expected) / expected: -0.5 took half the time expected, 1 took twice. Prometheus keeps no sum beside buckets below
+zero; quantiles are what one reads here."""
 EXPECTED_MIN_S = 1e-4
 """Below it a relative error says nothing."""
 

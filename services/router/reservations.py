@@ -9,6 +9,7 @@ Invariants:
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from services.router.learning import Forecast
@@ -32,24 +33,18 @@ class Reservation:
     ends_at_latest: float
     is_orphaned: bool = False
     is_prefilled: bool = False
-    due_at: float = 0.0
-    """When the worker that computes now should have shown a result."""
-
-    expected_prefill_s: float | None = None
+    due_at: float = inf
+    """Since when the worker that computes now has had it to do. Infinite: nobody here knows, a peer placed it."""
     expected_ttft_s: float | None = None
-    """What the policy expected, from the placement on; None: it does not estimate it."""
-
-    @property
-    def computing(self) -> Target:
-        """Whose turn it is."""
-        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
-
+    """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
     placed_at: float | None = None
     """By this router's clock; of a peer's, when it was heard of. None: not known."""
     prefill_s: float = 0.0
     """Expected time to compute its prompt; 0: as the worker's coefficients say."""
     forecast: Forecast | None = None
     """What reports are compared with. None: nothing, a peer placed it."""
+    last_block_hash: int | None = None
+    """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it."""
     is_told: bool = False
     """A peer made it."""
     keeper: str = ""
@@ -59,6 +54,18 @@ class Reservation:
     session_id: str = ""
     block_hashes: Sequence[int] = ()
     """What its workers are believed to hold after it; only where they do not tell it themselves."""
+
+    @property
+    def expected_prefill_s(self) -> float | None:
+        """Until the prompt is computed, the queue before it included. None: as for `expected_ttft_s`."""
+        if self.expected_ttft_s is None or self.forecast is None:
+            return None
+        return self.forecast.queue_s + self.prefill_s
+
+    @property
+    def computing(self) -> Target:
+        """Whose turn it is."""
+        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
 
 
 class Journal(Protocol):
@@ -130,8 +137,7 @@ class Book:
             computing.promise(reservation.uncached_tokens, reservation.prefill_s, reservation.placed_at)
             if prefill is not None:
                 prefill.requests_in_flight += 1
-                prefill.refresh()
-        decode.refresh()
+        decode.refresh_batch()
         if not reservation.is_told:
             reservation.is_known_from_here = True
             if self.journal is not None:
@@ -160,7 +166,7 @@ class Book:
             self._computed(reservation, None)
         reservation.decode.requests_in_flight -= reservation.choices
         reservation.decode.kv_blocks_in_flight -= reservation.kv_blocks
-        reservation.decode.refresh()
+        reservation.decode.refresh_batch()
         del self._by_id[reservation.reservation_id]
         numbers = self._numbers(reservation)
         of_frontend = numbers.get(reservation.frontend_id, {})
@@ -201,7 +207,6 @@ class Book:
         computing.computed(reservation.uncached_tokens, reservation.prefill_s, now)
         if reservation.prefill is not None:
             reservation.prefill.requests_in_flight -= 1
-        computing.refresh()
 
     def _numbers(self, reservation: Reservation) -> dict[str, dict[int, Reservation]]:
         return self._told if reservation.is_told else self._own

@@ -238,7 +238,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 trust=feed.trust.value,
                 trust_reason=feed.reason or (health.overlap.fault or ""),
                 load=target.load,
-                index_blocks=self._core.index.device.count(feed.bits[target.rank]),
+                index_blocks=feed.rank_blocks(target.rank),
                 requests_in_flight=target.requests_in_flight,
                 prompt_tokens_in_flight=target.prompt_tokens_in_flight,
                 excluded_by=excluded_by,
@@ -287,11 +287,10 @@ def explanation(record: Record) -> Explanation:
 
 
 def _coefficients(target: Target) -> list[Coefficient]:
-    """Those of its cost; none while the policies have none."""
-    known = getattr(target, "coefficients", None)
+    """Those of its cost."""
     return [
         Coefficient(name=of.name, value=of.value, source=of.source.value, observations=of.observations)
-        for of in (known.told() if known is not None else ())
+        for of in target.coefficients.told()
     ]
 
 

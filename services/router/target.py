@@ -2,17 +2,15 @@
 
 The queue in seconds is kept as the time at which the promised work should be done (`until_s`), so it shrinks as time passes
 without anybody touching it. It is never more than what is promised or told and not yet known to be done, and never less than a
-part of it: work that should be over and is not is still there.
+part of it: work that should be over and is not is still there. A change without a time counts as made at the last known one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvmesh.core import LoadRecord, WorkerRef
 from services.router.board import (
     BASE,
-    CAP,
     CHUNK,
     FLOOR,
     GROWTH,
@@ -39,7 +37,6 @@ class TargetLimits:
 
     requests_per_decode_max: int = 1024
     prompt_tokens_per_prefill_max: int = 262_144
-    requests_per_prefill_max: int = 1024
     kv_used_ratio_max: float = 0.95
 
 
@@ -64,6 +61,7 @@ class Target:
     prefill_s_in_flight: float = 0.0
     until_s: float = 0.0
     told_s: float = 0.0
+    seen_s: float = 0.0
     placed_last: int = 0
     adapters: dict[str, None] = field(default_factory=dict)
     """Those of the newest requests, the newest last."""
@@ -98,28 +96,27 @@ class Target:
         return self.kv_blocks_active * self.block_size_tokens
 
     @property
-    def closed_by(self) -> Sequence[str]:
-        """Limits it has reached: `prefill_busy` for prompts, `requests_full` and `kv_busy` for decoding.
+    def takes_prompts(self) -> bool:
+        """Whether it has room for another prompt to compute."""
+        most = self.limits.prompt_tokens_per_prefill_max
+        return not self.prompt_tokens_in_flight or self.prompt_tokens_queued < most
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it has room for another request to decode.
 
         Whether KV blocks run out is for the worker to say: promises count a prefix that requests share once for each.
         """
-        limits, closed = self.limits, []
-        if self.prompt_tokens_in_flight and self.prompt_tokens_queued >= limits.prompt_tokens_per_prefill_max:
-            closed.append("prefill_busy")
-        if self.requests_in_flight >= limits.requests_per_decode_max:
-            closed.append("requests_full")
-        elif (
-            (load := self.load) is not None
-            and self.requests_in_flight
-            and load.kv_blocks_used >= limits.kv_used_ratio_max * load.kv_blocks_total > 0
-        ):
-            closed.append("kv_busy")
-        return closed
+        if not self.requests_in_flight:
+            return True
+        load, limits = self.load, self.limits
+        if load is not None and load.kv_blocks_used >= limits.kv_used_ratio_max * load.kv_blocks_total > 0:
+            return False
+        return self.requests_in_flight < limits.requests_per_decode_max
 
     def queue_s(self, now: float) -> float:
         """Seconds of prefill work ahead of a newcomer."""
-        cap = self.prefill_s_in_flight + self.told_s
-        return max(min(self.until_s - now, cap), self.cost.overdue_ratio * self.prefill_s_in_flight)
+        return max(self.until_s - now, self.cost.overdue_ratio * self.prefill_s_in_flight)
 
     def wait_s(self) -> float:
         """Seconds until a decode slot is free: as many requests as run end in the time that one takes."""
@@ -132,20 +129,27 @@ class Target:
         return request_s * (active - slots + 1) / slots
 
     def promise(self, tokens: int, prefill_s: float, now: float | None) -> None:
-        """A prompt to compute is on its way. `now` None: since when is not known."""
-        self.until_s = self.until_s + prefill_s if now is None else now + self.queue_s(now) + prefill_s
+        """A prompt to compute is on its way."""
+        self.seen_s = now = self.seen_s if now is None or now < self.seen_s else now
+        self.until_s = now + self.queue_s(now) + prefill_s
         self.prompt_tokens_in_flight += tokens
         self.prefill_s_in_flight += prefill_s
+        self.refresh_queue()
 
     def computed(self, tokens: int, prefill_s: float, now: float | None) -> None:
-        """A promised prompt is computed, or given up. What is left begins now; `now` None: nobody knows when."""
+        """A promised prompt is computed, and what is left begins now; `now` None: it is not known when, or it was given up."""
         self.prompt_tokens_in_flight -= tokens
         # Sums of floats do not come back to zero by themselves.
         self.prefill_s_in_flight = (
             max(0.0, self.prefill_s_in_flight - prefill_s) if self.prompt_tokens_in_flight else 0.0
         )
-        if now is not None:
-            self.until_s = now + self.prefill_s_in_flight
+        left_s = self.prefill_s_in_flight + self.told_s
+        if now is not None and now >= self.seen_s:
+            self.seen_s = now
+            self.until_s = now + left_s
+        else:
+            self.until_s = min(self.until_s, self.seen_s + left_s)
+        self.refresh_queue()
 
     def told(self, record: LoadRecord, now: float | None) -> None:
         """The worker says how it does."""
@@ -153,10 +157,8 @@ class Target:
             self._learn(self.load, record)
         self.load = record
         self.told_s = self._foreign_s(record)
-        if now is None:
-            self.until_s = INFINITE if self.told_s else self.until_s
-        else:
-            self.until_s = now + self.told_s + max(0.0, min(self.until_s - now, self.prefill_s_in_flight))
+        self.seen_s = now = self.seen_s if now is None or now < self.seen_s else now
+        self.until_s = now + self.told_s + max(0.0, min(self.until_s - now, self.prefill_s_in_flight))
         self.refresh()
 
     def ran(self, adapter: str) -> None:
@@ -173,27 +175,45 @@ class Target:
             self.column = -1
 
     def refresh(self) -> None:
-        """Writes its column. To be called after every change of its work."""
+        """Writes its column, after its pace or its load has changed."""
         if self.column < 0:
             return
-        values, column = self.board.values, self.column
-        base_s, per_request_s, per_kv_token_s = self.coefficients.decode.values
-        requests, kv_tokens = self.requests_active, self.kv_tokens_active
-        closed = self.closed_by
-        values[UNTIL, column] = self.until_s
-        values[CAP, column] = self.prefill_s_in_flight + self.told_s
-        values[FLOOR, column] = (
-            INFINITE if "prefill_busy" in closed else self.cost.overdue_ratio * self.prefill_s_in_flight
+        cells, columns = self.board.cells, self.board.columns
+        base_s, per_token_s, per_pair_s = self.coefficients.prefill.values
+        cells[PER_TOKEN * columns + self.column] = per_token_s
+        cells[PER_PAIR * columns + self.column] = per_pair_s
+        cells[BASE * columns + self.column] = base_s
+        self.board.has_pairs = self.board.has_pairs or per_pair_s > 0
+        self.refresh_queue()
+        self.refresh_batch()
+
+    def refresh_queue(self) -> None:
+        """Writes what prompts wait for, after a change of those promised."""
+        column = self.column
+        if column < 0:
+            return
+        cells, columns, base_s = self.board.cells, self.board.columns, self.coefficients.prefill.values[0]
+        cells[UNTIL * columns + column] = self.until_s + base_s
+        cells[FLOOR * columns + column] = (
+            self.cost.overdue_ratio * self.prefill_s_in_flight + base_s if self.takes_prompts else INFINITE
         )
-        values[BASE, column], values[PER_TOKEN, column], pair = self.coefficients.prefill.values
-        values[PER_PAIR, column] = pair
-        self.board.has_pairs = self.board.has_pairs or pair > 0
-        values[WAIT, column] = INFINITE if closed and closed != ["prefill_busy"] else self.wait_s()
-        values[GROWTH, column] = 2 * per_request_s * requests + per_kv_token_s * kv_tokens
-        values[SHARE, column] = per_kv_token_s * requests
-        values[RUNNING, column] = requests
-        step_s = base_s + per_request_s * requests + per_kv_token_s * kv_tokens
-        values[CHUNK, column] = self.coefficients.itl_target_s - step_s if requests else INFINITE
+
+    def refresh_batch(self) -> None:
+        """Writes what decoding costs, after a change of the requests on it."""
+        column = self.column
+        if column < 0:
+            return
+        cells, columns = self.board.cells, self.board.columns
+        base_s, per_request_s, per_kv_token_s = self.coefficients.decode.values
+        requests, kv_s = self.requests_active, per_kv_token_s * self.kv_tokens_active
+        request_s = per_request_s * requests
+        cells[WAIT * columns + column] = self.wait_s() if self.takes_requests else INFINITE
+        cells[GROWTH * columns + column] = 2 * request_s + kv_s
+        cells[SHARE * columns + column] = per_kv_token_s * requests
+        cells[RUNNING * columns + column] = requests
+        cells[CHUNK * columns + column] = (
+            self.coefficients.itl_target_s - base_s - request_s - kv_s if requests else INFINITE
+        )
 
     def _foreign_s(self, record: LoadRecord) -> float:
         """Prefill work that waits there and that this router did not place. Of its own it knows better what is uncached."""

@@ -43,6 +43,8 @@ class Group:
     prefills: slice
     decodes: slice
     kv_bytes_per_token: float
+    is_whole: bool = False
+    """True when there is no other group and nobody outside of it."""
     near: Sequence[tuple[Distance, Near]] = field(default=())
     """For distances at which there are some pairs, but not all."""
     rest: Distance = Distance.FAR
@@ -85,6 +87,8 @@ def groups(prefills: Sequence[Target], decodes: Sequence[Target]) -> list[Group]
     for key, left in _stretches(prefills):
         if key is not None and key in right:
             found.append(_group(key[1], left, right[key], prefills[left], decodes[right[key]]))
+    for group in found:
+        group.is_whole = group.prefills == slice(0, len(prefills)) and group.decodes == slice(0, len(decodes))
     return found
 
 

@@ -34,6 +34,7 @@ class Upkeep:
             if expired:
                 self._metrics.expired(len(expired))
                 log.warning("reservations_expired", extra={"data": {"count": len(expired)}})
+            self._core.index.expire(self._clock.now())
             self._metrics.forget_workers()
             self._tell(self._core.check_health(now=self._clock.now()))
             until_s = self._clock.now() + EXPIRE_INTERVAL_S

@@ -49,12 +49,19 @@ class StepWatch:
             self._stepped_at = now
             self._working_since = None
             self._slowest_step_s = max(record.step_s, _FORGETTING * self._slowest_step_s)
-        has_work = record.running_requests > 0 or record.waiting_requests > 0
+        # Requests that wait for blocks which leases hold are held up by whoever does not fetch them, until the leases end.
+        waits_for_leases = record.kv_blocks_leased > 0
+        has_work = record.running_requests > 0 or (record.waiting_requests > 0 and not waits_for_leases)
         if not has_work:
             self._working_since = None
         elif self._working_since is None:
             self._working_since = now
         return has_moved
+
+    def excuse(self, now: float) -> None:
+        """Nobody listened for a while: what it has to do counts from now."""
+        if self._working_since is not None:
+            self._working_since = now
 
     def allowed_s(self, profile: PerformanceProfile | None, prompt_tokens: int) -> float:
         """How long it may go without a step, with so many prompt tokens before it: they may be computed in one."""

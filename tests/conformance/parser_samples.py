@@ -3,7 +3,7 @@
 A file `parsers/<family>.json` names its parsers and the request's functions (`tools`: parameter schemas by name), and holds
 samples: `text` as the model wrote it, `kinds` (which of KINDS it shows), and what is to come of it: `content`, `reasoning`,
 `calls` as [name, arguments] (a string where the arguments are no whole JSON object) and `warnings`. `prompt_tail` is the end
-of the prompt where that matters.
+of the prompt where that matters. `vllm` says why vLLM's own parser makes something else of it.
 """
 
 import json
@@ -48,6 +48,7 @@ class Sample:
     reasoning: str
     calls: Sequence[tuple[str, Any]]
     warnings: Sequence[str]
+    vllm: str = ""
 
     @property
     def id(self) -> str:
@@ -124,6 +125,7 @@ def load(path: Path) -> list[Sample]:
             reasoning=each.get("reasoning", ""),
             calls=[(name, arguments) for name, arguments in each.get("calls", [])],
             warnings=each.get("warnings", []),
+            vllm=each.get("vllm", record.get("vllm", "")),
         )
         for each in record["samples"]
     ]

@@ -22,8 +22,10 @@ from kvmesh.errors import InternalError, LostError, OverloadedError, Unavailable
 from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
+from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.http import HttpServer
 from services.frontend.pipeline import Pipeline
+from services.frontend.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
 
@@ -251,6 +253,45 @@ async def test_sampling_reaches_the_workers(running: Running) -> None:
     assert (sent.model, sent.adapter, sent.priority, sent.cache_salt) == ("tiny", "tiny-lora", 3, "tenant")
 
 
+async def test_headers_and_fields_reach_the_router(model: ServedModel) -> None:
+    """Session, deadline, and pins where the setting allows them; the header's session wins."""
+    http = HttpSettings(allows_pins=True)
+    async with frontend([model], FakeMesh(answer=lambda _: [2]), http=http) as running:
+        body = {"model": "tiny", "messages": MESSAGES, "session_id": "body", "prompt_cache_key": "key"}
+        headers = {
+            "x-session-id": "header", "x-request-timeout": "7.5", "x-kvmesh-pin-prefill": "p1",
+            "x-kvmesh-pin-decode": "d1", "x-kvmesh-labels": "zone=a, gpu=h200",
+        }  # fmt: skip
+        assert (await running.post(CHAT, body, headers=headers))[0] == 200
+        ask = running.mesh.asks[-1]
+        assert (ask.session_id, ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id) == ("header", "p1", "d1")
+        assert ask.required_labels == {"zone": "a", "gpu": "h200"}
+        assert ask.timeout_s is not None and 7 < ask.timeout_s <= 7.5
+        for fields, session in (({"session_id": "s", "prompt_cache_key": "k"}, "s"), ({"prompt_cache_key": "k"}, "k")):
+            await running.post(CHAT, {"model": "tiny", "messages": MESSAGES, **fields})
+            assert running.mesh.asks[-1].session_id == session
+        for name, value in (("x-kvmesh-labels", "zone"), ("x-session-id", "x" * 300), ("x-request-timeout", "-1")):
+            status, answer, _ = await running.post(CHAT, body, headers={name: value})
+            assert (status, answer["error"]["param"]) == (400, name)
+
+
+async def test_prompts_can_be_cut(running: Running) -> None:
+    """Only the last tokens are used; -1 keeps what fits beside the answer."""
+    ids = list(range(10, 300)) * 3
+    body = {"model": "tiny", "prompt": ids, "max_tokens": 12}
+    assert (await running.post(COMPLETIONS, body))[0] == 400
+    await running.post(COMPLETIONS, body | {"truncate_prompt_tokens": 5})
+    assert list(running.mesh.generations[-1].token_ids) == ids[-5:]
+    await running.post(COMPLETIONS, body | {"truncate_prompt_tokens": -1})
+    assert list(running.mesh.generations[-1].token_ids) == ids[-500:]
+
+
+def test_reasoning_effort_reaches_the_template() -> None:
+    """As a variable of it."""
+    asked = read_chat({"model": "m", "messages": MESSAGES, "reasoning_effort": "high"}, "r").requests[0].prompt
+    assert isinstance(asked, Conversation) and asked.arguments == {"reasoning_effort": "high"}
+
+
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
 CALL = 'Wait.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
@@ -265,7 +306,7 @@ async def test_tool_calls(model: ServedModel) -> None:
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["content"] == "Wait."
         call = choice["message"]["tool_calls"][0]
-        assert call["function"] == {"name": "get_weather", "arguments": '{"city":"Paris"}'}
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
         assert "get_weather" in model.text.decode(running.mesh.generations[0].token_ids)
         async with (
             openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
@@ -274,7 +315,7 @@ async def test_tool_calls(model: ServedModel) -> None:
             final = (await stream.get_final_completion()).choices[0]
         assert final.finish_reason == "tool_calls"
         assert final.message.content == "Wait."
-        assert final.message.tool_calls and final.message.tool_calls[0].function.arguments == '{"city":"Paris"}'
+        assert final.message.tool_calls and final.message.tool_calls[0].function.arguments == '{"city": "Paris"}'
         history = [*MESSAGES, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
         status, _, _ = await running.post(CHAT, {**body, "messages": history})
         assert status == 200
@@ -394,7 +435,36 @@ BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
     (chat_with(tools=[{"type": "function", "function": {"name": "?"}}]), 400, "tools[0].function.name", "invalid_value"),
     (chat_with(tools=TOOLS * 200), 400, "tools", "invalid_value"),
     (chat_with(tools=TOOLS, tool_choice="required"), 400, "tool_choice", "unsupported"),
-    (chat_with(tools=TOOLS, tool_choice={"type": "function"}), 400, "tool_choice", "unsupported"),
+    (chat_with(tools=TOOLS, tool_choice={"type": "function"}), 400, "tool_choice.function.name", "invalid_value"),
+    (chat_with(tools=TOOLS, tool_choice={"type": "custom"}), 400, "tool_choice.type", "invalid_value"),
+    (
+        chat_with(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "other"}}),
+        400, "tool_choice.function.name", "invalid_value",
+    ),
+    (
+        chat_with(tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}),
+        400, "tool_choice.allowed_tools.tools", "invalid_value",
+    ),
+    (chat_with(tools=TOOLS, tool_choice="required", guided_regex="a"), 400, "tool_choice", "invalid_value"),
+    (chat_with(guided_json={}, guided_regex="a"), 400, "guided_regex", "invalid_value"),
+    (chat_with(structured_outputs={}), 400, "structured_outputs", "invalid_value"),
+    (chat_with(structured_outputs={"json": {}, "regex": "a"}), 400, "structured_outputs", "invalid_value"),
+    (chat_with(structured_outputs={"xml": "a"}), 400, "structured_outputs.xml", "unknown_field"),
+    (chat_with(guided_choice=[]), 400, "guided_choice", "invalid_value"),
+    (chat_with(guided_regex=""), 400, "guided_regex", "invalid_value"),
+    (chat_with(guided_json="{"), 400, "guided_json", "invalid_value"),
+    (chat_with(prompt_logprobs=1), 400, "prompt_logprobs", "unsupported"),
+    (chat_with(prompt_logprobs=1, stream=True), 400, "prompt_logprobs", "invalid_value"),
+    (chat_with(prompt_logprobs=50), 400, "prompt_logprobs", "invalid_value"),
+    (chat_with(truncate_prompt_tokens=0), 400, "truncate_prompt_tokens", "invalid_value"),
+    (chat_with(bad_words=["x"]), 400, "bad_words", "unsupported"),
+    (chat_with(allowed_token_ids=[1]), 400, "allowed_token_ids", "unsupported"),
+    (chat_with(store=True), 400, "store", "unsupported"),
+    (chat_with(service_tier="flex"), 400, "service_tier", "unsupported"),
+    (chat_with(metadata={"a": 1}), 400, "metadata", "invalid_value"),
+    (chat_with(user=7), 400, "user", "invalid_value"),
+    (chat_with(session_id="x" * 300), 400, "session_id", "invalid_value"),
+    (chat_with(reasoning_effort="hard"), 400, "reasoning_effort", "invalid_value"),
     (chat_with(tools=TOOLS, tool_choice="sometimes"), 400, "tool_choice", "invalid_value"),
     (chat_with(tool_choice="auto"), 400, "tool_choice", "invalid_value"),
     (chat_with(functions=[{"name": "f"}]), 400, "functions", "unsupported"),

@@ -63,8 +63,9 @@ steps = st.lists(st.one_of(stored, stored, removed, removed, dropped, swept), ma
 def test_matches_are_those_of_the_obvious_index(history):
     """Whatever is stored, evicted (middle blocks too), dropped and swept: overlap = leading blocks held consecutively."""
     index, obvious = HolderIndex(), Obvious()
-    slots = [index.add_holder() for _ in range(HOLDERS)]
+    slots = list(range(HOLDERS))
     for bit in slots:
+        index.add_holder(bit)
         obvious.held[bit] = set()
     for kind, holder, what, length in history:
         bit = slots[holder]
@@ -80,7 +81,8 @@ def test_matches_are_those_of_the_obvious_index(history):
         elif kind == "dropped":
             index.drop_holder(bit)
             del obvious.held[bit]
-            slots[holder] = index.add_holder()
+            slots[holder] = next(new for new in range(99) if new not in slots and not index.traces >> new & 1)
+            index.add_holder(slots[holder])
             obvious.held[slots[holder]] = set()
         else:
             index.sweep(what)
@@ -105,7 +107,9 @@ def check(index: HolderIndex, obvious: Obvious) -> None:
 def test_long_prompts_with_many_holders(heads, length):
     """Jumps over long chains find every holder's depth, and each depth once, in ascending order."""
     index = HolderIndex()
-    slots = [index.add_holder() for _ in range(64)]
+    slots = list(range(64))
+    for bit in slots:
+        index.add_holder(bit)
     prompt = list(range(1000, 1000 + 300))
     depths: dict[int, int] = {}
     for holder, head in heads:
@@ -120,7 +124,8 @@ def test_long_prompts_with_many_holders(heads, length):
 def test_nothing_is_kept_of_what_left():
     """Blocks that came and went in any order leave no memory behind, hot parents with passing children included."""
     index = HolderIndex()
-    bit = index.add_holder()
+    bit = 0
+    index.add_holder(bit)
     index.stored(bit, [1])
     for child in range(100, 5100):
         index.stored(bit, [child, child + 10_000], 1)

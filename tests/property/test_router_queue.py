@@ -167,16 +167,19 @@ happenings = st.lists(
     st.one_of(
         entering,
         entering,
+        entering,
+        entering,
         st.tuples(st.just("withdraw"), st.integers(0, 99)),
         st.tuples(st.just("lose"), st.integers(0, 99)),
         st.tuples(st.just("pass"), st.sampled_from([0.1, 1.0, 7.0])),
         st.tuples(st.just("room"), st.sampled_from(MODELS), st.integers(1, 4)),
     ),
+    min_size=30,
     max_size=120,
 )
 LIMITS = QueueLimits(
-    requests_max=8,
-    prompt_tokens_max=200,
+    requests_max=4,
+    prompt_tokens_max=150,
     lanes_max=2,
     wait_s_max=10.0,
     quantum_tokens=QUANTUM,
@@ -224,9 +227,9 @@ class World:
         for answer in self.admission.take_answers():
             assert answer.outcome.reason == "queue_displaced"
             # Only a lower class, or a heavier tenant of the same one, makes room.
-            gone = before[answer.ask_id]
-            assert gone.ask.priority <= priority
-            assert gone.ask.priority == min(each.ask.priority for each in before.values())
+            lowest = min(each.ask.priority for each in before.values())
+            gone = before.pop(answer.ask_id)
+            assert gone.ask.priority == lowest <= priority
             self.left(answer.ask_id)
 
     def left(self, number: int) -> None:

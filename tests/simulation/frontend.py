@@ -169,6 +169,7 @@ class SimulatedFrontend:
             vocabulary_size=VOCABULARY_SIZE,
             block_size_tokens=block_size_tokens,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
+            features=frozenset({"logprobs"}),
         )
         self.pipeline = Pipeline(
             models=StaticModels([model]),

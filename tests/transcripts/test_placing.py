@@ -17,6 +17,7 @@ class Stage:
     def __init__(self) -> None:
         self.router = core()
         self.numbers: dict[str, int] = {}
+        self.now = 0.0
 
     def happen(self, line: str) -> list[str]:
         verb, *words = line.split()
@@ -38,12 +39,14 @@ class Stage:
         )
         self.numbers[name] = len(self.numbers) + 1
         try:
-            placement = self.router.ask("frontend", self.numbers[name], what, now=0.0, wall=0.0)
+            placement = self.router.ask("frontend", self.numbers[name], what, now=self.now, wall=0.0)
         except MeshError as error:
             return [refusal(error)]
         return [sentence(placement, what.prompt_tokens)]
 
     def report(self, name: str, kind: str) -> None:
+        """A tenth of a second after the newest ask."""
+        self.now += 0.1
         assert self.router.report("frontend", self.numbers[name], ReportNote(kind=ReportKind(kind), elapsed_s=0.1))
 
     def stored(self, name: str, blocks: str) -> None:

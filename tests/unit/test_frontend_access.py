@@ -140,3 +140,13 @@ def test_no_tenant_gets_more_than_its_rate(steps: list[tuple[int, int, int, floa
         quotas.leave(permit, spent, now_s=now_s)
         charged += spent.prompt_tokens + spent.output_tokens
         assert charged <= 100 + now_s * 100 / 60 + 50 + 1e-6
+
+
+def test_work_of_a_tenant_gets_what_all_its_keys_share() -> None:
+    """A batch of a key that may use one model does not reach another through a second key; without a key it ends."""
+    rows = (row("a", models=["demo", "other"]), row("b", models=["demo"]), row("c"), row("d", tenant="else"))
+    book = read_keys(document(*rows))
+    assert book.of_tenant("acme", wall_s=0).models == frozenset({"demo"})
+    assert book.of_tenant("else", wall_s=0).models is None
+    with pytest.raises(UnauthenticatedError):
+        book.of_tenant("gone", wall_s=0)

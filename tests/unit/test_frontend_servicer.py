@@ -116,11 +116,26 @@ async def test_chat_with_tools(running: Running) -> None:
     )
     responses = [each async for each in running.stub.Chat(request)]
     calls = [each for response in responses for each in response.tool_calls]
-    assert [(each.name, each.arguments) for each in calls] == [("get_weather", '{"city":"Paris"}')]
+    assert [each.name for each in calls if each.name] == ["get_weather"]
+    assert {each.index for each in calls} == {0} and calls[0].id
+    assert "".join(each.arguments for each in calls) == '{"city": "Paris"}'
     assert "".join(response.text for response in responses) == "Wait."
     assert responses[-2].finish_reason == output_pb2.FINISH_REASON_TOOL_CALLS
     prompt = running.model.text.decode(running.mesh.generations[0].token_ids)
     assert '"name": "get_weather", "description": "d", "parameters": {"type": "object"}' in prompt
+
+
+async def test_a_call_that_is_none_is_text_with_a_warning(running: Running) -> None:
+    """A typed one, beside the text."""
+    text = "<tool_call>oops</tool_call>"
+    running.mesh.answer = lambda _: tokens_of(running.model.text, text)
+    tools = [pb.Tool(name="get_weather", parameters=ParseDict({"type": "object"}, Struct()))]
+    request = pb.ChatRequest(model="tiny", messages=[USER], tools=tools, options=options())
+    responses = [each async for each in running.stub.Chat(request)]
+    assert "".join(response.text for response in responses) == text
+    warnings = [response.warning for response in responses if response.HasField("warning")]
+    assert [(each.reason, bool(each.message)) for each in warnings] == [("tool_call_malformed", True)]
+    assert responses[-2].finish_reason == output_pb2.FINISH_REASON_STOP
 
 
 async def test_tokenize_and_models(running: Running) -> None:
@@ -167,7 +182,7 @@ BAD: list[tuple[pb.GenerateRequest | pb.ChatRequest, type[MeshError], str]] = [
     (chat(pb.ChatMessage(role=9, content="x")), InvalidRequestError, "messages[0].role"),  # type: ignore[arg-type]
     (chat(pb.ChatMessage(role=pb.CHAT_ROLE_USER)), InvalidRequestError, "messages[0].content"),
     (chat(pb.ChatMessage(role=pb.CHAT_ROLE_TOOL, content="x")), InvalidRequestError, "messages"),
-    (chat(USER, tool_choice=pb.TOOL_CHOICE_REQUIRED), UnsupportedError, "tool_choice"),
+    (chat(USER, tool_choice=pb.TOOL_CHOICE_REQUIRED), InvalidRequestError, "tool_choice"),
 ]
 
 

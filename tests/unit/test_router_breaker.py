@@ -66,7 +66,7 @@ def test_it_half_opens_after_its_pause_with_a_bounded_number_of_probes():
     breaker.placed("p2", 1.0)
     assert not breaker.admits
     assert breaker.retry_after_s(1.0) == 1.0
-    breaker.returned("p1")
+    breaker.returned("p1", 1.0)
     assert breaker.admits
 
 
@@ -138,8 +138,6 @@ def test_it_never_stays_shut_for_ever(steps):
                 breaker.placed(name, now)
         elif what == "trip":
             breaker.trip(now, "silent")
-        elif what == "returned":
-            breaker.returned(name)
         else:
             getattr(breaker, what)(name, now)
         assert len(breaker._probes) <= SETTINGS.probes_max

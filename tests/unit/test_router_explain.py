@@ -9,6 +9,8 @@ from kvmesh.core import ReportKind
 from kvmesh.errors import MeshError
 from services.router.core import CoreLimits, RouterCore
 from services.router.explain import REPORTS_MAX, Record, ReportNote, candidates_of, margin_of
+from services.router.lanes import QueueLimits
+from services.router.policies import POLICIES
 from services.router.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
@@ -134,3 +136,54 @@ def test_one_of_several_prompts_is_found_by_the_id_the_client_has():
     assert router.history.get("abc").request_id == "abc.1"
     assert router.history.get("abc.0").request_id == "abc.0"
     assert router.history.get("ab") is None
+
+
+def test_a_decode_worker_that_does_it_alone_leaves_the_others_out_by_name():
+    """Prefill workers, and decode workers that hold less, are taken off by the decision where the prompt is computed."""
+    router = two_by_two()
+    holds(router.fleet.workers["d1"], [1, 2])
+    record = decide(router, 1, tokens=40)
+    assert record.placement.prefill is None
+    assert record.placement.reasons[0] == "local_prefill"
+    assert taken_off(record) == {"p1": "local_prefill", "p2": "local_prefill", "d2": "local_prefill"}
+    assert margin_of(record.choice) is None
+
+
+def test_a_prefill_worker_whose_takers_the_request_excludes_is_in_no_pair():
+    """It was weighed, and nobody is left that could take KV from it."""
+    router = two_by_two()
+    for name, role in (("p7", "prefill"), ("d7", "decode")):
+        join(router, name, role, hash="seven")
+    record = decide(router, 1, excluded_worker_ids=("d7",))
+    assert taken_off(record) == {"d7": "excluded", "p7": "incompatible"}
+    assert {c.prefill.worker.worker_id for c in candidates_of(record) if not c.removed_by} == {"p1", "p2"}
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_terms_add_up_under_every_policy(policy):
+    """Whatever the unit: the sum of its terms is a candidate's cost, and the chosen pair is among them."""
+    router = two_by_two(policy=policy)
+    for number in range(1, 8):
+        record = decide(router, number, pinned_prefill_worker_id="p1", pinned_decode_worker_id="d2")
+        assert record.choice is not None
+        weighed = [candidate for candidate in candidates_of(record) if not candidate.removed_by]
+        assert weighed
+        for candidate in weighed:
+            assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
+        assert (record.choice.prefill, record.choice.decode) in [(c.prefill, c.decode) for c in weighed]
+
+
+def test_the_wait_in_the_queue_is_told_and_counts_in_what_was_observed():
+    """Who waited is explained as placed when its turn came; the error of the prediction leaves the wait out."""
+    router = core(target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits())
+    join(router, "d1", "decode")
+    decide(router, 1)
+    record = decide(router, 2)
+    assert (record.placement, record.error, record.queued_s) == (None, None, None)
+    router.report("f", 1, ReportNote(kind=ReportKind.FINISHED, elapsed_s=3.0), now=3.0)
+    [answer] = router.drain_queue(now=3.0, wall=9.0)
+    record = router.history.get("r2")
+    assert (answer.outcome, record.queued_s, record.decided_at_s) == (record.placement, 3.0, 9.0)
+    router.report("f", 2, ReportNote(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.5), now=3.5)
+    assert record.observed_ttft_s == 3.5
+    assert [c.decode.worker.worker_id for c in candidates_of(record)] == ["d1"]

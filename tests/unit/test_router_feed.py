@@ -23,28 +23,103 @@ def change(sequence: int, *events, epoch: int = 1) -> KvBatch:
     return KvBatch(epoch=epoch, sequence=sequence, events=events)
 
 
+def part(number: int, sequence: int, *events, is_complete: bool = False) -> KvBatch:
+    return KvBatch(epoch=1, sequence=sequence, events=events, is_snapshot=True, is_complete=is_complete, part=number)
+
+
 def test_a_snapshot_in_parts_is_exact_when_complete():
-    """Parts add up; before the last one the worker is recovering and cannot be resumed."""
+    """Parts add up beside the view; before the last one the worker is recovering and cannot be resumed."""
     feed = make()
     assert (feed.trust, feed.resume_at) == ("recovering", None)
     assert feed.apply(snapshot(7, stored(1, 2), is_complete=False))
-    assert (feed.trust, feed.resume_at, feed.blocks) == ("recovering", None, 2)
+    assert (feed.trust, feed.resume_at, feed.blocks) == ("recovering", None, 0)
     assert feed.apply(snapshot(7, stored(3)))
     assert (feed.trust, feed.reason, feed.resume_at, feed.blocks) == ("exact", "", (1, 7), 3)
     assert feed.apply(change(8, KvRemoved(block_hashes=(3,))))
     assert feed.blocks == 2
 
 
-def test_gaps_empty_the_view_and_ask_for_a_snapshot():
-    """A lost step, another epoch, or changes before any snapshot: nothing of it is believed."""
-    for wrong in (change(9, stored(5)), change(8, stored(5), epoch=2)):
-        feed = make()
-        feed.apply(snapshot(7, stored(1)))
-        assert not feed.apply(wrong)
-        assert (feed.blocks, feed.trust, feed.resume_at, feed.gaps) == (0, "recovering", None, 1)
-        assert feed.apply(snapshot(9, stored(1, 5)))
-        assert (feed.blocks, feed.trust) == (2, "exact")
+def test_parts_of_a_snapshot_are_counted():
+    """A part that comes twice changes nothing; one that is missing is noticed, and the view so far serves on."""
+    feed = make()
+    feed.apply(snapshot(3, stored(9)))
+    assert feed.apply(part(1, 7, stored(1)))
+    assert feed.apply(part(2, 7, stored(2)))
+    assert feed.apply(part(2, 7, stored(2)))
+    assert (feed.blocks, feed.trust, feed.reason) == (1, "recovering", "snapshot_in_progress")
+    assert not feed.apply(part(4, 7, stored(4), is_complete=True))
+    assert (feed.blocks, feed.trust, feed.reason, feed.resume_at) == (1, "recovering", "snapshot_interrupted", None)
+    assert not feed.apply(part(3, 7, stored(3)))
+    for number in (1, 2, 3):
+        assert feed.apply(part(number, 8, stored(number), is_complete=number == 3))
+    assert (feed.blocks, feed.trust) == (3, "exact")
+    assert feed.apply(part(3, 8, stored(3), is_complete=True))
+    assert (feed.blocks, feed.trust) == (3, "exact")
+
+
+def test_a_gap_is_resumed_where_it_was():
+    """What came before the gap is right; it serves until the worker has sent what is missing, then it is exact again."""
+    feed = make()
+    feed.apply(snapshot(7, stored(1)))
+    assert not feed.apply(change(9, stored(5)))
+    assert (feed.blocks, feed.trust, feed.reason, feed.resume_at) == (1, "recovering", "sequence_gap", (1, 7))
+    assert feed.apply(change(8, stored(4)))
+    assert feed.trust == "recovering"
+    assert feed.apply(change(9, stored(5)))
+    assert (feed.blocks, feed.trust, feed.reason, feed.gaps) == (3, "exact", "", 1)
+
+
+def test_another_process_has_another_cache():
+    """Changes of another epoch, or before any snapshot: nothing is believed until a snapshot is there."""
+    feed = make()
+    feed.apply(snapshot(7, stored(1)))
+    assert not feed.apply(change(8, stored(5), epoch=2))
+    assert (feed.blocks, feed.trust, feed.reason, feed.resume_at) == (0, "recovering", "epoch_changed", None)
+    assert feed.apply(snapshot(9, stored(1, 5), epoch=2))
+    assert (feed.blocks, feed.trust) == (2, "exact")
+    assert feed.apply(snapshot(1, stored(8), epoch=3, is_complete=False))
+    assert feed.blocks == 0
     assert not make().apply(change(1, stored(5)))
+
+
+def test_predictions_outlive_a_snapshot_and_end_with_the_event():
+    """A request that waits in the worker's queue is still expected after its cache was told anew."""
+    index = KvIndex()
+    feed = make(index)
+    feed.apply(snapshot(1))
+    feed.placed(0, [1, 2, 3], now=0.0, is_computing=True)
+    feed.placed(0, [7, 8], now=0.0, is_computing=False)
+    feed.apply(snapshot(2, stored(9)))
+    assert [(m.depth, m.holders) for m in index.predicted.match([1, 2, 3, 4])] == [(3, 1 << feed.bits[0])]
+    assert not index.predicted.match([7, 8])
+    feed.apply(change(3, stored(1, 2)))
+    assert index.predicted.match([1, 2, 3])
+    feed.apply(change(4, KvStored(block_hashes=(3,), parent_hash=2)))
+    assert not index.predicted.match([1, 2, 3])
+    feed.placed(0, [1, 2, 3], now=0.0, is_computing=True)
+    assert not len(index.predicted), "what it told already is not predicted"
+    feed.placed(0, [1, 5], now=0.0, is_computing=True)
+    index.expire(10.0)
+    assert not index.predicted.match([1, 5])
+
+
+def test_an_engine_that_tells_nothing():
+    """Its placements stand for its cache until their time is over, never more blocks than it has, the oldest leave."""
+    index = KvIndex()
+    feed = KvFeed(index, ranks=1, tells_events=False, remembered_blocks_max=4)
+    feed.placed(0, [1, 2], now=0.0, is_computing=False)
+    feed.placed(0, [1, 3], now=1.0, is_computing=True)
+    assert (feed.trust, feed.reason, feed.blocks) == ("approximate", "no_kv_events", 3)
+    feed.placed(0, [1, 2], now=2.0, is_computing=True)
+    feed.placed(0, [4, 5], now=3.0, is_computing=True)
+    assert feed.blocks == 4
+    assert not index.predicted.match([1, 3])[0].depth > 1
+    feed.settled(0, 5)
+    assert feed.blocks == 4
+    index.expire(122.5)
+    assert feed.blocks == 2
+    feed.placed(0, list(range(10, 30)), now=123.0, is_computing=True)
+    assert feed.blocks == 4
 
 
 def test_steps_seen_before_change_nothing():
@@ -63,11 +138,11 @@ def test_tiers_are_apart_and_clear_empties_all():
     feed = make(index)
     feed.apply(snapshot(1, stored(1, 2), stored(1, tier=KvTier.HOST)))
     feed.apply(change(2, KvRemoved(block_hashes=(1,))))
-    assert (len(index.device), len(index.tier(KvTier.HOST))) == (1, 1)
+    assert (len(index.device), len(index.tiers[KvTier.HOST])) == (1, 1)
     feed.apply(change(3, KvCleared()))
     while index.sweep(10):
         pass
-    assert (len(index.device), len(index.tier(KvTier.HOST))) == (0, 0)
+    assert (len(index.device), len(index.tiers[KvTier.HOST])) == (0, 0)
 
 
 def test_a_dropped_worker_leaves_the_others_blocks():

@@ -1,10 +1,11 @@
 """Health in placement: breakers, wedges and impossible overlap as a whole router shows them."""
 
 from itertools import count
+from math import inf
 
 import pytest
 
-from kvmesh.core import KvBatch, LoadRecord, ReportKind
+from kvmesh.core import KvBatch, KvStored, KvTier, LoadRecord, ReportKind
 from kvmesh.errors import DeadlineError, InvalidRequestError, KvLostError, LostError, OverloadedError, UnavailableError
 from services.router.breaker import BreakerSettings, BreakerState
 from services.router.core import RouterCore
@@ -143,6 +144,30 @@ def test_a_stream_that_went_silent_opens_the_breaker():
         assert worker.excluded_by == after
 
 
+def test_when_the_router_itself_stood_still_nobody_is_blamed():
+    """A suspended machine hears from nobody for a minute; that opens no breaker and wedges no worker."""
+    router = fleet_of("d1", "d2")
+    for now in range(3):
+        load(router, "d1", now, step=7, running=1)
+        assert kinds(router, now) == []
+    number, _ = place(router, 2.5, pinned_decode_worker_id="d2")
+    worker = router.fleet.workers["d2"]
+    router.health.broke(worker, "silent", 60.0)
+    load(router, "d1", 60.0, step=7, running=1)
+    assert kinds(router, 60.1) == []
+    assert (worker.excluded_by, excluded(router, "d1")) == ("", "")
+    for now in (61.0, 62.0, 63.0, 64.0, 65.0):
+        load(router, "d1", now, step=7, running=1)
+        assert kinds(router, now) == []
+    tell(router, number, "cancelled", 65.0)
+    for now in (66.0, 67.0, 67.5):
+        load(router, "d1", now, step=7, running=1)
+        kinds(router, now)
+    assert excluded(router, "d1") == "wedged"
+    router.health.broke(worker, "silent", 68.0)
+    assert worker.excluded_by == "breaker_open"
+
+
 def test_a_new_process_starts_with_a_clean_slate():
     """What its forerunner broke is gone with it."""
     router = fleet_of("d1")
@@ -204,6 +229,19 @@ def test_overdue_placements_show_a_wedge_that_load_records_do_not():
     tell(router, number, "cancelled", 61.0)
 
 
+def test_placements_of_which_nobody_here_knows_since_when_show_nothing():
+    """What a peer placed counts as work, and is no evidence until somebody reports of it here."""
+    router = fleet_of("d1")
+    load(router, "d1", 0, step=7)
+    number, _ = place(router, 1.0)
+    reservation = router.book.get("f", number)
+    reservation.due_at = inf
+    for now in range(30):
+        assert kinds(router, now) == []
+    tell(router, number, "first_token", 30.0)
+    assert [kind for now in range(30, 37) for kind in kinds(router, now)] == ["worker_wedged", "breaker_opened"]
+
+
 def test_decode_is_not_blamed_for_a_slow_prefill():
     """Until the prompt is handed over the decode worker owes nothing; then it does."""
     router = fleet_of("p1", "d1")
@@ -215,7 +253,7 @@ def test_decode_is_not_blamed_for_a_slow_prefill():
         load(router, "d1", now, step=7)
         assert kinds(router, now) == []
     tell(router, number, "prefilled", 20.0)
-    assert kinds(router, 24.0) == []
+    assert [kinds(router, now) for now in range(20, 26)] == [[]] * 6
     assert kinds(router, 26.0) == ["worker_wedged", "breaker_opened"]
     assert excluded(router, "d1") == "wedged"
 
@@ -255,4 +293,16 @@ def test_good_overlap_and_unknown_caches_are_not_told():
         for name in ("d1", "d2", "d3"):
             number, _ = place(router, float(now), hashes=[1, 2, 3], pinned_decode_worker_id=name)
             tell(router, number, "finished", float(now))
+    assert router.check_health(now=30.0) == []
+
+
+def test_blocks_in_a_slower_tier_are_overlap_too():
+    """A worker that moved them to host memory still names them as asked for."""
+    router = fleet_of("d1")
+    feed = router.fleet.workers["d1"].feed
+    told = KvStored(block_hashes=(1, 2), tier=KvTier.HOST)
+    feed.apply(KvBatch(epoch=1, sequence=feed.resume_at[1] + 1, events=(told,)))
+    for now in range(30):
+        number, _ = place(router, float(now), hashes=[1, 2, 3])
+        tell(router, number, "finished", float(now))
     assert router.check_health(now=30.0) == []

@@ -7,7 +7,8 @@ from services.router.overlap import (
     OverlapFault,
     OverlapSettings,
     OverlapWatch,
-    placed_prompt,
+    is_repeat,
+    repeated,
     size_mismatch,
 )
 
@@ -15,9 +16,9 @@ SETTINGS = OverlapSettings(repeats=5, prefixes_max=16, settle_s=1.0)
 
 
 def feed(watch: OverlapWatch, first_hash: int, now: float, *, held: bool = False, told: int = 50) -> bool:
-    return placed_prompt(
-        watch, SETTINGS, first_hash=first_hash, is_held=held, blocks_told=told, blocks_total=1000, now=now
-    )
+    if watch.has_matched or not is_repeat(watch, SETTINGS, first_hash, now):
+        return False
+    return repeated(watch, SETTINGS, is_held=held, blocks_told=told, blocks_total=1000)
 
 
 def test_repeats_that_never_match_are_a_fault_told_once():

@@ -225,6 +225,18 @@ def test_a_higher_class_and_a_lighter_tenant_displace():
     assert stage.served() == ["g", "b", "f"]
 
 
+def test_the_lowest_class_of_all_lanes_goes_first():
+    """Displacing looks beyond the newcomer's own kind."""
+    stage = Stage(requests_max=2)
+    join(stage.router, "e1", "decode", model="other")
+    stage.ask("a")
+    stage.ask("o", model="other")
+    stage.ask("b", priority=1)
+    stage.ask("p", model="other")
+    stage.ask("c", priority=2)
+    assert stage.drain() == [("p", "queue_displaced")]
+
+
 def test_a_refused_newcomer_displaces_nobody():
     """Those that would not make enough room keep their places."""
     stage = Stage(prompt_tokens_max=200)

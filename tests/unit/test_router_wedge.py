@@ -33,6 +33,15 @@ def test_waiting_requests_are_work_and_no_work_is_never_stuck():
     assert not watch.is_stuck(1000, 2)
 
 
+def test_waiting_for_leases_is_not_the_engines_fault():
+    """Blocks that nobody fetches hold requests up; once the leases are over there is no excuse."""
+    watch = StepWatch(SETTINGS)
+    watch.told(record(1, running_requests=0, waiting_requests=1, kv_blocks_leased=9), 0)
+    assert not watch.is_stuck(1000, 2)
+    watch.told(record(1, running_requests=0, waiting_requests=1), 1000)
+    assert watch.is_stuck(1003, 2)
+
+
 def test_the_time_allowed_follows_the_slowest_step_within_bounds():
     """Ten times the slowest step lately, never under two seconds nor over a minute."""
     watch = StepWatch(SETTINGS)

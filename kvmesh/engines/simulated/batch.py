@@ -3,7 +3,7 @@
 Slots are dense from 0; removing a leg moves the last one into its slot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -50,18 +50,24 @@ class DecodeBatch:
         self.legs.pop()
         leg.slot = -1
 
-    def step(self) -> list[int]:
-        """The next token of every leg, by slot."""
+    def step(self, forced: Mapping[int, int]) -> list[int]:
+        """The next token of every leg, by slot; `forced` says what it is at some of them."""
         count = len(self.keys)
         sums, weights = self._sums[:count], self._weights[:count]
         ids = sums % self._span
         ids += self._first
+        for slot, token_id in forced.items():
+            ids[slot] = token_id
         self._recent[self.steps % self._rows_max, :count] = ids
         sums += ids * weights
         weights += 1
         self.steps += 1
         result: list[int] = ids.tolist()
         return result
+
+    def natural(self, leg: LegState) -> int:
+        """The token that the arithmetic says comes next."""
+        return int(self._sums[leg.slot]) % self._span + self._first
 
     def unflushed(self, leg: LegState) -> int:
         """Generated tokens that `leg.tokens` lacks."""

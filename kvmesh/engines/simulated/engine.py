@@ -26,7 +26,11 @@ log = logging.getLogger(__name__)
 
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
-FEATURES = ("kv_events", "logprobs", "lora", "priority", "reset_cache", "seed", "sleep")
+FEATURES = (
+    "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
+)  # fmt: skip
+STRUCTURED_OUTPUT = "structured_output"
+"""Claimed only with a tokenizer: without one there is no way to write a document."""
 
 
 class SimulatedEngine:
@@ -63,6 +67,8 @@ class SimulatedEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._step = 0
         self._step_s = 0.0
+        self._description: EngineDescription | None = None
+        self._described: tuple[frozenset[str], Role] | None = None
         self._is_asleep = False
         self._is_closed = False
         self._is_listening = False
@@ -127,6 +133,13 @@ class SimulatedEngine:
 
     def describe(self) -> EngineDescription:
         """What it is; the same before and after `start`, loaded adapters aside."""
+        now = (self._scheduler.adapters, self._role)
+        if self._description is None or self._described != now:
+            # Asked for with every request, changed by hand.
+            self._description, self._described = self._describe(), now
+        return self._description
+
+    def _describe(self) -> EngineDescription:
         return EngineDescription(
             model=self._card_now(),
             capabilities=self._capabilities(),
@@ -135,6 +148,7 @@ class SimulatedEngine:
             kv_blocks_total=self.settings.kv_blocks,
             kv_compatibility_hash=self._compatibility,
             lease_s=self.settings.lease_s,
+            profile=self.settings.performance(),
         )
 
     def _card_now(self) -> ModelCard:
@@ -155,7 +169,7 @@ class SimulatedEngine:
             engine_version=VERSION,
             handoffs=(Handoff.SEQUENTIAL,) if self._transport is not None else (),
             roles=(Role.PREFILL, Role.DECODE) if self._transport is not None else (Role.DECODE,),
-            features=FEATURES,
+            features=(*FEATURES, STRUCTURED_OUTPUT) if self._scheduler.can_write else FEATURES,
             logprobs_max=LOGPROBS_MAX,
         )
 

@@ -2,19 +2,28 @@
 
 from array import array
 
-from kvmesh.checks import check_generation
-from kvmesh.core import Generation, ModelCard
+from kvmesh.checks import check_generation, check_range
+from kvmesh.core import Generation, ModelCard, SamplingParams
 from kvmesh.engines.base import EngineRequest, Leg
 from kvmesh.engines.simulated.card import TokenRange
 from kvmesh.engines.simulated.handles import HandlePayload, unpack
 from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.script import ScriptWriter
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.tokens import term
 from kvmesh.errors import InvalidRequestError, KvLostError, NotFoundError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes, seed_hash
 
 
-def check_request(request: EngineRequest, card: ModelCard, adapters: frozenset[str], *, has_transport: bool) -> None:
+def check_request(
+    request: EngineRequest,
+    card: ModelCard,
+    adapters: frozenset[str],
+    *,
+    has_transport: bool,
+    can_write: bool,
+    dimensions_max: int,
+) -> None:
     """InvalidRequestError, NotFoundError or UnsupportedError that names the field."""
     generation = request.generation
     check_generation(generation, vocabulary_size=card.vocabulary_size, context_tokens_max=card.context_tokens_max)
@@ -26,17 +35,16 @@ def check_request(request: EngineRequest, card: ModelCard, adapters: frozenset[s
     refused = (
         ("generation.media", bool(generation.media)),
         ("generation.data_parallel_rank", bool(generation.data_parallel_rank)),
-        ("generation.sampling.constraint", sampling.constraint is not None),
-        ("generation.sampling.logit_bias", bool(sampling.logit_bias)),
-        ("generation.sampling.prompt_logprobs", sampling.prompt_logprobs is not None),
+        ("generation.sampling.constraint", sampling.constraint is not None and not can_write),
         ("rendezvous", request.rendezvous is not None),
         ("leg", request.leg is Leg.PREFILL and not has_transport),
     )
     for field, is_asked in refused:
         if is_asked:
             raise UnsupportedError(f"the simulated engine does not do {field}", field=field)
-    if request.leg is Leg.PREFILL and request.handle is not None:
-        raise InvalidRequestError("a prefill leg takes no handle", field="handle")
+    if request.leg is not Leg.DECODE and request.handle is not None:
+        raise InvalidRequestError(f"a {request.leg.value} leg takes no handle", field="handle")
+    check_range(request.dimensions, "dimensions", 1, dimensions_max)
     done = len(generation.emitted_token_ids)
     if sampling.max_tokens is not None and done >= sampling.max_tokens:
         raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")
@@ -58,15 +66,26 @@ def read_handle(
 
 
 def make_leg(
-    request: EngineRequest, order: int, settings: SimulatedSettings, card: ModelCard, token_range: TokenRange
+    request: EngineRequest,
+    order: int,
+    settings: SimulatedSettings,
+    card: ModelCard,
+    token_range: TokenRange,
+    writer: ScriptWriter,
 ) -> LegState:
-    """A leg before its first step. `max_tokens` and `min_tokens` count the whole answer, emitted tokens included."""
+    """A leg before its first step. `max_tokens` and `min_tokens` count the whole answer, emitted tokens included.
+
+    A constrained answer ends where its document does, whatever else is asked: nothing may follow it.
+    """
     generation, sampling = request.generation, request.generation.sampling
     tokens = array("I", generation.token_ids)
     tokens.extend(generation.emitted_token_ids)
     done = len(generation.emitted_token_ids)
     room = card.context_tokens_max - len(tokens)
     seed = seed_hash(generation.adapter, generation.cache_salt)
+    script = writer.script(generation) if sampling.constraint is not None and request.leg is Leg.DECODE else None
+    if script is not None and done > len(script):
+        raise InvalidRequestError("more was emitted than the answer has", field="generation.emitted_token_ids")
     return LegState(
         request=request,
         order=order,
@@ -76,9 +95,17 @@ def make_leg(
         seed_hash=seed,
         constant=term(sampling, generation.adapter, token_range.span),
         tokens_max=room if sampling.max_tokens is None else min(room, sampling.max_tokens - done),
-        eos_at=_eos_at(generation, settings.eos_after_tokens),
-        stop_ids=frozenset(sampling.stop_token_ids),
+        eos_at=_eos_at(generation, settings.eos_after_tokens) if script is None else len(script) + 1 - done,
+        stop_ids=_stop_ids(sampling, card),
+        bias=dict(sampling.logit_bias),
+        script=script,
     )
+
+
+def _stop_ids(sampling: SamplingParams, card: ModelCard) -> frozenset[int]:
+    """Stop tokens; eos among them where a bias may bring it about."""
+    eos = card.eos_token_ids if sampling.logit_bias and not sampling.ignore_eos else ()
+    return frozenset((*sampling.stop_token_ids, *eos))
 
 
 def _eos_at(generation: Generation, eos_after_tokens: int) -> int:

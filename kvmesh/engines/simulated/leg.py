@@ -1,6 +1,7 @@
 """One leg inside the scheduler."""
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -25,6 +26,7 @@ class LegState:
 
     `tokens` is prompt, emitted and generated tokens up to the last flush of the decode batch; `names` are the hashes of its
     full blocks, of which the first `named_blocks` are complete in memory; `named_sum` is their checksum plus `constant`.
+    `script` is the whole answer of a constrained leg, eos aside; the arithmetic decides where it is None.
     """
 
     request: EngineRequest
@@ -48,6 +50,9 @@ class LegState:
     grow_step: int = -1
     end_step: int = -1
     stop_ids: frozenset[int] = frozenset()
+    script: "array[int] | None" = None
+    bias: Mapping[int, float] = field(default_factory=dict)
+    has_scored_prompt: bool = False
     cached_tokens: int = 0
     transferred_tokens: int = 0
     was_admitted: bool = False
@@ -64,6 +69,17 @@ class LegState:
     def rank(self) -> tuple[int, int]:
         """Sorts legs by who goes first: larger priority, then earlier arrival."""
         return -self.request.generation.priority, self.order
+
+    @property
+    def is_steered(self) -> bool:
+        """True when the arithmetic alone does not decide its tokens."""
+        return self.script is not None or bool(self.bias)
+
+    def scripted(self, position: int) -> int:
+        """The script's token at a position of `tokens`; 0 behind its end, where eos comes."""
+        assert self.script is not None
+        index = position - len(self.request.generation.token_ids)
+        return self.script[index] if index < len(self.script) else 0
 
     def usage(self) -> Usage:
         """What it cost up to the newest token in `tokens`."""

@@ -6,6 +6,8 @@ steps. When a decoding leg needs a block and none is left, the lowest-ranking le
 waits again.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvmesh.core import FinishReason, KvHandle, ModelCard
@@ -13,12 +15,14 @@ from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.card import TokenRange
 from kvmesh.engines.simulated.decoding import Decoding
-from kvmesh.engines.simulated.ending import add_logprob, is_stop
+from kvmesh.engines.simulated.embedding import embed
+from kvmesh.engines.simulated.ending import add_logprob, is_stop, score_prompt, steered
 from kvmesh.engines.simulated.handing import is_intact, make_handle
 from kvmesh.engines.simulated.intake import check_request, make_leg, read_handle
 from kvmesh.engines.simulated.leases import Leases
 from kvmesh.engines.simulated.leg import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
+from kvmesh.engines.simulated.script import ScriptWriter
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
 from kvmesh.engines.simulated.waiting import WaitingQueue
@@ -64,6 +68,7 @@ class Scheduler:
         self.prompt_tokens_total = self.output_tokens_total = 0
         self.cached_tokens_total = self.transferred_tokens_total = self.preempted_total = 0
         self._range = token_range
+        self._writer = ScriptWriter(settings.model_dir)
         self._legs: dict[int, LegState] = {}
         self._waiting = WaitingQueue()
         self._pulling: set[LegState] = set()
@@ -73,13 +78,25 @@ class Scheduler:
         self._orders = 0
         self._has_preempted = False
 
+    @property
+    def can_write(self) -> bool:
+        """True when constrained answers can be made."""
+        return self._writer.can_write
+
     # Beginning and end of legs
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Accepts a leg or raises and leaves no trace."""
         if request.key in self._legs:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
-        check_request(request, self.card, self.adapters, has_transport=self.has_transport)
+        check_request(
+            request,
+            self.card,
+            self.adapters,
+            has_transport=self.has_transport,
+            can_write=self._writer.can_write,
+            dimensions_max=self.settings.embedding_dimensions,
+        )
         payload = read_handle(
             request, self.compatibility_hash, self.settings.block_size_tokens, has_transport=self.has_transport
         )
@@ -89,7 +106,7 @@ class Scheduler:
                 reason="queue_full",
                 retry_after_s=self.settings.overload_retry_s,
             )
-        leg = make_leg(request, self._orders, self.settings, self.card, self._range)
+        leg = make_leg(request, self._orders, self.settings, self.card, self._range, self._writer)
         leg.submitted_at_s = now_s
         self._orders += 1
         if payload is not None and request.handle is not None:
@@ -115,6 +132,7 @@ class Scheduler:
         *,
         stop_token_id: int | None = None,
         handle: KvHandle | None = None,
+        embedding: Sequence[float] | None = None,
     ) -> None:
         self._leave(leg)
         del self._legs[leg.key]
@@ -127,6 +145,7 @@ class Scheduler:
                 handle=handle,
                 was_recomputed=leg.was_recomputed,
                 queue_s=leg.queue_s,
+                embedding=embedding,
             )
         )
 
@@ -263,12 +282,19 @@ class Scheduler:
         self.prompt_tokens_total += take
         step.prefill_tokens += take
         if leg.computed == len(leg.tokens):
-            self._prefilling.remove(leg)
-            if leg.request.leg is Leg.PREFILL:
-                self._hand_off(leg, now_s)
-            else:
-                self._first_token(leg, step)
+            self._prompt_computed(leg, step, now_s)
         return take or 1
+
+    def _prompt_computed(self, leg: LegState, step: Step, now_s: float) -> None:
+        if leg.request.leg is Leg.EMBED:
+            self._end(leg, FinishReason.STOP, embedding=embed(leg, self.settings.embedding_dimensions))
+            return
+        self._prefilling.remove(leg)
+        if leg.request.leg is Leg.PREFILL:
+            self._hand_off(leg, now_s)
+        else:
+            score_prompt(leg, step, self.card)
+            self._first_token(leg, step)
 
     def _first_token(self, leg: LegState, step: Step) -> None:
         """Reads the prompt's checksum out of its blocks, samples from it, and joins the decoding legs."""
@@ -276,6 +302,8 @@ class Scheduler:
         leg.named_sum = (sum(parts[: leg.named_blocks]) + leg.constant) & SUM_MASK
         total = (sum(parts) + leg.constant) & SUM_MASK
         token_id = self._range.first_id + total % self._range.span
+        if leg.is_steered:
+            token_id = steered(leg, len(leg.tokens), token_id, self._range)
         leg.tokens.append(token_id)
         total += len(leg.tokens) * token_id
         generated = self._decoding.generated(leg)

@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvmesh.core import PerformanceProfile
 from kvmesh.errors import InvalidRequestError
 
 
@@ -71,14 +72,16 @@ class SimulatedSettings:
     """LoRA adapters that may be loaded."""
     adapters: tuple[str, ...] = ()
     """Adapters loaded from the start."""
+    embedding_dimensions: int = 256
+    """Length of the vectors that embedding requests get."""
     verify_kv: bool = True
     """Checks guards and checksum after a pull. False shows what an engine without them would answer."""
     kv_transport: str = "nixl"
     """How KV moves: `nixl`, `memory` (one process) or `none`."""
     kv_transport_delay_s: float = 0.0
     """A decode engine waits this long after its start before it loads the transport."""
-    nixl_progress_delay_us: int = 200
-    """Sleep of NIXL's progress thread between polls; at 0 it burns a whole core."""
+    nixl_progress_delay_us: int = 4000
+    """Longest sleep of NIXL's progress thread, which events wake before; at 0 it burns a whole core."""
     profile: StepProfile = field(default_factory=StepProfile)
     """Step times."""
     time_factor: float = 1.0
@@ -93,6 +96,21 @@ class SimulatedSettings:
         if problems:
             raise InvalidRequestError("; ".join(problems), field="simulated", reason="invalid_settings")
 
+    def performance(self) -> PerformanceProfile | None:
+        """Its step times as routers are told. None when no time passes in steps."""
+        if not self.time_factor:
+            return None
+        profile, factor = self.profile, self.time_factor
+        return PerformanceProfile(
+            prefill_base_s=factor * profile.base_s,
+            prefill_s_per_token=factor * profile.per_prefill_token_s,
+            prefill_s_per_token_pair=0.0,
+            decode_step_base_s=factor * profile.base_s,
+            decode_s_per_request=factor * profile.per_decode_request_s,
+            decode_s_per_kv_token=0.0,
+            kv_bytes_per_token=max(1, self.kv_bytes_per_block // self.block_size_tokens),
+        )
+
     def _checks(self) -> list[tuple[bool, str]]:
         counts = [
             "block_size_tokens",
@@ -104,6 +122,7 @@ class SimulatedSettings:
             "output_buffer_steps",
             "kv_event_buffer_blocks",
             "adapters_max",
+            "embedding_dimensions",
         ]
         return [
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in counts),

@@ -26,6 +26,7 @@ class Step:
     token_ids: list[int] = field(default_factory=list)
     counts: list[int] | None = None
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     finishes: list[EngineFinish] = field(default_factory=list)
     pulls: list[PullOrder] = field(default_factory=list)
     prefill_tokens: int = 0
@@ -57,4 +58,5 @@ class Step:
             counts=self.counts,
             logprobs=self.logprobs,
             finishes=self.finishes,
+            prompt_logprobs=self.prompt_logprobs,
         )

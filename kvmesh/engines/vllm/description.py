@@ -1,11 +1,13 @@
 """What a built engine says of itself."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.core import Capabilities, Handoff, ModelCard, Role
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import HandleForm
+from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 from kvmesh.engines.vllm.settings import VllmSettings
 
 LOGPROBS_MAX = 20
@@ -66,15 +68,20 @@ def connector_version() -> int:
     return int(NIXL_CONNECTOR_VERSION)
 
 
-def capabilities(settings: VllmSettings, *, has_tokenizer: bool) -> Capabilities:
-    """The capability record."""
+def capabilities(
+    settings: VllmSettings, *, has_tokenizer: bool, tasks: Sequence[str] = (GENERATE_TASK,)
+) -> Capabilities:
+    """The capability record. `tasks`: what vLLM says that the model can be asked."""
     from vllm.version import __version__ as vllm_version
 
     own_role = Role(settings.role)
     both = settings.has_kv_transfer and settings.can_switch_role
-    features = ["logprobs", "priority", "kv_events", "logit_bias", "seed", "reset_cache"]
+    features = ["priority", "kv_events", "reset_cache"]
     features += ["lora"] if settings.enable_lora else []
-    features += ["structured_output"] if has_tokenizer else []
+    features += ["embeddings"] if EMBED_TASK in tasks else []
+    if GENERATE_TASK in tasks:
+        features += ["logprobs", "prompt_logprobs", "logit_bias", "seed"]
+        features += ["structured_output"] if has_tokenizer else []
     return Capabilities(
         engine="vllm",
         engine_version=str(vllm_version),

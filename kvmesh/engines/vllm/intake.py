@@ -11,7 +11,6 @@ from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, HandleForm, prompt_h
 from kvmesh.engines.vllm.leg import LegState
 from kvmesh.engines.vllm.sampling import (
     FIELD,
-    check_supported,
     constraint_arguments,
     decode_arguments,
     prefill_arguments,
@@ -19,6 +18,9 @@ from kvmesh.engines.vllm.sampling import (
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.kv.blocks import seed_hash
+
+EMBED_TASK, GENERATE_TASK = "embed", "generate"
+"""vLLM's words for what a model can be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Intake:
         return LegState(
             request=request,
             inner_id=inner_id,
-            core_request=self._core_request(inner_id, generation, tokens, request.leg, parameters, adapter),
+            core_request=self._core_request(inner_id, request, tokens, parameters, adapter),
             prompt_tokens=len(tokens),
             prompt=prompt,
             parameters=parameters,
@@ -60,11 +62,14 @@ class Intake:
             was_recomputed=is_late,
             submitted_at_s=now,
             logprobs=generation.sampling.logprobs,
+            prompt_logprobs=generation.sampling.prompt_logprobs,
         )
 
     def _check(self, request: EngineRequest) -> None:
-        check_supported(request.generation.sampling)
+        is_embed = request.leg is Leg.EMBED
         refused = (
+            ("leg", is_embed and EMBED_TASK not in self.core.supported_tasks),
+            ("leg", not is_embed and GENERATE_TASK not in self.core.supported_tasks),
             ("generation.media", bool(request.generation.media)),
             ("generation.data_parallel_rank", bool(request.generation.data_parallel_rank)),
             ("rendezvous", request.rendezvous is not None),
@@ -73,8 +78,14 @@ class Intake:
         for field, is_asked in refused:
             if is_asked:
                 raise UnsupportedError(f"this vLLM engine does not do {field}", field=field)
-        if request.leg is Leg.PREFILL and request.handle is not None:
-            raise InvalidRequestError("a prefill leg takes no handle", field="handle")
+        if request.leg is not Leg.DECODE and request.handle is not None:
+            raise InvalidRequestError(f"a {request.leg.value} leg takes no handle", field="handle")
+        asks_prompt = request.generation.sampling.prompt_logprobs is not None
+        if request.leg is Leg.DECODE and request.handle is not None and asks_prompt:
+            raise UnsupportedError(
+                "KV that was computed elsewhere says nothing of the prompt's log-probabilities",
+                field=f"{FIELD}.prompt_logprobs",
+            )
         if request.generation.sampling.constraint is not None and not self.has_tokenizer:
             raise UnsupportedError("structured output needs a tokenizer in the engine", field=f"{FIELD}.constraint")
 
@@ -92,20 +103,20 @@ class Intake:
     def _core_request(
         self,
         inner_id: str,
-        generation: Generation,
+        request: EngineRequest,
         tokens: list[int],
-        leg: Leg,
         parameters: dict[str, Any] | None,
         adapter: Any,
     ) -> Any:
         from vllm.exceptions import VLLMError
         from vllm.inputs.engine import tokens_input
 
+        generation = request.generation
         try:
             return self.core.input_processor.process_inputs(
                 inner_id,
                 tokens_input(tokens, cache_salt=generation.cache_salt or None),
-                self._sampling(generation, leg, parameters),
+                pooling(request) if request.leg is Leg.EMBED else self._sampling(generation, request.leg, parameters),
                 self.core.supported_tasks,
                 lora_request=adapter,
                 # vLLM serves the smallest number first.
@@ -127,6 +138,13 @@ class Intake:
         if parameters is not None:
             arguments["extra_args"] = {"kv_transfer_params": parameters}
         return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)
+
+
+def pooling(request: EngineRequest) -> Any:
+    """vLLM's parameters of an embedding."""
+    from vllm.pooling_params import PoolingParams
+
+    return PoolingParams(task=EMBED_TASK, dimensions=request.dimensions)
 
 
 def refusal(error: Exception) -> InvalidRequestError:

@@ -1,7 +1,7 @@
 """One leg inside the vLLM engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.core import Usage
@@ -31,7 +31,8 @@ class LegState:
     output_tokens: int = 0
     cached_tokens: int = 0
     transferred_tokens: int = 0
-    logprobs: int | None = field(default=None)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def key(self) -> int:

@@ -24,6 +24,7 @@ class StepBuilder:
     token_ids: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     logprobs: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
     finishes: list[EngineFinish] = field(default_factory=list)
 
     def add(self, key: int, token_ids: Sequence[int]) -> None:
@@ -34,7 +35,7 @@ class StepBuilder:
 
     def take(self, step: int) -> StepOutput | None:
         """The output, or None when nothing happened."""
-        if not self.keys and not self.finishes:
+        if not self.keys and not self.finishes and not self.prompt_logprobs:
             return None
         is_plain = len(self.token_ids) == len(self.keys) and all(count == 1 for count in self.counts)
         return StepOutput(
@@ -44,6 +45,7 @@ class StepBuilder:
             counts=None if is_plain else self.counts,
             logprobs=self.logprobs,
             finishes=self.finishes,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvmesh.core import FinishReason, LoadRecord
-from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.base import EngineFinish, Leg, StepOutput
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import HandleForm, make_handle
 from kvmesh.engines.vllm.intake import without_handle
@@ -132,6 +132,9 @@ class Runner:
     def _take(self, leg: LegState, output: Any) -> None:
         if output.prefill_stats is not None:
             self._count_prompt(leg, output.prefill_stats)
+        if leg.prompt_logprobs is not None and output.new_prompt_logprobs_tensors is not None:
+            rows = output.new_prompt_logprobs_tensors.tolists()
+            self._building.prompt_logprobs[leg.key] = token_logprobs(rows, leg.prompt_logprobs)
         if output.new_token_ids and not leg.is_prefill:
             self._building.add(leg.key, output.new_token_ids)
             leg.output_tokens += len(output.new_token_ids)
@@ -160,6 +163,8 @@ class Runner:
         reason = REASONS[str(output.finish_reason)]
         if reason is FinishReason.ERROR:
             self._finish(leg, reason, error=InternalError("vLLM gave up on the request", reason="engine_error"))
+        elif leg.request.leg is Leg.EMBED and reason is FinishReason.STOP:
+            self._finish(leg, reason, embedding=output.pooling_output.float().tolist())
         elif not leg.is_prefill:
             self._finish(leg, reason, stop_token_id=stop_token(output, reason))
         elif not output.kv_transfer_params:

@@ -8,7 +8,7 @@ presence and frequency penalty, a seed, and a constraint would begin anew and ar
 from collections.abc import Mapping
 from typing import Any
 
-from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
+from kvmesh.core import Constraint, ConstraintKind, Generation
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 
 FIELD = "generation.sampling"
@@ -22,6 +22,7 @@ SIMPLE = (
     "repetition_penalty",
     "seed",
     "logprobs",
+    "prompt_logprobs",
 )
 CONSTRAINTS = {
     ConstraintKind.JSON_SCHEMA: "json",
@@ -42,6 +43,9 @@ def decode_arguments(generation: Generation, defaults: Mapping[str, Any]) -> dic
     arguments["max_tokens"] = None if max_tokens is None else max_tokens - emitted
     arguments["min_tokens"] = max(0, (sampling.min_tokens or 0) - emitted)
     arguments["ignore_eos"] = sampling.ignore_eos
+    if emitted:
+        # The client has had them; vLLM would score what was emitted as well.
+        arguments.pop("prompt_logprobs", None)
     if sampling.stop_token_ids:
         arguments["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.logit_bias:
@@ -81,9 +85,3 @@ def constraint_arguments(constraint: Constraint) -> dict[str, Any]:
     if constraint.kind is ConstraintKind.CHOICE:
         return {"choice": list(constraint.options)}
     return {CONSTRAINTS[constraint.kind]: constraint.text}
-
-
-def check_supported(sampling: SamplingParams) -> None:
-    """Refuses what the step outputs cannot carry."""
-    if sampling.prompt_logprobs is not None:
-        raise UnsupportedError("step outputs carry no prompt logprobs", field=f"{FIELD}.prompt_logprobs")

@@ -12,12 +12,15 @@ from google.protobuf.struct_pb2 import Struct
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.types.v1 import output_pb2
-from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length
+from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length, check_range
 from kvmesh.core import FinishReason, Media, SamplingParams, TokenLogprob, Usage
-from kvmesh.errors import InvalidRequestError
+from kvmesh.errors import InvalidRequestError, MeshError
+from kvmesh.rpc.clients import EmbedResult
+from kvmesh.rpc.codec.embed import INPUTS_MAX
 from kvmesh.rpc.codec.sampling import from_sampling
-from kvmesh.rpc.codec.scalars import known_enum, positive_duration, required_text
+from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text
 from kvmesh.rpc.codec.types import FINISH_REASON_NUMBERS, from_media, to_logprobs, to_usage
+from kvmesh.rpc.status import to_detail
 
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
@@ -76,6 +79,16 @@ class ChatCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedInputs:
+    """Inputs of Embed, and the field that they came in."""
+
+    model: str
+    inputs: Sequence[str | Sequence[int]]
+    inputs_name: str
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallPiece:
     """A tool call, or the next piece of its arguments."""
 
@@ -109,6 +122,29 @@ def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
         tool_choice=_tool_choice(message, prefix),
         template_arguments=MessageToDict(message.template_arguments),
         options=from_options(message.options, prefix=f"{prefix}options."),
+    )
+
+
+def from_embed_request(message: pb.EmbedRequest) -> EmbedInputs:
+    """The value, checked."""
+    if bool(message.texts) == bool(message.token_ids):
+        raise InvalidRequestError("exactly one of texts and token_ids must be given", field="texts")
+    name = "texts" if message.texts else "token_ids"
+    check_length(len(message.texts) or len(message.token_ids), name, 1, INPUTS_MAX, "entries")
+    dimensions = optional_field(message, "dimensions")
+    check_range(dimensions, "dimensions", 1, 2**31 - 1)
+    return EmbedInputs(
+        model=required_text(message.model, "model", MODEL_CHARACTERS_MAX),
+        inputs=list(message.texts) or [list(each.ids) for each in message.token_ids],
+        inputs_name=name,
+        dimensions=dimensions,
+    )
+
+
+def to_embed_response(result: EmbedResult) -> pb.EmbedResponse:
+    """The wire form."""
+    return pb.EmbedResponse(
+        embeddings=[pb.Embedding(values=vector) for vector in result.vectors], usage=to_usage(result.usage)
     )
 
 
@@ -192,6 +228,7 @@ def to_generate_response(
     token_ids: Sequence[int] = (),
     logprobs: Sequence[TokenLogprob] | None = None,
     finish: FinishReason | None = None,
+    prompt_logprobs: Sequence[TokenLogprob] | None = None,
 ) -> pb.GenerateResponse:
     """Part of an answer to Generate."""
     return pb.GenerateResponse(
@@ -201,6 +238,7 @@ def to_generate_response(
         token_ids=token_ids,
         logprobs=None if logprobs is None else to_logprobs(logprobs),
         finish_reason=_finish(finish),
+        prompt_logprobs=None if prompt_logprobs is None else to_logprobs(prompt_logprobs),
     )
 
 
@@ -209,16 +247,19 @@ def to_chat_response(
     choice: int,
     *,
     text: str = "",
+    reasoning: str = "",
     tool_calls: Sequence[ToolCallPiece] = (),
     token_ids: Sequence[int] = (),
     logprobs: Sequence[TokenLogprob] | None = None,
     finish: FinishReason | None = None,
+    warning: MeshError | None = None,
 ) -> pb.ChatResponse:
     """Part of an answer to Chat."""
     return pb.ChatResponse(
         request_id=request_id,
         choice=choice,
         text=text,
+        reasoning=reasoning,
         tool_calls=[
             pb.ToolCall(id=call.call_id, name=call.name, arguments=call.arguments, index=call.index)
             for call in tool_calls
@@ -226,6 +267,7 @@ def to_chat_response(
         token_ids=token_ids,
         logprobs=None if logprobs is None else to_logprobs(logprobs),
         finish_reason=_finish(finish),
+        warning=None if warning is None else to_detail(warning),
     )
 
 

@@ -248,6 +248,7 @@ def to_kv_batch(step: KvBatch) -> pb.WatchKvResponse:
         sequence=step.sequence,
         is_snapshot=step.is_snapshot,
         is_complete=step.is_complete,
+        part=step.part,
         events=[to_kv_event(event) for event in step.events],
     )
 
@@ -260,5 +261,6 @@ def from_kv_batch(message: pb.WatchKvResponse) -> KvBatch:
         sequence=message.sequence,
         is_snapshot=message.is_snapshot,
         is_complete=message.is_complete,
+        part=message.part,
         events=tuple(from_kv_event(event) for event in message.events),
     )

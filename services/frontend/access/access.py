@@ -21,7 +21,6 @@ from services.frontend.access.caller import ANYBODY, Caller, current_caller
 from services.frontend.access.keys import KeyBook, read_keys
 from services.frontend.access.quotas import Permit, Quotas
 from services.frontend.access.settings import AccessSettings
-from services.frontend.prepare import Prepared
 from services.frontend.request import Request
 
 _log = logging.getLogger(__name__)
@@ -88,6 +87,10 @@ class Access:
             self._refused.labels(error.reason).inc()
             raise
 
+    def caller_of(self, tenant: str) -> Caller:
+        """The caller for work of a tenant that outlives its request. Raises UnauthenticatedError when it has no key any more."""
+        return self._book.of_tenant(tenant, wall_s=self._clock.wall()) if self.needs_key else ANYBODY
+
     def check(self, request: Request) -> None:
         """What the current caller may not ask for: NotFoundError for models, InvalidRequestError for the priority."""
         caller = current_caller.get()
@@ -97,16 +100,15 @@ class Access:
             field = request.named("priority")
             raise InvalidRequestError(f"{field} must be at most {most} with this key", field=field)
 
-    def enter(self, prepared: Prepared) -> Permit | None:
+    def enter(self, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
         """Reserves for the current caller's request. Raises OverloadedError (quota) or InvalidRequestError (never fits)."""
         caller = current_caller.get()
         if caller is ANYBODY:
             return None
-        output_tokens_max = (prepared.generation.sampling.max_tokens or 0) * prepared.request.choices
         try:
             return self.quotas.enter(
                 caller,
-                prompt_tokens=prepared.ask.prompt_tokens,
+                prompt_tokens=prompt_tokens,
                 output_tokens_max=output_tokens_max,
                 now_s=self._clock.now(),
             )

@@ -11,7 +11,7 @@ during a rotation both keys are listed.
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -54,6 +54,19 @@ class KeyBook:
         if entry.expires_at_s is not None and wall_s >= entry.expires_at_s:
             raise UnauthenticatedError("the API key has expired", reason="expired_api_key")
         return entry.caller
+
+    def of_tenant(self, tenant: str, *, wall_s: float) -> Caller:
+        """A caller with what all of the tenant's keys have in common: nobody gets more than the key that began the work gave."""
+        live = [
+            entry.caller
+            for entry in self.entries.values()
+            if entry.caller.tenant == tenant and (entry.expires_at_s is None or wall_s < entry.expires_at_s)
+        ]
+        if not live:
+            raise UnauthenticatedError("the API key that began this is gone", reason="expired_api_key")
+        limited = [caller.models for caller in live if caller.models is not None]
+        models = frozenset.intersection(*limited) if limited else None
+        return replace(live[-1], models=models)
 
 
 def read_keys(document: bytes) -> KeyBook:

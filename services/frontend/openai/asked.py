@@ -8,20 +8,32 @@ from services.frontend.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """`requests`: one per prompt, all with the same number of choices."""
+    """`requests`: one per prompt, all with the same number of choices.
+
+    `has_usage_throughout`: every event has the usage so far. `is_prompt_only`: nothing is wanted but the echo.
+    """
 
     requests: Sequence[Request]
     is_stream: bool
     includes_usage: bool = False
+    has_usage_throughout: bool = False
     has_logprobs: bool = False
     returns_token_ids: bool = False
     parses_tools: bool = False
+    includes_reasoning: bool = True
     echoes: bool = False
+    has_prompt_logprobs: bool = False
+    is_prompt_only: bool = False
 
     @property
     def model(self) -> str:
         """The model's name."""
         return self.requests[0].model
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """True when the echoed prompt has log-probabilities as the answer has."""
+        return self.echoes and self.has_logprobs
 
     @property
     def choices(self) -> int:

@@ -11,34 +11,57 @@ from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
 from services.frontend.models import ServedModel
 from services.frontend.openai.asked import Asked
-from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs
+from services.frontend.reading import ReadCall, Reading, ReadMessage
 from services.frontend.request import Ending
-from services.frontend.tools import HermesParser, ParsedCall
 
 CHAT_OBJECT, CHAT_CHUNK_OBJECT, COMPLETION_OBJECT = "chat.completion", "chat.completion.chunk", "text_completion"
 
 
 class Collected:
-    """An outlet that keeps the whole answer. Choice numbers run over all prompts."""
+    """An outlet that keeps the whole answer. Choice numbers run over all prompts. `messages`: what `reading` made of it."""
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, reading: Reading | None = None) -> None:
+        self.reading = reading
+        self.messages = [ReadMessage() for _ in range(choices)]
         self.texts: list[list[str]] = [[] for _ in range(choices)]
         self.token_ids: list[list[int]] = [[] for _ in range(choices)]
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
+        self.prompts: list[Sequence[TokenLogprob]] = [()] * choices
         self.endings: list[Ending | None] = [None] * choices
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         """See Outlet."""
-        self.texts[choice].append(text)
+        if self.reading is None:
+            self.texts[choice].append(text)
+        else:
+            parts = self.reading.push(choice, text, len(token_ids))
+            self.reading.gather(choice, self.messages[choice], parts)
         self.token_ids[choice].extend(token_ids)
         if logprobs:
             self.logprobs[choice].extend(logprobs)
 
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet."""
+        self.prompts[choice] = entries
+
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""
         self.endings[choice] = ending
+        if self.reading is not None:
+            self.reading.gather(choice, self.messages[choice], self.reading.flush(choice))
+
+    def message(self, choice: int) -> ReadMessage:
+        """A choice that is over."""
+        return self.messages[choice] if self.reading is not None else ReadMessage(contents=self.texts[choice])
+
+    def drop_answer(self) -> None:
+        """Forgets what was generated: only the prompt was asked for."""
+        count = len(self.texts)
+        self.texts, self.token_ids, self.logprobs = [[]] * count, [[]] * count, [[]] * count
+        self.endings = [Ending(reason=FinishReason.LENGTH)] * count
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -52,18 +75,9 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def call_id(request_id: str, choice: int, index: int) -> str:
-    """A tool call's id: the request's own id is random, so this is unique in any conversation."""
-    return f"call_{request_id[:24]}{choice}{index}"
-
-
-def call_body(request_id: str, choice: int, call: ParsedCall) -> dict[str, Any]:
+def call_body(call: ReadCall) -> dict[str, Any]:
     """A whole tool call."""
-    return {
-        "id": call_id(request_id, choice, call.index),
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def finish_word(ending: Ending, calls: int) -> str:
@@ -93,26 +107,24 @@ def chat_body(
     }
     if asked.returns_token_ids:
         body["prompt_token_ids"] = list(prompt_ids)
+    if asked.has_prompt_logprobs:
+        body["prompt_logprobs"] = prompt_logprobs(model.text, prompt_ids, collected.prompts[0])
     return body
 
 
 def _chat_choice(asked: Asked, model: ServedModel, collected: Collected, i: int) -> dict[str, Any]:
-    text: str | None = "".join(collected.texts[i])
-    calls: list[ParsedCall] = []
-    if asked.parses_tools:
-        parser = HermesParser()
-        parts = [*parser.push(text or ""), *parser.flush()]
-        calls = [part for part in parts if isinstance(part, ParsedCall)]
-        text = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    if calls:
-        message["tool_calls"] = [call_body(asked.requests[0].request_id, i, call) for call in calls]
+    read = collected.message(i)
+    message: dict[str, Any] = {"role": "assistant", "content": read.content, "refusal": None}
+    if read.reasoning is not None:
+        message["reasoning_content"] = read.reasoning
+    if read.calls:
+        message["tool_calls"] = [call_body(call) for call in read.calls]
     ending = _ending(collected, i)
     choice: dict[str, Any] = {
         "index": i,
         "message": message,
         "logprobs": None,
-        "finish_reason": finish_word(ending, len(calls)),
+        "finish_reason": finish_word(ending, len(read.calls)),
         "stop_reason": stop_reason(ending),
     }
     if asked.has_logprobs:
@@ -137,9 +149,15 @@ def completion_body(
     choices = [_completion_choice(asked, model, collected, i) for i in range(asked.choices)]
     per_prompt = asked.requests[0].choices
     for i, choice in enumerate(choices):
-        choice["text"] = echoes[i // per_prompt] + choice["text"]
+        number = i // per_prompt
+        choice["text"] = echoes[number] + choice["text"]
         if asked.returns_token_ids:
-            choice["prompt_token_ids"] = list(prompt_ids[i // per_prompt])
+            choice["prompt_token_ids"] = list(prompt_ids[number])
+        if asked.has_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(model.text, prompt_ids[number], collected.prompts[i])
+        if asked.echoes_logprobs:
+            answer = choice["logprobs"]
+            choice["logprobs"] = echoed_logprobs(model.text, prompt_ids[number], collected.prompts[i], answer)
     return {
         "id": f"cmpl-{base_id}",
         "object": COMPLETION_OBJECT,
@@ -211,6 +229,17 @@ def model_body(model: ServedModel, name: str) -> dict[str, Any]:
         "owned_by": "kvmesh",
         "max_model_len": model.context_tokens_max,
         "parent": model.name if name != model.name else None,
+        "parsers": parsers_body(model),
+    }
+
+
+def parsers_body(model: ServedModel) -> dict[str, Any]:
+    """How the model's answers are read, and what about that does not fit."""
+    selection = model.text.selection
+    return {
+        "tool_parser": selection.tools.name if selection.tools is not None else None,
+        "reasoning_parser": selection.reasoning.name if selection.reasoning is not None else None,
+        "problems": list(selection.problems),
     }
 
 

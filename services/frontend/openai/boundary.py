@@ -15,6 +15,7 @@ from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.openai.bodies import error_body, error_headers, to_json
 from services.frontend.openai.cross_origin import CrossOrigin
 from services.frontend.openai.serve import CLIENT_GONE, Exchange, defect
+from services.frontend.owner import OWNER
 from services.frontend.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
@@ -67,7 +68,9 @@ class Boundary:
 
     async def _worked(self, exchange: Exchange, work: Work, error_body: ErrorBody) -> web.StreamResponse:
         try:
-            current_caller.set(self.pipeline.access.authenticate(exchange.request.headers))
+            caller = self.pipeline.access.authenticate(exchange.request.headers)
+            current_caller.set(caller)
+            exchange.request[OWNER] = caller.tenant
             return await work(exchange)
         except MeshError as error:
             return failed(exchange, error, error_body)

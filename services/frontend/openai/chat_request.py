@@ -2,26 +2,31 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.openai.asked import Asked
+from services.frontend.openai.constraints import read_constraint
 from services.frontend.openai.fields import INTEGER_MAX, Fields
 from services.frontend.openai.sampling import (
     TOKENS_MAX,
-    read_response_format,
+    read_prompt_logprobs,
     read_sampling,
+    read_session,
     read_stream_options,
     read_top_logprobs,
+    read_truncation,
 )
-from services.frontend.request import Conversation, Request
+from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
 
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
 CALLS_MAX = 128
 PARTS_MAX = 1024
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 # Fields of a message that OpenAI's clients send back as they got them, and that no template needs.
@@ -38,36 +43,46 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
     max_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
     old, new = fields.integer("max_tokens", 1, TOKENS_MAX), fields.integer("max_completion_tokens", 1, TOKENS_MAX)
     logprobs = read_top_logprobs(fields)
-    tools, uses_tools = _read_tools(fields)
+    tools, tool_choice = _read_tools(fields)
+    constraint, constraint_name = read_constraint(fields)
+    prompt_logprobs = read_prompt_logprobs(fields, is_stream=is_stream)
+    includes_usage, has_usage_throughout = read_stream_options(fields, is_stream=is_stream)
     asked = Asked(
         requests=(
             Request(
                 request_id=request_id,
                 model=model,
-                prompt=_read_conversation(fields, tools),
+                prompt=_read_conversation(fields, tools, tool_choice),
                 sampling=read_sampling(
                     fields,
                     max_tokens=old if new is None else new,
                     logprobs=logprobs,
-                    constraint=read_response_format(fields),
+                    constraint=constraint,
+                    prompt_logprobs=prompt_logprobs,
                 ),
                 choices=_or(fields.integer("n", 1, 128), 1),
                 cache_salt=fields.text("cache_salt", 256) or "",
                 priority=_or(fields.integer("priority", -INTEGER_MAX, INTEGER_MAX), 0),
+                session_id=read_session(fields),
+                prompt_tokens_kept=read_truncation(fields),
+                includes_stop=fields.flag("include_stop_str_in_output"),
                 fields={
                     "prompt": "messages",
                     "choices": "n",
                     "max_tokens": max_name,
                     "logprobs": "top_logprobs",
-                    "constraint": "response_format",
+                    "constraint": constraint_name,
                 },
             ),
         ),
         is_stream=is_stream,
-        includes_usage=read_stream_options(fields, is_stream=is_stream),
+        includes_usage=includes_usage,
+        has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
-        parses_tools=uses_tools,
+        includes_reasoning=fields.flag("include_reasoning", True),
+        parses_tools=bool(tools),
+        has_prompt_logprobs=prompt_logprobs is not None,
     )
     _refuse_others(fields)
     fields.finish()
@@ -85,27 +100,42 @@ def _refuse_others(fields: Fields) -> None:
     fields.refuse("modalities", "only text comes out", (["text"],))
     fields.refuse("prediction", "not yet")
     fields.refuse("web_search_options", "there is no web search")
-    fields.refuse("reasoning_effort", "not yet")
     fields.refuse("verbosity", "not yet")
     fields.refuse("chat_template", "templates come with the model")
-    fields.refuse("continue_final_message", "not yet", (False,))
     fields.refuse("add_special_tokens", "the chat template adds them", (False,))
-    fields.refuse("include_reasoning", "not yet", (True, False))
     fields.refuse("echo", "only for completions", (False,))
     fields.refuse("mm_processor_kwargs", "only text goes in", ({},))
 
 
-def _read_conversation(fields: Fields, tools: list[dict[str, Any]]) -> Conversation:
+def read_chat_prompt(fields: Fields) -> Conversation:
+    """The conversation of a body that asks for its tokens only."""
+    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
+    return _read_conversation(fields, tools, ToolChoice())
+
+
+def _read_conversation(fields: Fields, tools: list[dict[str, Any]], tool_choice: ToolChoice) -> Conversation:
     messages = fields.objects("messages", MESSAGES_MAX)
     if not messages:
         raise fields.wrong("messages", f"a list of 1 to {MESSAGES_MAX} messages")
+    continues = fields.flag("continue_final_message")
+    adds_prompt = fields.flag("add_generation_prompt", not continues)
+    if continues and adds_prompt:
+        raise fields.wrong("continue_final_message", "false when add_generation_prompt is true")
     return Conversation(
         messages=[_read_message(Fields(each, f"messages[{i}].")) for i, each in enumerate(messages)],
         tools=tools,
+        tool_choice=tool_choice,
         documents=fields.objects("documents", 1024),
-        arguments=fields.object("chat_template_kwargs") or {},
-        adds_generation_prompt=fields.flag("add_generation_prompt", True),
+        arguments=_read_arguments_of_template(fields),
+        adds_generation_prompt=adds_prompt,
+        continues_final_message=continues,
     )
+
+
+def _read_arguments_of_template(fields: Fields) -> dict[str, Any]:
+    """`reasoning_effort` is a variable of templates that know it; what `chat_template_kwargs` says of it wins."""
+    effort = fields.choice("reasoning_effort", EFFORTS)
+    return ({} if effort is None else {"reasoning_effort": effort}) | (fields.object("chat_template_kwargs") or {})
 
 
 def _read_message(fields: Fields) -> dict[str, Any]:
@@ -185,25 +215,74 @@ def _read_arguments(function: Fields) -> dict[str, Any]:
     return arguments
 
 
-def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
-    """The tools for the template, and whether calls are looked for in the answer."""
-    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
-    choice = fields.take("tool_choice")
-    if choice is not None and choice not in ("none", "auto"):
-        if choice == "required" or isinstance(choice, dict):
-            raise UnsupportedError("tool_choice can only be auto or none for now", field="tool_choice")
-        raise fields.wrong("tool_choice", "none, auto, required or an object")
-    if choice == "auto" and not tools:
-        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
+def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], ToolChoice]:
+    """The tools for the template, none where none may be called, and how they are chosen."""
+    values = fields.objects("tools", TOOLS_MAX)
+    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(values)]
+    strict = [tool["function"]["name"] for tool, value in zip(tools, values, strict=True) if _is_strict(value)]
     is_parallel = fields.flag("parallel_tool_calls", True)
-    if tools and not is_parallel:
-        raise UnsupportedError(
-            "parallel_tool_calls can only be true: the model decides how many calls it makes",
-            field="parallel_tool_calls",
-        )
-    if choice == "none":
-        return [], False
-    return tools, bool(tools)
+    value = fields.take("tool_choice")
+    if value is None:
+        return tools, ToolChoice(is_parallel=is_parallel, strict=strict)
+    if value == "none":
+        return [], ToolChoice(mode=ToolMode.NONE)
+    if not tools:
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
+    choice = ToolChoice(is_parallel=is_parallel, strict=strict)
+    if isinstance(value, str):
+        if value not in ("auto", "required"):
+            raise fields.wrong("tool_choice", "none, auto, required or an object")
+        return tools, replace(choice, mode=ToolMode(value))
+    if not isinstance(value, dict):
+        raise fields.wrong("tool_choice", "none, auto, required or an object")
+    return _read_chosen(Fields(value, "tool_choice."), tools, choice)
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _read_chosen(
+    fields: Fields, tools: list[dict[str, Any]], choice: ToolChoice
+) -> tuple[list[dict[str, Any]], ToolChoice]:
+    """A choice that names tools: the one to call, or those that may be called."""
+    if fields.choice("type", ("function", "allowed_tools")) == "allowed_tools":
+        return _read_allowed(fields, tools, choice)
+    name = _read_named(fields, tools)
+    fields.finish()
+    return tools, replace(choice, mode=ToolMode.NAMED, name=name)
+
+
+def _read_named(fields: Fields, tools: list[dict[str, Any]]) -> str:
+    function = Fields(fields.object("function") or {}, fields.name("function."))
+    name = function.text("name", 64)
+    function.finish()
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise function.wrong("name", "the name of one of the tools")
+    assert name is not None
+    return name
+
+
+def _read_allowed(
+    fields: Fields, tools: list[dict[str, Any]], choice: ToolChoice
+) -> tuple[list[dict[str, Any]], ToolChoice]:
+    allowed = Fields(fields.object("allowed_tools") or {}, fields.name("allowed_tools."))
+    mode = allowed.choice("mode", ("auto", "required"))
+    if mode is None:
+        raise allowed.wrong("mode", "auto or required")
+    names = set()
+    for i, each in enumerate(allowed.objects("tools", TOOLS_MAX)):
+        one = Fields(each, allowed.name(f"tools[{i}]."))
+        one.choice("type", ("function",))
+        names.add(_read_named(one, tools))
+        one.finish()
+    if not names:
+        raise allowed.wrong("tools", "a list of at least one tool")
+    allowed.finish()
+    fields.finish()
+    kept = [tool for tool in tools if tool["function"]["name"] in names]
+    strict = [name for name in choice.strict if name in names]
+    return kept, replace(choice, mode=ToolMode(mode), strict=strict)
 
 
 def _read_tool(fields: Fields) -> dict[str, Any]:
@@ -223,7 +302,7 @@ def _read_tool(fields: Fields) -> dict[str, Any]:
     parameters = function.object("parameters")
     if parameters is not None:
         tool["parameters"] = parameters
-    function.refuse("strict", "tool arguments are not constrained", (False,))
+    function.flag("strict")
     function.finish()
     fields.finish()
     return {"type": "function", "function": tool}

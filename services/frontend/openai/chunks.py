@@ -11,14 +11,14 @@ from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import (
     CHAT_CHUNK_OBJECT,
     COMPLETION_OBJECT,
-    call_body,
     finish_word,
     stop_reason,
     usage_body,
 )
-from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
+from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
+from services.frontend.reading import Reading
 from services.frontend.request import Ending
-from services.frontend.tools import HermesParser
 
 DONE = b"data: [DONE]\n\n"
 
@@ -36,6 +36,10 @@ class Chunks(Protocol):
 
     def opening(self, choice: int) -> bytes:
         """What comes before a choice's first text; may be empty."""
+        ...
+
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """The prompt's log-probabilities, before `opening`."""
         ...
 
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
@@ -58,10 +62,14 @@ class _Base:
         self._asked = asked
         self._text = model.text
         self._head: dict[str, Any] = {"id": chunk_id, "object": kind, "created": created_s, "model": asked.model}
+        self._running = RunningUsage(asked)
 
     def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
-        tail = {"usage": None} if self._asked.includes_usage else {}
+        tail = {"usage": self._running.body(choice["index"])} if self._asked.includes_usage else {}
         return event({**self._head, "choices": [choice], **tail, **more})
+
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Chunks; most have no place for it."""
 
     def _split(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
         """The event around the JSON string `mark`."""
@@ -75,20 +83,52 @@ class _Base:
         return event({**self._head, "choices": [], "usage": usage_body(usage)})
 
 
+class RunningUsage:
+    """What every event says of usage: null, or the counts of its choice so far."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._is_on = asked.has_usage_throughout
+        self._per_prompt = asked.requests[0].choices
+        self._tokens = [0] * asked.choices
+        self.prompts: Sequence[Sequence[int]] = ()
+
+    def add(self, choice: int, token_ids: Sequence[int]) -> None:
+        """New tokens of a choice."""
+        self._tokens[choice] += len(token_ids)
+
+    def body(self, choice: int) -> dict[str, Any] | None:
+        """The value of `usage`."""
+        if not self._is_on:
+            return None
+        prompt = len(self.prompts[choice // self._per_prompt])
+        return usage_body(Usage(prompt_tokens=prompt, output_tokens=self._tokens[choice]))
+
+
 class ChatChunks(_Base):
     """`chat.completion.chunk`."""
 
-    def __init__(self, asked: Asked, model: ServedModel, created_s: int, prompt_ids: Sequence[int]) -> None:
-        self._request_id = asked.requests[0].request_id
-        super().__init__(asked, model, f"chatcmpl-{self._request_id}", CHAT_CHUNK_OBJECT, created_s)
+    def __init__(
+        self,
+        asked: Asked,
+        model: ServedModel,
+        created_s: int,
+        prompt_ids: Sequence[int],
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__(asked, model, f"chatcmpl-{asked.requests[0].request_id}", CHAT_CHUNK_OBJECT, created_s)
         self._prompt_ids = prompt_ids
-        self._parsers = [HermesParser() for _ in range(asked.choices)] if asked.parses_tools else None
+        self._reading = reading
         self._held: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(asked.choices)]
-        is_plain = not (asked.has_logprobs or asked.returns_token_ids or asked.parses_tools)
+        self._running.prompts = [prompt_ids]
+        is_simple = not (asked.has_logprobs or asked.returns_token_ids or asked.has_usage_throughout)
+        self._contents = self._splits("content") if is_simple else None
+        self._reasonings = self._splits("reasoning_content") if is_simple and reading is not None else None
+        self.plain: Sequence[tuple[bytes, bytes]] | None = self._contents if reading is None else None
+
+    def _splits(self, name: str) -> list[tuple[bytes, bytes]]:
+        """Per choice what stands around the text of an event that has nothing else."""
         mark = "\x00text"
-        self.plain: Sequence[tuple[bytes, bytes]] | None = (
-            [self._split(_chat_choice(i, {"content": mark}), mark) for i in range(asked.choices)] if is_plain else None
-        )
+        return [self._split(_chat_choice(i, {name: mark}), mark) for i in range(self._asked.choices)]
 
     def opening(self, choice: int) -> bytes:
         """The role, as OpenAI sends it."""
@@ -97,11 +137,15 @@ class ChatChunks(_Base):
 
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
+        self._running.add(choice, token_ids)
         deltas: list[dict[str, Any]]
-        if self._parsers is None:
+        if self._reading is None:
             deltas = [{"content": text}] if text or token_ids else []
         else:
-            deltas = self._deltas(choice, self._parsers[choice].push(text))
+            parts = self._reading.push(choice, text, len(token_ids))
+            if self._reasonings is not None and self._contents is not None:
+                return b"".join([self._simple(choice, part) for part in parts])
+            deltas = self._deltas(choice, parts)
         more: dict[str, Any] = {}
         if logprobs is not None:
             self._held[choice].extend(zip(token_ids, logprobs, strict=True))
@@ -118,13 +162,34 @@ class ChatChunks(_Base):
             self._event({**_chat_choice(choice, delta), **(more if i == 0 else {})}) for i, delta in enumerate(deltas)
         )
 
-    def _deltas(self, choice: int, parts: Sequence[Any]) -> list[dict[str, Any]]:
-        return [
-            {"content": part}
-            if isinstance(part, str)
-            else {"tool_calls": [{"index": part.index, **call_body(self._request_id, choice, part)}]}
-            for part in parts
-        ]
+    def _simple(self, choice: int, part: Part) -> bytes:
+        """One part's event, text from pieces that are encoded already."""
+        if type(part) is str:
+            before, after = self._contents[choice]  # type: ignore[index]
+            return b"%b%b%b" % (before, orjson.dumps(part), after)
+        if type(part) is Reasoning:
+            before, after = self._reasonings[choice]  # type: ignore[index]
+            return b"%b%b%b" % (before, orjson.dumps(part.text), after)
+        return self._events(choice, self._deltas(choice, (part,)), {})
+
+    def _deltas(self, choice: int, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        return [delta for part in parts if (delta := self._delta(choice, part)) is not None]
+
+    def _delta(self, choice: int, part: Part) -> dict[str, Any] | None:
+        """OpenAI's delta of a part; warnings wait for the last event."""
+        match part:
+            case str():
+                return {"content": part}
+            case Reasoning():
+                return {"reasoning_content": part.text}
+            case CallBegin():
+                assert self._reading is not None, "parts come from it"
+                function = {"name": part.name, "arguments": ""}
+                call_id = self._reading.call_id(choice, part)
+                return {"tool_calls": [{"index": part.number, "id": call_id, "type": "function", "function": function}]}
+            case CallArguments():
+                return {"tool_calls": [{"index": part.number, "function": {"arguments": part.text}}]}
+        return None
 
     def _take_logprobs(self, choice: int) -> dict[str, Any]:
         held, self._held[choice] = self._held[choice], []
@@ -133,16 +198,22 @@ class ChatChunks(_Base):
     def ending(self, choice: int, ending: Ending) -> bytes:
         """See Chunks."""
         calls, rest = 0, b""
-        if self._parsers is not None:
-            rest = self._events(choice, self._deltas(choice, self._parsers[choice].flush()), {})
-            calls = self._parsers[choice].calls
+        if self._reading is not None:
+            rest = self._events(choice, self._deltas(choice, self._reading.flush(choice)), {})
+            calls = self._reading.calls(choice)
         last = _chat_choice(choice, {}) | {
             "finish_reason": finish_word(ending, calls),
             "stop_reason": stop_reason(ending),
         }
         if self._held[choice]:
             last["logprobs"] = self._take_logprobs(choice)
-        return rest + self._event(last)
+        # The head is long on its way when a call turns out to be none: the warning is a field of the last event.
+        warnings = self._reading.warnings if self._reading is not None else []
+        return rest + self._event(last, **({"warnings": warnings} if warnings else {}))
+
+    def usage(self, usage: Usage) -> bytes:
+        """See Chunks."""
+        return super().usage(usage if self._reading is None else self._reading.counted(usage))
 
 
 def _chat_choice(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
@@ -166,8 +237,10 @@ class CompletionChunks(_Base):
         self._prompt_ids = prompt_ids
         self._per_prompt = asked.requests[0].choices
         self._offsets = [0] * asked.choices
+        self._running.prompts = prompt_ids
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
         mark = "\x00text"
-        is_plain = not (asked.has_logprobs or asked.returns_token_ids)
+        is_plain = not (asked.has_logprobs or asked.returns_token_ids or asked.has_usage_throughout)
         self.plain: Sequence[tuple[bytes, bytes]] | None = (
             [self._split(_completion_choice(i, mark), mark) for i in range(asked.choices)] if is_plain else None
         )
@@ -175,12 +248,27 @@ class CompletionChunks(_Base):
     def opening(self, choice: int) -> bytes:
         """The prompt, when it is to be echoed."""
         prompt = choice // self._per_prompt
-        more = {"prompt_token_ids": list(self._prompt_ids[prompt])} if self._asked.returns_token_ids else {}
+        more: dict[str, Any] = {}
+        if self._asked.returns_token_ids:
+            more["prompt_token_ids"] = list(self._prompt_ids[prompt])
         echo = self._echoes[prompt]
+        if self._asked.echoes_logprobs:
+            more["logprobs"] = self._echoed(choice, self._prompt_ids[prompt])
         return self._event(_completion_choice(choice, echo) | more) if echo or more else b""
+
+    def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Chunks."""
+        self._prompt_logprobs[choice] = entries
+
+    def _echoed(self, choice: int, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        nothing, _ = completion_logprobs(self._text, (), (), 0)
+        found = echoed_logprobs(self._text, prompt_ids, self._prompt_logprobs.pop(choice, ()), nothing)
+        self._offsets[choice] = sum(map(len, found["tokens"]))
+        return found
 
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
+        self._running.add(choice, token_ids)
         body = _completion_choice(choice, text)
         if logprobs is not None:
             found = completion_logprobs(self._text, token_ids, logprobs, self._offsets[choice])

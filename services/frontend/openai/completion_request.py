@@ -5,15 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 from kvmesh.checks import LOGPROBS_MAX
-from kvmesh.errors import UnsupportedError
 from services.frontend.openai.asked import Asked
+from services.frontend.openai.constraints import read_constraint
 from services.frontend.openai.fields import INTEGER_MAX, Fields
 from services.frontend.openai.sampling import (
     TOKENS_MAX,
     is_token_list,
-    read_response_format,
+    read_prompt_logprobs,
     read_sampling,
+    read_session,
     read_stream_options,
+    read_truncation,
 )
 from services.frontend.request import Request
 from services.frontend.settings import PipelineSettings
@@ -30,38 +32,56 @@ def read_completion(values: Mapping[str, Any], request_id: str, settings: Pipeli
         raise fields.wrong("model", "a model's name")
     is_stream = fields.flag("stream")
     logprobs = fields.integer("logprobs", 0, LOGPROBS_MAX)
-    max_tokens = fields.integer("max_tokens", 1, TOKENS_MAX)
+    echoes = fields.flag("echo")
+    max_tokens = fields.integer("max_tokens", 0 if echoes and not is_stream else 1, TOKENS_MAX)
     choices = fields.integer("n", 1, 128) or 1
     prompts = read_prompts(fields, settings)
+    constraint, constraint_name = read_constraint(fields)
+    own = read_prompt_logprobs(fields, is_stream=is_stream)
+    includes_usage, has_usage_throughout = read_stream_options(fields, is_stream=is_stream)
     template = Request(
         request_id=request_id,
         model=model,
         prompt="",
         sampling=read_sampling(
             fields,
-            max_tokens=MAX_TOKENS_DEFAULT if max_tokens is None else max_tokens,
+            # An engine samples one token at least; for the echo alone it is thrown away.
+            max_tokens=MAX_TOKENS_DEFAULT if max_tokens is None else max(1, max_tokens),
             logprobs=logprobs,
-            constraint=read_response_format(fields),
+            constraint=constraint,
+            prompt_logprobs=_prompt_logprobs(own, logprobs if echoes else None),
         ),
         choices=choices,
         cache_salt=fields.text("cache_salt", 256) or "",
         priority=fields.integer("priority", -INTEGER_MAX, INTEGER_MAX) or 0,
-        fields={"choices": "n", "constraint": "response_format"},
+        session_id=read_session(fields),
+        prompt_tokens_kept=read_truncation(fields),
+        includes_stop=fields.flag("include_stop_str_in_output"),
+        adds_special_tokens=fields.flag("add_special_tokens", True),
+        fields={
+            "choices": "n",
+            "constraint": constraint_name,
+            "prompt_logprobs": "prompt_logprobs" if own is not None else "echo",
+        },
     )
     asked = Asked(
         requests=_one_each(template, prompts),
         is_stream=is_stream,
-        includes_usage=read_stream_options(fields, is_stream=is_stream),
+        includes_usage=includes_usage,
+        has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
-        echoes=fields.flag("echo"),
+        echoes=echoes,
+        has_prompt_logprobs=own is not None,
+        is_prompt_only=max_tokens == 0,
     )
-    if asked.echoes and asked.has_logprobs:
-        raise UnsupportedError("echo with logprobs is not supported yet", field="echo")
     fields.refuse("suffix", "there is no filling in the middle", ("",))
-    fields.refuse("add_special_tokens", "the tokenizer decides", (True,))
     fields.finish()
     return asked
+
+
+def _prompt_logprobs(own: int | None, echoed: int | None) -> int | None:
+    return max((count for count in (own, echoed) if count is not None), default=None)
 
 
 def _one_each(template: Request, prompts: Sequence[str | list[int]]) -> tuple[Request, ...]:

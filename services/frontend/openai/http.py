@@ -2,7 +2,8 @@
 
 import logging
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -17,8 +18,10 @@ from services.frontend.openai.bodies import error_body, error_headers, model_bod
 from services.frontend.openai.boundary import REQUEST_ID_HEADER, Boundary, client_id_of, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
+from services.frontend.openai.embeddings import serve_embeddings
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.serve import Exchange, serve
+from services.frontend.openai.tokens import serve_detokenize, serve_tokenize
 from services.frontend.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
@@ -27,6 +30,15 @@ ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 
 Reader = Callable[[Mapping[str, Any], str], Asked]
+Answerer = Callable[[Exchange, Mapping[str, Any]], Awaitable[web.StreamResponse]]
+# What takes a JSON object and answers it without a stream.
+ANSWERERS: Mapping[str, Answerer] = {
+    "/v1/embeddings": serve_embeddings,
+    "/tokenize": serve_tokenize,
+    "/detokenize": serve_detokenize,
+    "/v1/tokenize": serve_tokenize,
+    "/v1/detokenize": serve_detokenize,
+}
 
 
 class Extension(Protocol):
@@ -68,6 +80,8 @@ class HttpServer:
         app = web.Application(client_max_size=self._settings.body_bytes_max)
         app.router.add_post(CHAT_PATH, self._chat)
         app.router.add_post(COMPLETION_PATH, self._completion)
+        for path, answerer in ANSWERERS.items():
+            app.router.add_post(path, partial(self._answer_with, answerer))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_get("/health", self._health)
@@ -110,9 +124,16 @@ class HttpServer:
         return await self._answer(request, lambda values, id_: read_completion(values, id_, self._pipeline.settings))
 
     async def _answer(self, request: web.Request, read: Reader) -> web.StreamResponse:
+        async def generate(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
+            return await serve(exchange, read(values, exchange.request_id))
+
+        return await self._answer_with(generate, request)
+
+    async def _answer_with(self, answerer: Answerer, request: web.Request) -> web.StreamResponse:
+        """One request whose body is a JSON object."""
+
         async def work(exchange: Exchange) -> web.StreamResponse:
-            body = await self._boundary.body(request)
-            return await serve(exchange, read(read_object(body), exchange.request_id))
+            return await answerer(exchange, read_object(await self._boundary.body(request)))
 
         return await self._boundary.handle(request, work)
 

@@ -43,3 +43,35 @@ def completion_logprobs(
         for entry in entries
     ]
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}, offset
+
+
+def echoed_logprobs(
+    text: TextModel, prompt_ids: Sequence[int], prompt: Sequence[TokenLogprob], answer: dict[str, Any]
+) -> dict[str, Any]:
+    """A completion's log-probabilities with its echoed prompt's before them. The first token has none: nothing precedes it."""
+    (first, offset) = completion_logprobs(text, prompt_ids[:1], [TokenLogprob(logprob=0.0)], 0)
+    first["token_logprobs"], first["top_logprobs"] = [None], [None]
+    echoed, offset = completion_logprobs(text, prompt_ids[1:], prompt, offset)
+    shifted = answer | {"text_offset": [offset + each for each in answer["text_offset"]]}
+    return {name: first[name] + echoed[name] + shifted[name] for name in first}
+
+
+def prompt_logprobs(
+    text: TextModel, prompt_ids: Sequence[int], entries: Sequence[TokenLogprob]
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: per token the candidates by id; None for the first. Ranks are known of the best ones only."""
+    return [None, *(_candidates(text, each, entry) for each, entry in zip(prompt_ids[1:], entries, strict=True))]
+
+
+def _candidates(text: TextModel, token_id: int, entry: TokenLogprob) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rank, (other, logprob) in enumerate(entry.alternatives, start=1):
+        found[str(other)] = _candidate(text, other, logprob, rank)
+    if str(token_id) not in found:
+        found = {str(token_id): _candidate(text, token_id, entry.logprob, None)} | found
+    return found
+
+
+def _candidate(text: TextModel, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+    token = text.token_bytes(token_id).decode("utf-8", "replace")
+    return {"logprob": max(LOWEST, logprob), "rank": rank, "decoded_token": token}

@@ -2,40 +2,25 @@
 
 from typing import Any
 
-import orjson
-
 from kvmesh.checks import LOGIT_BIAS_MAX, LOGPROBS_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX
-from kvmesh.core import Constraint, ConstraintKind, SamplingParams
+from kvmesh.core import Constraint, SamplingParams
 from kvmesh.errors import InvalidRequestError
 from services.frontend.openai.fields import Fields
 
 TOKENS_MAX = 2**31 - 1
-SCHEMA_BYTES_MAX = 256 * 1024
+METADATA_MAX = 16
+SESSION_CHARACTERS_MAX = 256
 
-# Fields that say who asks or how OpenAI should run it; nothing here depends on them.
-IGNORED = (
-    "user",
-    "metadata",
-    "service_tier",
-    "store",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-)
+# Fields that say who asks; nothing here depends on them.
+IGNORED = ("safety_identifier", "prompt_cache_retention")
 # Known to OpenAI or vLLM and not served yet; the neutral values ask for nothing.
 REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("guided_json", "use response_format", ()),
-    ("guided_regex", "not yet", ()),
-    ("guided_choice", "not yet", ()),
-    ("guided_grammar", "not yet", ()),
-    ("structured_outputs", "use response_format", ()),
+    ("store", "answers of this endpoint are not kept", (False,)),
+    ("service_tier", "there is one", ("auto", "default")),
     ("use_beam_search", "there is no beam search", (False,)),
     ("best_of", "ask for n choices", (1,)),
     ("length_penalty", "there is no beam search", (1, 1.0)),
     ("early_stopping", "there is no beam search", (False,)),
-    ("include_stop_str_in_output", "stop strings are left out", (False,)),
-    ("truncate_prompt_tokens", "prompts are not cut", ()),
-    ("prompt_logprobs", "not yet", (False,)),
     ("logits_processors", "engines differ", ([],)),
     ("bad_words", "use logit_bias", ([],)),
     ("allowed_token_ids", "use logit_bias", ([],)),
@@ -46,12 +31,18 @@ REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 
 
 def read_sampling(
-    fields: Fields, *, max_tokens: int | None, logprobs: int | None, constraint: Constraint | None
+    fields: Fields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    constraint: Constraint | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """All of SamplingParams; ranges are checked later, in one place."""
     for name, why, neutral in REFUSED:
         fields.refuse(name, why, neutral)
     fields.ignore(IGNORED)
+    _check_who_asks(fields)
     return SamplingParams(
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
@@ -67,10 +58,19 @@ def read_sampling(
         stop_token_ids=_token_ids(fields, "stop_token_ids", STOP_TOKENS_MAX),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(fields),
         constraint=constraint,
         skip_special_tokens=fields.flag("skip_special_tokens", True),
     )
+
+
+def _check_who_asks(fields: Fields) -> None:
+    """`user` and `metadata` change nothing, but what is not even one of them is a mistake of the client."""
+    fields.text("user", 512)
+    metadata = fields.object("metadata") or {}
+    if len(metadata) > METADATA_MAX or not all(isinstance(each, str) for each in metadata.values()):
+        raise fields.wrong("metadata", f"an object of at most {METADATA_MAX} strings")
 
 
 def _top_k(fields: Fields) -> int | None:
@@ -121,19 +121,19 @@ def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
-def read_stream_options(fields: Fields, *, is_stream: bool) -> bool:
-    """Whether usage is wanted in the stream."""
+def read_stream_options(fields: Fields, *, is_stream: bool) -> tuple[bool, bool]:
+    """Whether usage is wanted at the end of the stream, and whether in every event."""
     value = fields.object("stream_options")
     if value is None:
-        return False
+        return False, False
     if not is_stream:
         raise fields.wrong("stream_options", "absent unless stream is true")
     options = Fields(value, "stream_options.")
     includes_usage = options.flag("include_usage")
     options.ignore(("include_obfuscation",))
-    options.refuse("continuous_usage_stats", "usage comes once, at the end", (False,))
+    is_continuous = options.flag("continuous_usage_stats")
     options.finish()
-    return includes_usage
+    return includes_usage, includes_usage and is_continuous
 
 
 def read_top_logprobs(fields: Fields) -> int | None:
@@ -145,33 +145,26 @@ def read_top_logprobs(fields: Fields) -> int | None:
     return (top or 0) if wanted else None
 
 
-def read_response_format(fields: Fields) -> Constraint | None:
-    """`response_format` as a constraint; None for plain text."""
-    value = fields.object("response_format")
-    if value is None:
+def read_prompt_logprobs(fields: Fields, *, is_stream: bool) -> int | None:
+    """vLLM's field; its streams leave it out, so a stream that asks for it is refused instead of answered without."""
+    value = fields.take("prompt_logprobs")
+    if value is None or value is False:
         return None
-    form = Fields(value, "response_format.")
-    kind = form.choice("type", ("text", "json_object", "json_schema"))
-    if kind is None:
-        raise form.wrong("type", "one of text, json_object, json_schema")
-    schema = form.object("json_schema")
-    form.finish()
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Constraint(kind=ConstraintKind.JSON_OBJECT)
-    if schema is None:
-        raise form.wrong("json_schema", "an object")
-    return _schema_constraint(Fields(schema, "response_format.json_schema."))
+    count = fields.integer("prompt_logprobs", 0, LOGPROBS_MAX)
+    if is_stream:
+        raise fields.wrong("prompt_logprobs", "absent when stream is true")
+    return count
 
 
-def _schema_constraint(fields: Fields) -> Constraint:
-    fields.ignore(("name", "description", "strict"))
-    schema = fields.object("schema")
-    fields.finish()
-    if schema is None:
-        raise fields.wrong("schema", "a JSON Schema")
-    text = orjson.dumps(schema).decode()
-    if len(text) > SCHEMA_BYTES_MAX:
-        raise fields.wrong("schema", f"a JSON Schema of at most {SCHEMA_BYTES_MAX} bytes")
-    return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=text)
+def read_truncation(fields: Fields) -> int | None:
+    """How many of the prompt's last tokens are kept; -1 as many as fit."""
+    count = fields.integer("truncate_prompt_tokens", -1, TOKENS_MAX)
+    if count == 0:
+        raise fields.wrong("truncate_prompt_tokens", "-1 or an integer of at least 1")
+    return count
+
+
+def read_session(fields: Fields) -> str:
+    """Which conversation it is, for affinity: `session_id`, else OpenAI's `prompt_cache_key`."""
+    session, key = fields.text("session_id", SESSION_CHARACTERS_MAX), fields.text("prompt_cache_key", 256)
+    return (key or "") if session is None else session

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -16,13 +16,16 @@ from kvmesh.rpc.http_status import http_status
 from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import Collected, chat_body, completion_body, sum_usage, to_json
 from services.frontend.openai.chunks import ChatChunks, Chunks, CompletionChunks
+from services.frontend.openai.steering import steer
 from services.frontend.openai.stream import EventStream
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
+from services.frontend.reading import Reading, reading_of
 from services.frontend.request import Answer, Conversation, Ending, Outlet
 from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
+WARNING_HEADER = "X-Kvmesh-Warning"
 CLIENT_GONE = 499
 """nginx's word for a client that did not wait for its answer."""
 
@@ -70,14 +73,15 @@ async def serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     pipeline = exchange.pipeline
     model = pipeline.models.find(asked.model)
     exchange.model_name = model.name
-    traceparent = exchange.request.headers.get("traceparent", "")
-    requests = [replace(each, traceparent=traceparent) for each in asked.requests] if traceparent else asked.requests
+    requests = [steer(each, exchange.request.headers, exchange.settings) for each in asked.requests]
     prepared = [await pipeline.prepare(each, began_s=exchange.began_s) for each in requests]
     created_s = int(pipeline.clock.wall())
+    reading = read_of(asked, prepared)
     if asked.is_stream:
-        return await _serve_stream(exchange, asked, prepared, created_s)
-    body = await whole_body(exchange, asked, prepared, created_s)
-    return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
+        return await _serve_stream(exchange, asked, prepared, created_s, reading)
+    body = await whole_body(exchange, asked, prepared, created_s, reading)
+    headers = exchange.headers | warning_headers(reading)
+    return web.Response(body=to_json(body), headers=headers, content_type="application/json")
 
 
 class Effort(Protocol):
@@ -89,17 +93,49 @@ class Effort(Protocol):
     ttft_s: float | None
 
 
-async def whole_body(exchange: Effort, asked: Asked, prepared: Sequence[Prepared], created_s: int) -> dict[str, Any]:
-    """The whole answer as its JSON body."""
+async def whole_body(
+    exchange: Effort, asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None
+) -> dict[str, Any]:
+    """The whole answer as its JSON body. `reading`: see `read_of`."""
     model = prepared[0].model
-    collected = Collected(asked.choices)
+    collected = Collected(asked.choices, reading)
     answers = await run_all(exchange, prepared, collected)
-    exchange.usage = usage = sum_usage([answer.usage for answer in answers])
+    exchange.usage = usage = _usage(answers, reading)
+    if asked.is_prompt_only:
+        collected.drop_answer()
+        exchange.usage = usage = replace(usage, output_tokens=0)
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
         return chat_body(asked, model, collected, usage, created_s=created_s, prompt_ids=prompt_ids[0])
     echoes = _echoes(asked, prepared)
     return completion_body(asked, model, collected, usage, created_s=created_s, echoes=echoes, prompt_ids=prompt_ids)
+
+
+def read_of(asked: Asked, prepared: Sequence[Prepared]) -> Reading | None:
+    """How a chat's answer is read; None for completions and where nothing is to be read."""
+    request, first = asked.requests[0], prepared[0]
+    if not isinstance(request.prompt, Conversation):
+        return None
+    return reading_of(
+        first.model,
+        request.prompt,
+        first.generation.token_ids,
+        request_id=request.request_id,
+        choices=asked.choices,
+        parses_tools=asked.parses_tools,
+        includes_reasoning=asked.includes_reasoning,
+        constraint=first.generation.sampling.constraint,
+    )
+
+
+def warning_headers(reading: Reading | None) -> dict[str, str]:
+    """What was wrong with the answer's calls, for a response whose head is not sent yet."""
+    return {WARNING_HEADER: ", ".join(reading.warnings)} if reading is not None and reading.warnings else {}
+
+
+def _usage(answers: Sequence[Answer], reading: Reading | None) -> Usage:
+    usage = sum_usage([answer.usage for answer in answers])
+    return usage if reading is None else reading.counted(usage)
 
 
 async def run_all(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
@@ -146,15 +182,20 @@ class ShiftedOutlet:
         """See Outlet."""
         self._outlet.on_text(self._first + choice, text, token_ids, logprobs)
 
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet."""
+        self._outlet.on_prompt(self._first + choice, entries)
+
     def on_end(self, choice: int, ending: Ending) -> None:
         """See Outlet."""
         self._outlet.on_end(self._first + choice, ending)
 
 
 async def _serve_stream(
-    exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int
+    exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None
 ) -> web.StreamResponse:
-    return await stream_answer(exchange, prepared, _chunks(asked, prepared, created_s), asked.choices)
+    chunks = _chunks(asked, prepared, created_s, reading)
+    return await stream_answer(exchange, prepared, chunks, asked.choices, reading=reading)
 
 
 async def stream_answer(
@@ -162,9 +203,15 @@ async def stream_answer(
     prepared: Sequence[Prepared],
     chunks: Chunks,
     choices: int,
+    *,
     stream_type: type[EventStream] = EventStream,
+    reading: Reading | None = None,
+    on_answered: Callable[[Usage], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
-    """Runs the requests and writes their events as they come. Raises what happened before the first."""
+    """Runs the requests and writes their events as they come. Raises what happened before the first.
+
+    `on_answered` runs when every token came and before the last events are written.
+    """
     request = exchange.request
     transport = request.transport
     if transport is None or transport.is_closing():
@@ -182,7 +229,9 @@ async def stream_answer(
     beat = _Beat(stream, exchange.settings.keep_alive_s)
     try:
         answers = await run_all(exchange, prepared, stream)
-        exchange.usage = sum_usage([answer.usage for answer in answers])
+        exchange.usage = _usage(answers, reading)
+        if on_answered is not None:
+            await on_answered(exchange.usage)
         stream.close_well(exchange.usage)
     except Exception as error:
         if not stream.has_begun:
@@ -243,11 +292,11 @@ def _head(exchange: Exchange, *, is_chunked: bool) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
 
 
-def _chunks(asked: Asked, prepared: Sequence[Prepared], created_s: int) -> Chunks:
+def _chunks(asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None) -> Chunks:
     model = prepared[0].model
     prompt_ids = [each.generation.token_ids for each in prepared]
     if _is_chat(asked):
-        return ChatChunks(asked, model, created_s, prompt_ids[0])
+        return ChatChunks(asked, model, created_s, prompt_ids[0], reading)
     return CompletionChunks(asked, model, created_s, _echoes(asked, prepared), prompt_ids)
 
 

@@ -47,4 +47,5 @@ FAMILY = ToolFamily(
     readers={SECTION: _read_section, CALL: _read_call},
     closing_marks=(SECTION_END, CALL_END, ARGUMENTS),
     template_marks=(SECTION, CALL),
+    gives_call_ids=True,
 )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.frontend.parsers.answer_marks import answer_readers
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.marks import Marks
@@ -16,12 +17,14 @@ class AnswerParser:
     Reasoning comes first, then content and calls in any order; reasoning may come again.
     """
 
-    __slots__ = ("_feed", "_is_done", "_steps")
+    __slots__ = ("_feed", "_held_tokens", "_steps", "reasoning_tokens")
 
     def __init__(self, feed: Feed, steps: Steps) -> None:
         self._feed = feed
         self._steps = steps
-        self._is_done = False
+        self._held_tokens = 0
+        self.reasoning_tokens = 0
+        """Tokens whose text came to be reasoning."""
         next(steps, None)
 
     @property
@@ -29,15 +32,33 @@ class AnswerParser:
         """Calls begun so far."""
         return self._feed.calls
 
-    def push(self, text: str) -> Sequence[Part]:
-        """The parts that are certain now."""
+    def push(self, text: str, tokens: int = 0) -> Sequence[Part]:
+        """The parts that are certain now. `tokens`: how many tokens the text came from."""
         feed = self._feed
         if feed.plain is not None and text and not text[-1].isspace() and feed.plain.search(text) is None:
             # The quick path: nothing is held back and nothing in the text begins a mark.
+            if feed.plain_kind is Reasoning:
+                self.reasoning_tokens += tokens
             return (feed.plain_kind(text),)
+        was_reasoning = feed.is_reasoning
         feed.add(text)
         next(self._steps, None)
+        if was_reasoning or feed.is_reasoning:
+            self._count(tokens, was_reasoning=was_reasoning)
         return feed.take_parts()
+
+    def _count(self, tokens: int, *, was_reasoning: bool) -> None:
+        """Tokens of marks are no reasoning, so what may become a mark waits."""
+        feed = self._feed
+        if was_reasoning and feed.is_reasoning:
+            self._held_tokens += tokens
+            if feed.kept == len(feed.text):
+                self.reasoning_tokens += self._held_tokens
+                self._held_tokens = 0
+        else:
+            # The mark came; of several tokens at once, one at least is its.
+            self.reasoning_tokens += max(0, tokens - 1)
+            self._held_tokens = 0
 
     def flush(self) -> Sequence[Part]:
         """The rest, once the answer is over. A call that was cut off keeps what came of its arguments."""
@@ -59,6 +80,8 @@ def answer_steps(
     if reasoning is not None:
         read = _reasoning_reader(reasoning, tools)
         readers |= dict.fromkeys(reasoning.openings, read)
+        if reasoning.answer_marks:
+            readers |= answer_readers(*reasoning.answer_marks)
         if is_inside:
             yield from read(feed)
     marks = Marks(readers)
@@ -79,21 +102,22 @@ def attempt(feed: Feed, reader: Reader) -> Steps:
 
 
 def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Reader:
-    ends = Marks((*family.closings, *(tools.readers if tools is not None and family.ends_at_tools else ())))
+    tool_marks = tools.readers if tools is not None and family.ends_at_tools else ()
+    ends = Marks((*family.closings, *family.openings, *tool_marks))
 
     def read(feed: Feed) -> Steps:
-        feed.drop_blanks()
+        # Blanks around reasoning say nothing at the ends of the answer; between two texts they keep them apart.
+        blanks, feed.blanks = feed.blanks, ""
         feed.drops_blanks = True
-        yield from feed.skip_blanks()
+        yield from feed.has(family.label)
         # Models that were given the opening mark in the prompt may say it again.
-        for opening in family.openings:
-            if (yield from feed.has(opening)):
-                break
-        mark = yield from feed.stream_plain(ends, Reasoning)
+        while (mark := (yield from feed.stream_plain(ends, Reasoning))) in family.openings:
+            feed.at += len(mark)
+            yield from feed.has(family.label)
         if mark in family.closings:
             feed.at += len(mark)
-        feed.drop_blanks()
-        feed.drops_blanks = True
+        feed.blanks = blanks if feed.has_content else ""
+        feed.drops_blanks = not feed.has_content
         feed.settle()
 
     return read

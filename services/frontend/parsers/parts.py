@@ -11,6 +11,14 @@ ARGUMENTS_MALFORMED = "tool_arguments_malformed"
 UNKNOWN_TOOL = "tool_unknown"
 """A call without any mark names a function that the request does not have; it is content."""
 
+WARNINGS = {
+    TRUNCATED: "the answer ended inside a tool call",
+    MALFORMED: "text that looked like a tool call could not be read and is content",
+    ARGUMENTS_MALFORMED: "the arguments of a tool call are not a JSON object",
+    UNKNOWN_TOOL: "a tool call names a function that the request does not have and is content",
+}
+"""What each says, for people."""
+
 
 class Reasoning(NamedTuple):
     """Thoughts, not part of the answer."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvmesh.core import Ask
-from services.router.board import Board, Floats, Positions
+from services.router.board import Floats
 from services.router.cost import CostSettings
 from services.router.target import Target
 
@@ -31,21 +31,24 @@ class LegKind(StrEnum):
     ALONE = "alone"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Candidates:
-    """Those who could take one leg. Read only.
+    """Those who could take one leg, and what is known of them at this moment. Read only.
 
     `held[i]` is what `targets[i]` has cached of the prompt, in tokens, those of slower tiers for less; None: nobody has any.
-    Column `positions[i]` of the board is its own. Sums over all requests of a target are attributes of `targets[i]`.
+    `rows[row, i]` is what the board says of it; other sums over its requests are its attributes, but those change later.
     """
 
     kind: LegKind
     ask: Ask
     now: float
     targets: Sequence[Target]
-    positions: Positions
     held: Floats | None
-    board: Board
+    rows: Floats
+    has_pairs: bool
+    """Whether the row PER_PAIR is worth reading: else it is zero."""
+    columns: Columns | None = None
+    """What `Policy.weigh` gave, if it was asked."""
 
     @property
     def uncached_tokens(self) -> Floats:
@@ -87,4 +90,19 @@ class Policy(ABC):
 
     @abstractmethod
     def weigh(self, candidates: Candidates) -> Columns:
-        """At least one column, each as long as there are candidates. It is called once per leg, and not again for Explain."""
+        """The terms: at least one column, each as long as there are candidates."""
+
+    def costs(self, candidates: Candidates) -> Floats:
+        """The sum of the terms. Calls `weigh` once and keeps what it gave for explanations."""
+        columns = candidates.columns = self.weigh(candidates)
+        rows = iter(columns.values())
+        costs = next(rows)
+        for column in rows:
+            costs = costs + column
+        return costs
+
+    def terms(self, candidates: Candidates) -> Columns:
+        """The terms as they were when the costs were asked for, any time later."""
+        if candidates.columns is None:
+            candidates.columns = self.weigh(candidates)
+        return candidates.columns

@@ -17,7 +17,9 @@ class PowerOfTwoPolicy(Policy):
     def weigh(self, candidates: Candidates) -> Columns:
         """One term: requests of the two drawn. A full one is not drawn as long as there are others."""
         targets = candidates.targets
-        places = [i for i, target in enumerate(targets) if not target.closed_by] or list(range(len(targets)))
+        places = [i for i, target in enumerate(targets) if target.takes_requests and target.takes_prompts] or list(
+            range(len(targets))
+        )
         requests = np.full(len(targets), np.inf)
         for i in self.context.generator.sample(places, min(2, len(places))):
             requests[i] = targets[i].requests_active

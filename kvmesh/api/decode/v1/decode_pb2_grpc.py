@@ -42,6 +42,9 @@ class DecodeServiceStub:
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
+
+    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
+    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
     """
 
     def __init__(self, channel):
@@ -59,6 +62,11 @@ class DecodeServiceStub:
                 '/kvmesh.decode.v1.DecodeService/Generate',
                 request_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/kvmesh.decode.v1.DecodeService/Embed',
+                request_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedResponse.FromString,
                 _registered_method=True)
 
 
@@ -79,6 +87,9 @@ class DecodeServiceServicer:
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
+
+    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
+    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
     """
 
     def Attach(self, request_iterator, context):
@@ -90,6 +101,13 @@ class DecodeServiceServicer:
 
     def Generate(self, request, context):
         """One request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Vectors of inputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +125,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateRequest.FromString,
                     response_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedRequest.FromString,
+                    response_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +156,9 @@ class DecodeService:
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
+
+    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
+    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
     """
 
     @staticmethod
@@ -179,6 +205,33 @@ class DecodeService:
             '/kvmesh.decode.v1.DecodeService/Generate',
             kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
             kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.decode.v1.DecodeService/Embed',
+            kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedRequest.SerializeToString,
+            kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,9 @@ class DecodeServiceStub:
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
+
+    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
+    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
     """
 
     @_typing.overload
@@ -53,6 +56,8 @@ class DecodeServiceStub:
     """All requests of one frontend."""
     Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateResponse]
     """One request."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_decode_pb2.EmbedRequest, _decode_pb2.EmbedResponse]
+    """Vectors of inputs."""
 
 @_typing.type_check_only
 class DecodeServiceAsyncStub(DecodeServiceStub):
@@ -72,6 +77,9 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
+
+    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
+    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -79,6 +87,8 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     """All requests of one frontend."""
     Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateResponse]  # type: ignore[assignment]
     """One request."""
+    Embed: _aio.UnaryUnaryMultiCallable[_decode_pb2.EmbedRequest, _decode_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Vectors of inputs."""
 
 class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by decode workers.
@@ -97,6 +107,9 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
     5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
 
     Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
+
+    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
+    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
     """
 
     @_abc_1.abstractmethod
@@ -114,5 +127,13 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_decode_pb2.GenerateResponse], _abc.AsyncIterator[_decode_pb2.GenerateResponse]]:
         """One request."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _decode_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decode_pb2.EmbedResponse, _abc.Awaitable[_decode_pb2.EmbedResponse]]:
+        """Vectors of inputs."""
 
 def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

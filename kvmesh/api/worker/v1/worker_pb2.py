@@ -28,7 +28,7 @@ from kvmesh.api.types.v1 import load_pb2 as kvmesh_dot_types_dot_v1_dot_load__pb
 from kvmesh.api.types.v1 import model_pb2 as kvmesh_dot_types_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/worker/v1/worker.proto\x12\x10kvmesh.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1akvmesh/types/v1/load.proto\x1a\x1bkvmesh/types/v1/model.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa7\x03\n\x10\x44\x65scribeResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.kvmesh.types.v1.WorkerRef\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.kvmesh.types.v1.ModelCard\x12\x33\n\x0c\x63\x61pabilities\x18\x04 \x01(\x0b\x32\x1d.kvmesh.types.v1.Capabilities\x12\x1d\n\x15kv_compatibility_hash\x18\x05 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x06 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x07 \x01(\x04\x12(\n\x05lease\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12rendezvous_address\x18\t \x01(\t\x12\x13\n\x0bis_draining\x18\n \x01(\x08\x12\x34\n\x07profile\x18\x0b \x01(\x0b\x32#.kvmesh.types.v1.PerformanceProfile\"n\n\x0eWatchKvRequest\x12\x19\n\x0cresume_epoch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0fresume_sequence\x18\x02 \x01(\x04H\x01\x88\x01\x01\x42\x0f\n\r_resume_epochB\x12\n\x10_resume_sequence\"\x86\x01\n\x0fWatchKvResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\x12\x13\n\x0bis_complete\x18\x04 \x01(\x08\x12(\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x18.kvmesh.types.v1.KvEvent\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x11WatchLoadResponse\x12)\n\x04load\x18\x01 \x01(\x0b\x32\x1b.kvmesh.types.v1.LoadRecord\"2\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\'\n\x13LoadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x15UnloadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"H\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"5\n\x0eSetRoleRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\"6\n\x0fSetRoleResponse\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\"\x13\n\x11ResetCacheRequest\"&\n\x12ResetCacheResponse\x12\x10\n\x08is_reset\x18\x01 \x01(\x08\",\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_level\"\x0f\n\rSleepResponse\"\r\n\x0bWakeRequest\"\x0e\n\x0cWakeResponse2\xce\x06\n\rWorkerService\x12Q\n\x08\x44\x65scribe\x12!.kvmesh.worker.v1.DescribeRequest\x1a\".kvmesh.worker.v1.DescribeResponse\x12P\n\x07WatchKv\x12 .kvmesh.worker.v1.WatchKvRequest\x1a!.kvmesh.worker.v1.WatchKvResponse0\x01\x12V\n\tWatchLoad\x12\".kvmesh.worker.v1.WatchLoadRequest\x1a#.kvmesh.worker.v1.WatchLoadResponse0\x01\x12Z\n\x0bLoadAdapter\x12$.kvmesh.worker.v1.LoadAdapterRequest\x1a%.kvmesh.worker.v1.LoadAdapterResponse\x12`\n\rUnloadAdapter\x12&.kvmesh.worker.v1.UnloadAdapterRequest\x1a\'.kvmesh.worker.v1.UnloadAdapterResponse\x12H\n\x05\x44rain\x12\x1e.kvmesh.worker.v1.DrainRequest\x1a\x1f.kvmesh.worker.v1.DrainResponse\x12N\n\x07SetRole\x12 .kvmesh.worker.v1.SetRoleRequest\x1a!.kvmesh.worker.v1.SetRoleResponse\x12W\n\nResetCache\x12#.kvmesh.worker.v1.ResetCacheRequest\x1a$.kvmesh.worker.v1.ResetCacheResponse\x12H\n\x05Sleep\x12\x1e.kvmesh.worker.v1.SleepRequest\x1a\x1f.kvmesh.worker.v1.SleepResponse\x12\x45\n\x04Wake\x12\x1d.kvmesh.worker.v1.WakeRequest\x1a\x1e.kvmesh.worker.v1.WakeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/worker/v1/worker.proto\x12\x10kvmesh.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1akvmesh/types/v1/load.proto\x1a\x1bkvmesh/types/v1/model.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa7\x03\n\x10\x44\x65scribeResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.kvmesh.types.v1.WorkerRef\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.kvmesh.types.v1.ModelCard\x12\x33\n\x0c\x63\x61pabilities\x18\x04 \x01(\x0b\x32\x1d.kvmesh.types.v1.Capabilities\x12\x1d\n\x15kv_compatibility_hash\x18\x05 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x06 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x07 \x01(\x04\x12(\n\x05lease\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12rendezvous_address\x18\t \x01(\t\x12\x13\n\x0bis_draining\x18\n \x01(\x08\x12\x34\n\x07profile\x18\x0b \x01(\x0b\x32#.kvmesh.types.v1.PerformanceProfile\"n\n\x0eWatchKvRequest\x12\x19\n\x0cresume_epoch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0fresume_sequence\x18\x02 \x01(\x04H\x01\x88\x01\x01\x42\x0f\n\r_resume_epochB\x12\n\x10_resume_sequence\"\x94\x01\n\x0fWatchKvResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\x12\x13\n\x0bis_complete\x18\x04 \x01(\x08\x12(\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x18.kvmesh.types.v1.KvEvent\x12\x0c\n\x04part\x18\x06 \x01(\r\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x11WatchLoadResponse\x12)\n\x04load\x18\x01 \x01(\x0b\x32\x1b.kvmesh.types.v1.LoadRecord\"2\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\'\n\x13LoadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x15UnloadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"H\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"5\n\x0eSetRoleRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\"6\n\x0fSetRoleResponse\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\"\x13\n\x11ResetCacheRequest\"&\n\x12ResetCacheResponse\x12\x10\n\x08is_reset\x18\x01 \x01(\x08\",\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_level\"\x0f\n\rSleepResponse\"\r\n\x0bWakeRequest\"\x0e\n\x0cWakeResponse2\xce\x06\n\rWorkerService\x12Q\n\x08\x44\x65scribe\x12!.kvmesh.worker.v1.DescribeRequest\x1a\".kvmesh.worker.v1.DescribeResponse\x12P\n\x07WatchKv\x12 .kvmesh.worker.v1.WatchKvRequest\x1a!.kvmesh.worker.v1.WatchKvResponse0\x01\x12V\n\tWatchLoad\x12\".kvmesh.worker.v1.WatchLoadRequest\x1a#.kvmesh.worker.v1.WatchLoadResponse0\x01\x12Z\n\x0bLoadAdapter\x12$.kvmesh.worker.v1.LoadAdapterRequest\x1a%.kvmesh.worker.v1.LoadAdapterResponse\x12`\n\rUnloadAdapter\x12&.kvmesh.worker.v1.UnloadAdapterRequest\x1a\'.kvmesh.worker.v1.UnloadAdapterResponse\x12H\n\x05\x44rain\x12\x1e.kvmesh.worker.v1.DrainRequest\x1a\x1f.kvmesh.worker.v1.DrainResponse\x12N\n\x07SetRole\x12 .kvmesh.worker.v1.SetRoleRequest\x1a!.kvmesh.worker.v1.SetRoleResponse\x12W\n\nResetCache\x12#.kvmesh.worker.v1.ResetCacheRequest\x1a$.kvmesh.worker.v1.ResetCacheResponse\x12H\n\x05Sleep\x12\x1e.kvmesh.worker.v1.SleepRequest\x1a\x1f.kvmesh.worker.v1.SleepResponse\x12\x45\n\x04Wake\x12\x1d.kvmesh.worker.v1.WakeRequest\x1a\x1e.kvmesh.worker.v1.WakeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,39 +42,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHKVREQUEST']._serialized_start=611
   _globals['_WATCHKVREQUEST']._serialized_end=721
   _globals['_WATCHKVRESPONSE']._serialized_start=724
-  _globals['_WATCHKVRESPONSE']._serialized_end=858
-  _globals['_WATCHLOADREQUEST']._serialized_start=860
-  _globals['_WATCHLOADREQUEST']._serialized_end=923
-  _globals['_WATCHLOADRESPONSE']._serialized_start=925
-  _globals['_WATCHLOADRESPONSE']._serialized_end=987
-  _globals['_LOADADAPTERREQUEST']._serialized_start=989
-  _globals['_LOADADAPTERREQUEST']._serialized_end=1039
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=1041
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=1080
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1082
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1118
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1120
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1161
-  _globals['_DRAINREQUEST']._serialized_start=1163
-  _globals['_DRAINREQUEST']._serialized_end=1235
-  _globals['_DRAINRESPONSE']._serialized_start=1237
-  _globals['_DRAINRESPONSE']._serialized_end=1280
-  _globals['_SETROLEREQUEST']._serialized_start=1282
-  _globals['_SETROLEREQUEST']._serialized_end=1335
-  _globals['_SETROLERESPONSE']._serialized_start=1337
-  _globals['_SETROLERESPONSE']._serialized_end=1391
-  _globals['_RESETCACHEREQUEST']._serialized_start=1393
-  _globals['_RESETCACHEREQUEST']._serialized_end=1412
-  _globals['_RESETCACHERESPONSE']._serialized_start=1414
-  _globals['_RESETCACHERESPONSE']._serialized_end=1452
-  _globals['_SLEEPREQUEST']._serialized_start=1454
-  _globals['_SLEEPREQUEST']._serialized_end=1498
-  _globals['_SLEEPRESPONSE']._serialized_start=1500
-  _globals['_SLEEPRESPONSE']._serialized_end=1515
-  _globals['_WAKEREQUEST']._serialized_start=1517
-  _globals['_WAKEREQUEST']._serialized_end=1530
-  _globals['_WAKERESPONSE']._serialized_start=1532
-  _globals['_WAKERESPONSE']._serialized_end=1546
-  _globals['_WORKERSERVICE']._serialized_start=1549
-  _globals['_WORKERSERVICE']._serialized_end=2395
+  _globals['_WATCHKVRESPONSE']._serialized_end=872
+  _globals['_WATCHLOADREQUEST']._serialized_start=874
+  _globals['_WATCHLOADREQUEST']._serialized_end=937
+  _globals['_WATCHLOADRESPONSE']._serialized_start=939
+  _globals['_WATCHLOADRESPONSE']._serialized_end=1001
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1003
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1053
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1055
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1094
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1096
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1132
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1134
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1175
+  _globals['_DRAINREQUEST']._serialized_start=1177
+  _globals['_DRAINREQUEST']._serialized_end=1249
+  _globals['_DRAINRESPONSE']._serialized_start=1251
+  _globals['_DRAINRESPONSE']._serialized_end=1294
+  _globals['_SETROLEREQUEST']._serialized_start=1296
+  _globals['_SETROLEREQUEST']._serialized_end=1349
+  _globals['_SETROLERESPONSE']._serialized_start=1351
+  _globals['_SETROLERESPONSE']._serialized_end=1405
+  _globals['_RESETCACHEREQUEST']._serialized_start=1407
+  _globals['_RESETCACHEREQUEST']._serialized_end=1426
+  _globals['_RESETCACHERESPONSE']._serialized_start=1428
+  _globals['_RESETCACHERESPONSE']._serialized_end=1466
+  _globals['_SLEEPREQUEST']._serialized_start=1468
+  _globals['_SLEEPREQUEST']._serialized_end=1512
+  _globals['_SLEEPRESPONSE']._serialized_start=1514
+  _globals['_SLEEPRESPONSE']._serialized_end=1529
+  _globals['_WAKEREQUEST']._serialized_start=1531
+  _globals['_WAKEREQUEST']._serialized_end=1544
+  _globals['_WAKERESPONSE']._serialized_start=1546
+  _globals['_WAKERESPONSE']._serialized_end=1560
+  _globals['_WORKERSERVICE']._serialized_start=1563
+  _globals['_WORKERSERVICE']._serialized_end=2409
 # @@protoc_insertion_point(module_scope)

@@ -51,18 +51,20 @@ class WatchKvRequest(_message.Message):
     def __init__(self, resume_epoch: _Optional[int] = ..., resume_sequence: _Optional[int] = ...) -> None: ...
 
 class WatchKvResponse(_message.Message):
-    __slots__ = ("epoch", "sequence", "is_snapshot", "is_complete", "events")
+    __slots__ = ("epoch", "sequence", "is_snapshot", "is_complete", "events", "part")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     sequence: int
     is_snapshot: bool
     is_complete: bool
     events: _containers.RepeatedCompositeFieldContainer[_kv_pb2.KvEvent]
-    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[_kv_pb2.KvEvent, _Mapping]]] = ...) -> None: ...
+    part: int
+    def __init__(self, epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[_kv_pb2.KvEvent, _Mapping]]] = ..., part: _Optional[int] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ("interval",)

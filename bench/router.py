@@ -1,0 +1,178 @@
+"""Prints how many placements a router core decides: `python -m bench.router [--workers 8,64,512] [--blocks 32,...]`.
+
+One process, one thread, no network. A decision is the whole of `RouterCore.ask`: index match, weighing, reservation, history.
+Half of the workers prefill, half decode; the index holds a million blocks; all workers hold a part of every prompt, to eight
+different depths. Beside it what the request costs later: its reports. Time is CPU time of this process, of rounds the median.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvmesh.core import (
+    Ask,
+    Capabilities,
+    Handoff,
+    KvBatch,
+    LoadRecord,
+    ModelCard,
+    ReportKind,
+    Role,
+    WorkerDescription,
+    WorkerRef,
+)
+from kvmesh.lifecycle.garbage import collect_seldom
+from services.router.core import RouterCore
+from services.router.explain import ReportNote
+
+SEED = 7
+BLOCK = 16
+BLOCKS_TOTAL = 1_000_000
+PROMPTS = 32
+IN_FLIGHT_PER_WORKER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One row: seconds per decision and per request's reports."""
+
+    workers: int
+    blocks: int
+    calm_cpu_s: float
+    decide_cpu_s: float
+    decide_wall_s: float
+    report_cpu_s: float
+    match_cpu_s: float
+
+
+def describe(name: str, role: Role) -> WorkerDescription:
+    return WorkerDescription(
+        worker=WorkerRef(worker_id=name, address=f"10.0.0.{name[1:]}:1", epoch=1),
+        role=role,
+        model=ModelCard(name="demo", source="demo", context_tokens_max=1 << 20, vocabulary_size=100),
+        capabilities=Capabilities(
+            engine="simulated", engine_version="1", handoffs=(Handoff.SEQUENTIAL,), features=("kv_events",)
+        ),
+        kv_compatibility_hash="same",
+        block_size_tokens=BLOCK,
+        kv_blocks_total=1 << 20,
+    )
+
+
+def fleet(workers: int, prefills: int, policy: str) -> RouterCore:
+    core = RouterCore(router_id="bench", policy=policy, generator=random.Random(SEED))
+    for i in range(workers):
+        role = Role.PREFILL if i < prefills else Role.DECODE
+        name = f"{role.value[0]}{i}"
+        worker = core.fleet.registered(
+            name, address=f"10.0.0.{i}:1", role=role, labels={}, is_critical=False, is_draining=False
+        )
+        core.fleet.described(worker, describe(name, role))
+        assert worker.feed is not None
+        worker.feed.apply(KvBatch(epoch=1, sequence=0, is_snapshot=True))
+        core.fleet.loaded(worker, LoadRecord(worker_id=name, epoch=1, running_requests_max=256), now=0.0)
+        core.fleet.standing(worker)
+    return core
+
+
+def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
+    """A million blocks; of each prompt every worker holds a leading part, of so many different lengths."""
+    generator = random.Random(SEED)
+    bits = [target.bits[target.rank] for target in core.fleet.targets()]
+    prompts = [[generator.getrandbits(64) for _ in range(blocks)] for _ in range(PROMPTS)]
+    for prompt in prompts:
+        depths = [generator.randint(1, blocks) for _ in range(depths_each)]
+        for bit in bits:
+            core.index.device.stored(bit, prompt[: generator.choice(depths)])
+    while len(core.index.device) < BLOCKS_TOTAL:
+        core.index.device.stored(generator.choice(bits), [generator.getrandbits(64) for _ in range(1000)])
+    return prompts
+
+
+def measure(
+    core: RouterCore, prompts: Sequence[Sequence[int]], workers: int, for_s: float, *, now: float = 0.0
+) -> Rate:
+    """Half load: the router's clock goes on by twice the time that the prompt keeps one of the workers that compute prompts."""
+    asks = [
+        Ask(
+            request_id=f"r{i}",
+            model="demo",
+            prompt_tokens=len(prompt) * BLOCK + 5,
+            block_hashes=prompt,
+            block_size_tokens=BLOCK,
+            expected_output_tokens=128,
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    computing = sum(target.worker.role is Role.PREFILL for target in core.fleet.targets()) or workers
+    pace_s = 2 * (0.004 + 0.00004 * asks[0].prompt_tokens) / computing
+    in_flight, batch = IN_FLIGHT_PER_WORKER * workers, 64
+    number = 0
+    rounds: list[tuple[float, float, float]] = []
+    spent_s = 0.0
+    while spent_s < for_s or len(rounds) < 8 + 2 * in_flight // batch:
+        wall, cpu = time.perf_counter(), time.process_time()
+        for i in range(number, number + batch):
+            core.ask("f", i, asks[i % PROMPTS], now=now, wall=now)
+            now += pace_s
+        asked_cpu, asked_wall = time.process_time() - cpu, time.perf_counter() - wall
+        cpu = time.process_time()
+        for i in range(number, number + batch):
+            # Half of the requests in flight have their prompts computed, without delay; the oldest end.
+            core.report("f", i, ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.0))
+            core.report("f", i - in_flight, ReportNote(kind=ReportKind.FINISHED, elapsed_s=0.0))
+        rounds.append((asked_cpu, asked_wall, time.process_time() - cpu))
+        number += batch
+        spent_s += asked_wall
+    matches = 2000
+    cpu = time.process_time()
+    for i in range(matches):
+        core.index.device.prefixes(prompts[i % PROMPTS])
+    match_cpu = (time.process_time() - cpu) / matches
+    # The first rounds fill the fleet. Other work on this machine comes and goes and takes cache and clock with it: the median
+    # says what it was like, the best tenth what the code takes.
+    columns = [sorted(column) for column in zip(*rounds[in_flight // batch :], strict=True)]
+    middle = [statistics.median(column) / batch for column in columns]
+    calm_cpu = columns[0][len(columns[0]) // 10] / batch
+    return Rate(workers, len(prompts[0]), calm_cpu, middle[0], middle[1], middle[2], match_cpu)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    """All figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=numbers, default=[8, 64, 512])
+    parser.add_argument("--blocks", type=numbers, default=[32, 128, 512, 2048])
+    parser.add_argument(
+        "--depths", type=int, default=8, help="different depths to which a prompt is held; 2 is ordinary"
+    )
+    parser.add_argument("--policy", default="kv")
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--together", action="store_true", help="no prefill workers: decode workers compute the prompt")
+    options = parser.parse_args()
+    collect_seldom()
+    print(
+        f"Python {sys.version.split()[0]}, policy {options.policy}; one core, in process, {BLOCKS_TOTAL:,} blocks indexed"
+    )
+    print("workers blocks | decisions per CPU-s: best tenth, median | us CPU  us wall  match alone  reports")
+    for workers in options.workers:
+        for blocks in options.blocks:
+            core = fleet(workers, 0 if options.together else workers // 2, options.policy)
+            rate = measure(core, fill(core, blocks, options.depths), workers, options.seconds)
+            print(
+                f"{workers:7} {blocks:6} | {1 / rate.calm_cpu_s:31,.0f} {1 / rate.decide_cpu_s:7,.0f} |"
+                f" {1e6 * rate.decide_cpu_s:6.1f} {1e6 * rate.decide_wall_s:8.1f}"
+                f" {1e6 * rate.match_cpu_s:12.1f} {1e6 * rate.report_cpu_s:8.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""An engine's KV events, gathered over a short time: a message per step costs worker and routers more than what is in it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvmesh.clock import Clock
+from kvmesh.core import KvEvent
+
+EVENTS_MAX = 4096
+"""Events that wait at most; a router applies a message in one go."""
+
+
+class KvChanges:
+    """Passes changes on in order: at once after a time of quiet, else together, `interval_s` after the last ones.
+
+    Invariant: while something waits, a timer runs that will pass it on.
+    """
+
+    def __init__(self, give: Callable[[Sequence[KvEvent]], None], clock: Clock, interval_s: float) -> None:
+        self._give = give
+        self._clock = clock
+        self._interval_s = interval_s
+        self._events: list[KvEvent] = []
+        self._given_at_s = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put_nowait(self, events: Sequence[KvEvent]) -> None:
+        """Adds changes."""
+        self._events.extend(events)
+        left_s = self._given_at_s + self._interval_s - self._clock.now()
+        if left_s <= 0 or len(self._events) >= EVENTS_MAX:
+            self.flush_nowait()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.flush_nowait)
+
+    def flush_nowait(self) -> None:
+        """Passes on what waits."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if not self._events:
+            return
+        events, self._events = self._events, []
+        self._given_at_s = self._clock.now()
+        self._give(events)

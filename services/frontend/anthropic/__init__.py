@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: blocks in and out, typed events, and a count of tokens."""

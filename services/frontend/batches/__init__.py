@@ -1,0 +1,1 @@
+"""Files and batches: many requests in one file, run when the mesh has room, answered in another file."""

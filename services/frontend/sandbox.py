@@ -1,0 +1,124 @@
+"""A Jinja environment for templates that come with models: foreign code that must not run away.
+
+Jinja's own sandbox keeps templates from the process's objects and from changing what they are given. On top of it every
+step that a loop can be made of (an attribute, an item, a call, a multiplication) is counted, and results that could grow
+without limit are looked at before they are made.
+"""
+
+import operator
+import threading
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+
+from kvmesh.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateLimits:
+    """How far a template may go for one prompt."""
+
+    steps_max: int = setting(
+        5_000_000, "Attributes, items and calls of one rendering; a million take about half a second.", min=1000
+    )
+    characters_max: int = setting(
+        16_777_216, "Longest rendered prompt, and longest text on the way to it, in characters.", min=1024
+    )
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the model says; for rendering it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (the attribute's type is the base class's)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The block as a call of `_pass`."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_pass"), [], [], body).set_lineno(line)
+
+    def _pass(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+_Sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
+TOO_MANY = "it takes too many steps"
+
+
+class _Steps(threading.local):
+    """Steps that the rendering of a thread has left. Constants are worked out at compile time, before any rendering."""
+
+    left = 1_000_000
+
+
+class LimitedEnvironment(_Sandbox):
+    """Counts steps per thread; `begin` starts a rendering."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, limits: TemplateLimits) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
+        self._limits = limits
+        self._thread = _Steps()
+
+    def begin(self) -> None:
+        """A new rendering on this thread."""
+        self._thread.left = self._limits.steps_max
+
+    def _step(self, steps: int = 1) -> None:
+        self._thread.left -= steps
+        if self._thread.left < 0:
+            raise jinja2.TemplateError(TOO_MANY)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """See the base class."""
+        # Most steps are of this kind and the next, so they count without a call.
+        thread = self._thread
+        thread.left -= 1
+        if thread.left < 0:
+            raise jinja2.TemplateError(TOO_MANY)
+        return _Sandbox.getattr(self, obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """See the base class."""
+        thread = self._thread
+        thread.left -= 1
+        if thread.left < 0:
+            raise jinja2.TemplateError(TOO_MANY)
+        return _Sandbox.getitem(self, obj, argument)
+
+    def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """See the base class."""
+        __self._step()
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(result, range):
+            # The loop over it may have no step of its own.
+            __self._step(len(result))
+        return result
+
+    def call_binop(self, context: jinja2.runtime.Context, operator_: str, left: Any, right: Any) -> Any:
+        """See the base class."""
+        self._step()
+        if self._size(operator_, left, right) > self._limits.characters_max:
+            raise jinja2.TemplateError("a value grows too large")
+        return super().call_binop(context, operator_, left, right)
+
+    def _size(self, operator_: str, left: Any, right: Any) -> int:
+        """Characters, entries or digits that the result may have."""
+        if operator_ == "**":
+            return int(left.bit_length() * abs(right)) if isinstance(left, int) and isinstance(right, int) else 0
+        if operator_ == "%":
+            return len(left) if isinstance(left, str) else 0
+        if operator_ == "*":
+            for many, count in ((left, right), (right, left)):
+                if isinstance(many, Sized) and isinstance(count, int):
+                    return len(many) * count
+            return 0
+        return operator.length_hint(left) + operator.length_hint(right) if isinstance(left, Sized) else 0

@@ -1,0 +1,39 @@
+"""A frontend in a process of its own that answers slowly, for tests that kill it: MODEL_DIRECTORY STATE_DIRECTORY STEP_S."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+from kvmesh.core import Generation
+from services.frontend.apps import AppSettings
+from services.frontend.batches.settings import BatchSettings
+from services.frontend.models import ServedModel
+from tests.frontend_apps import running_apps
+from tests.frontend_mesh import FakeMesh, served_model, tokens_of
+
+QUICK = BatchSettings(lease_s=1.0, poll_s=0.05, lines_in_flight_max=4, retry_s_max=0.2)
+
+
+def answering(model: ServedModel, *, step_s: float = 0.0) -> FakeMesh:
+    """A mesh that answers with the last number in the prompt, so that answers can be told apart."""
+
+    def answer(generation: Generation) -> list[int]:
+        numbers = re.findall(r"\d+", model.text.decode(generation.token_ids))
+        return tokens_of(model.text, f"answer {numbers[-1] if numbers else 'none'}")
+
+    return FakeMesh(answer=answer, step_s=step_s)
+
+
+async def main() -> None:
+    """Serves until killed; the first line of the output is the address."""
+    model = served_model(Path(sys.argv[1]))
+    settings = AppSettings(batches=QUICK)
+    mesh = answering(model, step_s=float(sys.argv[3]))
+    async with running_apps([model], mesh, Path(sys.argv[2]), apps=settings, instance_id="doomed") as running:
+        print(running.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

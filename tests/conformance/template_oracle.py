@@ -1,0 +1,33 @@
+"""Renders conversations with transformers, in a process of its own, since importing it takes seconds: JSON lines in and out.
+
+Each line: template's source, special tokens, messages, tools, documents, arguments, add_generation_prompt; the answer is the
+text, or null where the template refuses.
+"""
+
+import json
+import sys
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+
+def main() -> None:
+    """Until the input ends."""
+    for line in sys.stdin:
+        case = json.loads(line)
+        try:
+            (text,), _ = render_jinja_template(
+                conversations=[case["messages"]],
+                tools=case["tools"],
+                documents=case["documents"],
+                chat_template=case["source"],
+                add_generation_prompt=case["add_generation_prompt"],
+                continue_final_message=case.get("continue_final_message", False),
+                **(case["special_tokens"] | case["arguments"]),
+            )
+        except Exception:
+            text = None
+        print(json.dumps(text), flush=True)
+
+
+if __name__ == "__main__":
+    main()

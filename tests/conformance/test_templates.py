@@ -1,0 +1,236 @@
+"""Chat templates against Hugging Face's own renderer, and what keeps foreign templates from running away."""
+
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import SystemClock
+from kvmesh.errors import InvalidRequestError, UnsupportedError
+from services.frontend.continuing import cut_after_final_message
+from services.frontend.request import Conversation
+from services.frontend.sandbox import TemplateLimits
+from services.frontend.templates import ChatTemplate
+from services.frontend.text_model import load_text_model
+from tests.frontend_mesh import write_model
+
+DIRECTORY = Path(__file__).parent / "templates"
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": {"city": "Zürich", "n": 1}},
+}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "Hi <b>there</b> & 'you' \"two\"\n\n"}],
+    [
+        {"role": "user", "content": "日本 🙂"},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nÇa va"},
+        {"role": "user", "content": "  and?  "},
+    ],
+    [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "abcdefghi"},
+        {"role": "assistant", "content": "Sunny.", "reasoning_content": "It says so."},
+        {"role": "user", "content": "Thanks"},
+    ],
+    [
+        {"role": "user", "content": "Both"},
+        {"role": "assistant", "content": "Wait", "tool_calls": [CALL, CALL | {"id": "123456789"}]},
+        {"role": "tool", "content": '{"a": 1}', "tool_call_id": "abcdefghi"},
+        {"role": "tool", "content": "rain", "tool_call_id": "123456789"},
+    ],
+    [{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "twice"}],
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "<w> é", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+DOCUMENTS = [{"title": "One", "text": "some\ntext " * 5}, {"text": "more"}]
+ARGUMENTS: list[dict[str, Any]] = [{}, {"enable_thinking": False, "effort": "high", "date_string": "now"}]
+
+
+def sources() -> dict[str, str]:
+    """Our own, the demo model's, and those that installed packages bring."""
+    paths = [*DIRECTORY.glob("*.jinja"), Path(__file__).parents[2] / "models" / "demo" / "chat_template.jinja"]
+    spec = importlib.util.find_spec("vllm")
+    if spec is not None and spec.origin is not None:
+        paths += sorted((Path(spec.origin).parent / "transformers_utils" / "chat_templates").glob("*.jinja"))
+    return {path.parent.name + "/" + path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+SOURCES = sources()
+
+
+class Oracle:
+    """A process that renders with transformers."""
+
+    def __init__(self) -> None:
+        script = str(Path(__file__).parent / "template_oracle.py")
+        self._process = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def render(self, case: dict[str, Any]) -> str | None:
+        """What transformers makes of it; None where it refuses."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        text: str | None = json.loads(self._process.stdout.readline())
+        return text
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    oracle = Oracle()
+    yield oracle
+    oracle.close()
+
+
+def ours(case: dict[str, Any]) -> str | None:
+    template = ChatTemplate(case["source"], case["special_tokens"], SystemClock())
+    conversation = Conversation(
+        messages=case["messages"],
+        tools=case["tools"] or (),
+        documents=case["documents"] or (),
+        arguments=case["arguments"],
+        adds_generation_prompt=case["add_generation_prompt"],
+    )
+    try:
+        return template.render(conversation, field="messages")
+    except InvalidRequestError:
+        return None
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.timeout(120)
+def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
+    """The same text to the last blank, and the same refusals."""
+    said = 0
+    for messages, tools, documents, arguments, adds in itertools.product(
+        CONVERSATIONS, (None, TOOLS), (None, DOCUMENTS), ARGUMENTS, (True, False)
+    ):
+        case = {
+            "source": SOURCES[name],
+            "special_tokens": SPECIAL_TOKENS,
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+            "arguments": arguments,
+            "add_generation_prompt": adds,
+        }
+        text = ours(case)
+        assert text == oracle.render(case), (messages, tools, documents, arguments, adds)
+        said += text is not None
+    assert said, "a template that refuses everything shows nothing"
+
+
+@pytest.mark.parametrize("name", ["chatml_tools", "headers", "instructions", "demo"])
+@pytest.mark.parametrize("said", ["It is", "It is ", "a", "Hi", "user", "日本 🙂", "two\nlines\n"])
+def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, name: str, said: str) -> None:
+    """Also when the text stands elsewhere in the prompt, or ends with blanks that the template strips."""
+    source = next(text for key, text in SOURCES.items() if name in key)
+    messages = [{"role": "user", "content": "Hi a"}, {"role": "assistant", "content": said}]
+    case = {
+        "source": source,
+        "special_tokens": SPECIAL_TOKENS,
+        "messages": messages,
+        "tools": None,
+        "documents": None,
+        "arguments": {},
+        "add_generation_prompt": False,
+    }
+    text = ours(case)
+    assert text is not None
+    conversation = Conversation(messages=messages, continues_final_message=True)
+    assert cut_after_final_message(text, conversation) == oracle.render(case | {"continue_final_message": True})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ '' if messages[0].role }}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}",
+        "{{ 'x' * 10 ** 12 }}",
+        "{{ [0] * 10 ** 12 }}",
+        "{{ 10 ** (10 ** 9) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_cannot_run_away_or_out(source: str) -> None:
+    """Loops, growth, recursion, changes and ways to the process end as a refusal that names the field, soon."""
+    began_s = time.monotonic()
+    limits = TemplateLimits(steps_max=200_000, characters_max=1_000_000)
+    conversation = Conversation(messages=[{"role": "user", "content": "x" * 100}])
+    # Jinja's sandbox makes nothing of names that begin with underscores.
+    assert outcome(source, conversation, limits) in ("", "None", "messages", "chat_template_broken")
+    assert time.monotonic() - began_s < 10
+
+
+def outcome(source: str, conversation: Conversation, limits: TemplateLimits) -> str:
+    """The text; or the field that is to blame, or the reason why there is no such template."""
+    try:
+        return ChatTemplate(source, {}, SystemClock(), limits=limits).render(conversation, field="messages").strip()
+    except (InvalidRequestError, UnsupportedError) as error:
+        return error.field or error.reason
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "{{ tool['function']['name'] ~ ' ' ~ tool['function']['arguments']|tojson }}",
+        "{{ tool['function']['name'] + ' ' + tool['function']['arguments'] }}",
+    ],
+)
+@pytest.mark.parametrize("test", ["true", "message['content'] is none", "message.content == ''"])
+def test_earlier_calls_come_as_the_template_wants_them(call: str, test: str) -> None:
+    """Arguments as an object or as text; no content as none or as an empty text."""
+    source = (
+        "{% for message in messages %}{% for tool in message.tool_calls or [] %}{% if " + test + " %}" + call +
+        "{% endif %}{% endfor %}{% endfor %}"
+    )  # fmt: skip
+    template = ChatTemplate(source, {}, SystemClock())
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    ]
+    text = template.render(Conversation(messages=messages), field="messages")
+    assert text == 'get_weather {"city": "Zürich", "n": 1}'
+
+
+def test_a_model_may_have_a_template_for_tools(tmp_path: Path) -> None:
+    """The one named tool_use is taken when there are tools, as Hugging Face does; files win over the configuration."""
+    directory = write_model(tmp_path)
+    (directory / "chat_template.jinja").unlink()
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ image_token }}"}]
+    config = {"chat_template": named, "extra_special_tokens": {"image_token": "<image>"}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    text = load_text_model(directory, SystemClock())
+    assert text.render(Conversation(messages=[])) == "plain"
+    assert text.render(Conversation(messages=[], tools=TOOLS)) == "tools <image>"
+    extra = directory / "additional_chat_templates"
+    extra.mkdir()
+    (extra / "tool_use.jinja").write_text("from a file")
+    assert load_text_model(directory, SystemClock()).render(Conversation(messages=[], tools=TOOLS)) == "from a file"

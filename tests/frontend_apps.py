@@ -1,0 +1,108 @@
+"""A frontend with all of its APIs on loopback, on a mesh at the lowest seam."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvmesh.clock import SystemClock
+from kvmesh.lifecycle import Part, RunningPart
+from kvmesh.telemetry import Instruments
+from services.frontend.access.access import Access
+from services.frontend.apps import Apps, AppSettings
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.openai.http import HttpServer
+from services.frontend.pipeline import Pipeline
+from services.frontend.settings import HttpSettings, PipelineSettings
+from tests.frontend_mesh import FakeMesh
+
+
+@dataclass(slots=True)
+class RunningApps:
+    """A frontend that listens."""
+
+    url: str
+    mesh: FakeMesh
+    pipeline: Pipeline
+    apps: Apps
+    registry: CollectorRegistry
+    session: aiohttp.ClientSession
+
+    async def call(self, method: str, path: str, body: Any = None, **kwargs: Any) -> tuple[int, Any, Any]:
+        """Status, JSON body, headers."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.request(method, self.url + path, data=data, **kwargs) as response:
+            return response.status, await response.json(), response.headers
+
+    async def events(self, path: str, body: Any, **kwargs: Any) -> list[tuple[str, Any]]:
+        """All typed events of a stream: name and data."""
+        async with self.session.post(self.url + path, json={**body, "stream": True}, **kwargs) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            records = (await response.text()).split("\n\n")
+        assert records.pop() == ""
+        return [read_event(record) for record in records]
+
+    def metrics(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+def read_event(record: str) -> tuple[str, Any]:
+    """Name and data of one server-sent event."""
+    first, _, second = record.partition("\n")
+    assert first.startswith("event: ") and second.startswith("data: "), record
+    return first[7:], json.loads(second[6:])
+
+
+@asynccontextmanager
+async def running_part(part: Part) -> AsyncIterator[None]:
+    """Starts and runs a part as the process does, and closes it."""
+    await part.start()
+    running = asyncio.create_task(part.run()) if isinstance(part, RunningPart) else None
+    try:
+        yield
+    finally:
+        if running is not None:
+            running.cancel()
+            await asyncio.wait({running})
+            assert running.cancelled() or running.exception() is None, running.exception()
+        await part.aclose()
+
+
+@asynccontextmanager
+async def running_apps(
+    models: Sequence[ServedModel],
+    mesh: FakeMesh,
+    directory: Path,
+    *,
+    apps: AppSettings | None = None,
+    http: HttpSettings | None = None,
+    instance_id: str = "frontend-a",
+    seed: int | None = None,
+    access: Access | None = None,
+    **settings: Any,
+) -> AsyncIterator[RunningApps]:
+    """Starts it, and ends it in the order of the process."""
+    registry = CollectorRegistry()
+    pipeline = Pipeline(
+        models=StaticModels(models), prefill=mesh, links=mesh, router=mesh, clock=SystemClock(),
+        generator=random.Random(seed),
+        metrics=FrontendMetrics(Instruments(registry, "frontend"), lambda: pipeline.in_flight),
+        settings=PipelineSettings(**settings), access=access,
+    )  # fmt: skip
+    found = replace(apps or AppSettings(), state_dir=str(directory))
+    parts = Apps(pipeline, found, Instruments(registry, "frontend"), instance_id=instance_id)
+    server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, extensions=parts.extensions)
+    async with AsyncExitStack() as stack:
+        for part in (*([access] if access is not None else []), *parts.parts, server):
+            await stack.enter_async_context(running_part(part))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        yield RunningApps(f"http://127.0.0.1:{server.port}", mesh, pipeline, parts, registry, session)

@@ -1,0 +1,45 @@
+"""`kvmesh explain` with several routers: the one that placed it is found, and what could not be asked is said."""
+
+import pytest
+
+from kvmesh.cli.explain import find
+from kvmesh.core import ReportKind
+from kvmesh.discovery.base import ROUTER
+from kvmesh.errors import NotFoundError, UnavailableError
+from tests.integration.test_router_service import Mesh, eventually, running_mesh
+from tests.unit.router_fleets import ask
+
+
+async def explained(mesh: Mesh, request_id: str):
+    routers = (await mesh.registry.instances(ROUTER)).instances
+    return await find(routers, mesh.channels, request_id, 1.0)
+
+
+async def test_whichever_router_placed_it_tells():
+    """All are asked; the newest decision counts; a dead one is named only when nobody else knows."""
+    async with running_mesh() as mesh:
+        with pytest.raises(UnavailableError) as none:
+            await explained(mesh, "r1")
+        assert none.value.reason == "no_router"
+        await mesh.worker("d1", "decode")
+        routers = {name: await mesh.router(name) for name in ("router-1", "router-2")}
+        await eventually(lambda: all(router.takes() == {"d1"} for router in routers.values()))
+        link = await mesh.link()
+        placed = await link.place(ask("r1", [1, 2]), timeout_s=5)
+        link.report_nowait(placed.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.25)
+        used = next(router for router in routers.values() if router.core.history.get("r1") is not None)
+        await eventually(lambda: used.core.history.get("r1").observed_ttft_s is not None)
+        told, router_id = await explained(mesh, "r1")
+        assert (router_id, told.request_id, told.observed_ttft_s) == (used.name, "r1", 0.25)
+        assert told.cost_unit == "s"
+        assert told.placement.expected_ttft_s > 0
+        with pytest.raises(NotFoundError) as unknown:
+            await explained(mesh, "never")
+        assert (unknown.value.reason, unknown.value.field) == ("placement_not_found", "request_id")
+
+        other = next(router for router in routers.values() if router is not used)
+        await other.server.aclose()
+        assert (await explained(mesh, "r1"))[1] == used.name
+        with pytest.raises(UnavailableError) as partly:
+            await explained(mesh, "never")
+        assert other.name in partly.value.message

@@ -1,0 +1,96 @@
+"""Breakers, wedges and impossible overlap of a whole router on loopback, as a frontend and an operator see them."""
+
+import pytest
+
+from kvmesh.core import KvStored, LoadRecord, ReportKind
+from kvmesh.errors import LostError, UnavailableError
+from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from services.router.breaker import BreakerSettings
+from services.router.health import HealthSettings
+from services.router.overlap import OverlapSettings
+from services.router.wedge import WedgeSettings
+from tests.integration.test_router_service import Mesh, Router, eventually, running_mesh
+from tests.unit.router_fleets import ask
+
+SETTINGS = HealthSettings(
+    breaker=BreakerSettings(failures_max=3, pause_min_s=0.3, probes_max=1, probe_successes=1),
+    wedge=WedgeSettings(wait_min_s=0.3, wait_max_s=0.3),
+    overlap=OverlapSettings(repeats=3, settle_s=0),
+)
+
+
+async def views(mesh: Mesh, router: Router) -> dict[str, WorkerView]:
+    client = GrpcRouterClient(mesh.channels, router.server.address)
+    return {view.worker.worker_id: view for view in await client.list_workers(timeout_s=2)}
+
+
+def news(router: Router, kind: str) -> float | None:
+    return router.metrics.get_sample_value("kvmesh_router_health_events_total", {"kind": kind})
+
+
+async def test_failures_open_a_breaker_and_a_probe_closes_it():
+    """Over the wire: reports in, refusal with a time out, states in ListWorkers, news in the metrics."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        router = await mesh.router(health=SETTINGS)
+        await eventually(lambda: router.takes() == {"d1"})
+        link = await mesh.link()
+        for number in range(3):
+            placed = await link.place(ask(f"r{number}", [number]), timeout_s=5)
+            lost = LostError("gone", where="d1")
+            link.report_nowait(placed.ask_id, ReportKind.FAILED, elapsed_s=0.1, error=lost, failed_worker_id="d1")
+        with pytest.raises(UnavailableError) as refusal:
+            await link.place(ask("r4", [4]), timeout_s=5)
+        assert refusal.value.reason == "breakers_open"
+        assert 0 < refusal.value.retry_after_s <= 0.3
+        view = (await views(mesh, router))["d1"]
+        assert (view.breaker, view.excluded_by) == ("open", "breaker_open")
+        await eventually(lambda: router.takes() == {"d1"})
+        assert (await views(mesh, router))["d1"].breaker == "half_open"
+        probe = await link.place(ask("r5", [5]), timeout_s=5)
+        with pytest.raises(UnavailableError):
+            await link.place(ask("r6", [6]), timeout_s=5)
+        link.report_nowait(probe.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.1)
+        last = await link.place(ask("r7", [7]), timeout_s=5)
+        for placed in (probe, last):
+            link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        assert (await views(mesh, router))["d1"].breaker == "closed"
+        await eventually(lambda: news(router, "breaker_closed") == 1)
+        assert news(router, "breaker_opened") == 1
+        assert router.metrics.get_sample_value("kvmesh_router_open_breakers") == 0
+
+
+@pytest.mark.parametrize(("name", "role"), [("p1", "prefill"), ("d1", "decode")])
+async def test_a_worker_that_works_and_does_not_step(name, role):
+    """Load records with work and the same step number, on the real stream."""
+    async with running_mesh() as mesh:
+        workers = {each: await mesh.worker(each, "prefill" if each[0] == "p" else "decode") for each in ("p1", "d1")}
+        router = await mesh.router(health=SETTINGS)
+        await eventually(lambda: router.takes() == {"p1", "d1"})
+        stuck = workers[name]
+        stuck.load = LoadRecord(worker_id=name, epoch=1, step=9, running_requests=2)
+        await eventually(lambda: router.core.fleet.workers[name].excluded_by == "wedged", within_s=2)
+        assert (await views(mesh, router))[name].excluded_by == "wedged"
+        assert router.metrics.get_sample_value("kvmesh_router_wedged_workers") == 1
+        stuck.load = LoadRecord(worker_id=name, epoch=1, step=10, running_requests=2)
+        await eventually(lambda: router.takes() == {"p1", "d1"}, within_s=2)
+        await eventually(lambda: news(router, "worker_recovered") == 1)
+
+
+async def test_overlap_that_cannot_be_is_said_loudly_once(caplog):
+    """A worker that names its blocks by another seed: one line in the log, a word in ListWorkers, a gauge."""
+    async with running_mesh() as mesh:
+        d1 = await mesh.worker("d1", "decode")
+        router = await mesh.router(health=SETTINGS)
+        await eventually(lambda: router.takes() == {"d1"})
+        d1.tell(KvStored(block_hashes=[901, 902]))
+        await eventually(lambda: router.core.fleet.workers["d1"].feed.blocks == 2)
+        link = await mesh.link()
+        for number in range(8):
+            placed = await link.place(ask(f"r{number}", [1, 2]), timeout_s=5)
+            link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        await eventually(lambda: news(router, "overlap_impossible") == 1)
+        [line] = [record for record in caplog.records if record.message == "overlap_impossible"]
+        assert (line.data["model"], line.data["cause"]) == ("demo", "hash_mismatch")
+        assert (await views(mesh, router))["d1"].trust_reason == "hash_mismatch"
+        assert router.metrics.get_sample_value("kvmesh_router_hash_mismatch_workers") == 1

@@ -1,0 +1,84 @@
+"""Wedged engines in a whole mesh on virtual time: found, left alone, and back once they step."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.engines.simulated import Stall
+from services.router.health import HealthSettings
+from services.router.settings import RouterSettings
+from services.router.wedge import WedgeSettings
+from tests.simulation.load import LOADS, plan_load
+from tests.simulation.mesh import MeshShape, SimulatedMesh
+from tests.virtual_loop import run_virtual
+
+WAIT_S = 3.0
+STALL_S = 10.0
+SHAPE = MeshShape(
+    router=RouterSettings(health=HealthSettings(wedge=WedgeSettings(wait_min_s=WAIT_S, wait_max_s=WAIT_S)))
+)
+
+
+async def until(mesh: SimulatedMesh, worker_id: str, state: str, within_s: float) -> float:
+    """Waits until the router excludes the worker for that reason; gives when."""
+    worker = mesh.routers["router-0"].core.fleet.workers[worker_id]
+    async with asyncio.timeout(within_s):
+        while worker.excluded_by != state:
+            await mesh.world.clock.sleep(0.01)
+    return mesh.now_s
+
+
+@pytest.mark.parametrize("worker_id", ["prefill-0", "decode-0"])
+def test_a_stalled_engine_is_left_alone_until_it_steps(worker_id: str) -> None:
+    """Its RPCs answer all the while. No request is placed there while it is wedged, none is lost, and it serves again."""
+
+    async def story() -> None:
+        mesh = SimulatedMesh(11, SHAPE)
+        await mesh.start()
+        load = plan_load(mesh.world.random("load"), 800, replace(LOADS["calm"], cancelled_fraction=0.0))
+        playing = asyncio.create_task(mesh.play(load))
+        engine = mesh.workers[worker_id].engine
+        await mesh.world.clock.sleep(2.0)
+        engine.inject(Stall(duration_s=STALL_S))
+        stalled_s = mesh.now_s
+        wedged_s = await until(mesh, worker_id, "wedged", within_s=WAIT_S + 2.0)
+        assert wedged_s - stalled_s >= WAIT_S
+        await mesh.world.clock.sleep(0.1)  # What was placed before crosses the wires.
+        accepted = engine.accepted
+        back_s = await until(mesh, worker_id, "", within_s=STALL_S)
+        assert STALL_S - 0.1 <= back_s - stalled_s <= STALL_S + 1.5
+        assert engine.accepted == accepted
+        await playing
+        assert engine.accepted > accepted
+        assert {ledger.outcome for ledger in mesh.ledgers.values()} == {"answered"}
+        await mesh.idle()
+        assert mesh.problems() == []
+        await mesh.aclose()
+
+    run_virtual(story())
+
+
+def test_a_busy_mesh_is_never_called_wedged() -> None:
+    """Long prompts, queues, transfers and evictions: as long as engines step nobody is shut out."""
+
+    async def story() -> None:
+        mesh = SimulatedMesh(5, replace(SHAPE, engine=replace(SHAPE.engine, kv_blocks=130, running_requests_max=16)))
+        await mesh.start()
+        core = mesh.routers["router-0"].core
+        seen: set[str] = set()
+
+        async def watch() -> None:
+            while True:
+                seen.update(worker.excluded_by for worker in core.fleet.workers.values())
+                await mesh.world.clock.sleep(0.02)
+
+        watching = asyncio.create_task(watch())
+        await mesh.play(plan_load(mesh.world.random("load"), 400, LOADS["dense"]))
+        await mesh.idle()
+        watching.cancel()
+        assert seen == {""}
+        assert mesh.problems() == []
+        await mesh.aclose()
+
+    run_virtual(story())

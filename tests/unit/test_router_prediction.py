@@ -1,0 +1,73 @@
+"""The metric of prediction errors: what is compared, and that its labels stay few."""
+
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from kvmesh.core import ReportKind
+from kvmesh.telemetry import Telemetry
+from services.router.explain import ReportNote
+from services.router.health import HealthSettings
+from services.router.metrics import RouterMetrics
+from services.router.prediction import OTHER, WorkerLabels, error_ratio
+from tests.unit.router_fleets import ask, core, join
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_error_is_relative_and_needs_both_times():
+    """Half the time is -0.5, twice is 1; nothing was expected, nothing came: no error."""
+    assert error_ratio(0.2, 0.1) == -0.5
+    assert error_ratio(0.1, 0.2) == 1
+    assert error_ratio(None, 0.2) is error_ratio(0.1, None) is error_ratio(0.0, 0.2) is None
+
+
+def test_labels_are_bounded_and_leave_with_their_workers():
+    """The third of two is `other`; a place comes free when a worker leaves."""
+    labels = WorkerLabels(2)
+    assert [labels.label(name) for name in ("a", "b", "c", "a")] == ["a", "b", OTHER, "a"]
+    assert labels.left(["b", "c"]) == ["a"]
+    assert labels.label("c") == "c"
+    assert labels.left(["b", "c"]) == []
+
+
+def test_reports_fill_the_histogram_of_the_worker_that_they_are_about():
+    """Prefill time against the prefill worker, first token against the decode worker; a worker that leaves takes them along."""
+    router = core(health=HealthSettings(labelled_workers_max=2))
+    for name, role in (("p1", "prefill"), ("d1", "decode"), ("d2", "decode")):
+        join(router, name, role)
+    telemetry = Telemetry.create("router", registry=CollectorRegistry())
+    metrics = RouterMetrics(telemetry.instruments, router)
+
+    def count(phase: str, worker: str) -> float | None:
+        name = "kvmesh_router_prediction_error_ratio_count"
+        return telemetry.registry.get_sample_value(name, {"phase": phase, "worker": worker})
+
+    for number, decode in enumerate(("d1", "d2", "d1"), start=1):
+        what = ask(f"r{number}", [number, 10 + number, 20 + number], pinned_decode_worker_id=decode)
+        placement = router.ask("f", number, what, now=0.0, wall=0.0)
+        assert placement.expected_ttft_s > 0
+        for kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN):
+            note = ReportNote(kind=kind, elapsed_s=2 * placement.expected_ttft_s)
+            metrics.observed(router.report("f", number, note, now=1.0), kind, note.elapsed_s)
+    assert (count("prefill", "p1"), count("ttft", "d1"), count("ttft", OTHER)) == (3, 2, 1)
+    name = "kvmesh_router_prediction_error_ratio_bucket"
+    for bound, within in (("0.5", 0), ("1.0", 2)):
+        labels = {"phase": "ttft", "worker": "d1", "le": bound}
+        assert telemetry.registry.get_sample_value(name, labels) == within
+    router.fleet.unregistered("d1")
+    metrics.forget_workers()
+    assert (count("prefill", "p1"), count("ttft", "d1")) == (3, None)
+
+
+def test_the_readme_lists_the_metrics_that_there_are():
+    """Neither a row without a metric nor a metric without a row."""
+    telemetry = Telemetry.create("router", registry=CollectorRegistry())
+    RouterMetrics(telemetry.instruments, core())
+    prefix = "kvmesh_router_"
+    there = {metric.name.removeprefix(prefix) for metric in telemetry.registry.collect()}
+    text = (ROOT / "services/router/README.md").read_text().partition("## Metrics")[2]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {name for name in there if not name.startswith("rpc_")}
