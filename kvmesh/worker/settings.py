@@ -24,6 +24,12 @@ class WorkerSettings:
     drain_timeout_s: float = setting(30.0, "longest wait for requests in flight when draining", min=0.0)
     heartbeat_s: float = setting(2.0, "longest silence on a frontend stream; a frontend gives up after three", min=0.05)
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
+    frame_interval_s: float = setting(
+        0.002,
+        "least time between two step frames of a stream; steps that come faster share one, which costs both sides less",
+        min=0.0,
+        max=0.1,
+    )
     kv_batch_interval_s: float = setting(
         0.02,
         "KV events of this time travel as one batch; a message per engine step costs both sides more",
