@@ -85,7 +85,10 @@ def _shared(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for function in functions:
         for word in _SHARED:
-            for name, value in (_parameters(function).get(word) or {}).items():
+            definitions = _parameters(function).get(word) or {}
+            if not isinstance(definitions, Mapping):
+                raise InvalidRequestError(f"{word} of a tool must be an object", field="tools", reason="invalid_value")
+            for name, value in definitions.items():
                 if found.setdefault(word, {}).setdefault(name, value) != value:
                     raise InvalidRequestError(
                         f"two tools define {word}/{name[:64]} in different ways", field="tools", reason="invalid_value"
