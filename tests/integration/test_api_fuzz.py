@@ -91,7 +91,12 @@ def body_of(rng: random.Random, path: str) -> dict[str, Any]:
 async def test_mutated_bodies(model: ServedModel, seed: int, tmp_path: Path) -> None:
     """Over all endpoints that take a JSON object."""
     rng = random.Random(seed)
-    texts = ["Hello!", '{"a": 1}', '<tool_call>\n{"name": "f", "arguments": {"x": [1', '[{"name": "g", "parameters": {}}]']
+    texts = [
+        "Hello!",
+        '{"a": 1}',
+        '<tool_call>\n{"name": "f", "arguments": {"x": [1',
+        '[{"name": "g", "parameters": {}}]',
+    ]
     answers = [model.text.tokenise(text, adds_special_tokens=False) for text in texts]
     statuses: dict[int, int] = {}
     async with frontend([model], FakeMesh(answer=lambda _: [*rng.choice(answers), 2])) as running:

@@ -87,7 +87,9 @@ schema = schemathesis.openapi.from_dict(DOCUMENT)
     max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet,
 )  # fmt: skip
-def test_schemathesis_finds_nothing(case: "schemathesis.Case[Any]", served: RunningApps, session: requests.Session) -> None:
+def test_schemathesis_finds_nothing(
+    case: "schemathesis.Case[Any]", served: RunningApps, session: requests.Session
+) -> None:
     """Valid and invalid requests to every operation: no 5xx, no answer that the document does not describe.
 
     About 6 000 requests: every bound of every field from both sides, then EXAMPLES random ones each, the same every time.
