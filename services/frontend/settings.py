@@ -11,6 +11,7 @@ from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.batches.settings import BatchSettings
+from services.frontend.kserve.settings import KserveSettings
 from services.frontend.parsers.select import ParserNames
 from services.frontend.remote.process import check_installed
 from services.frontend.remote.settings import RemoteSettings
@@ -125,6 +126,7 @@ class FrontendSettings:
     )
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    kserve: KserveSettings = field(default_factory=KserveSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
