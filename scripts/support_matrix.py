@@ -68,7 +68,12 @@ ROWS = (
     Row(name="tenant salt", word="always", both=(f"{CONFORMANCE}::test_salt_separates_tenants",)),
     Row(name="priority", word="priority", vllm=(f"{VLLM}::test_the_largest_priority_goes_first",)),
     Row(name="seed", word="seed", vllm=(f"{VLLM}::test_sampling_reaches_the_engine",)),
-    Row(name="logit bias", word="logit_bias", vllm=(f"{VLLM}::test_sampling_reaches_the_engine",)),
+    Row(
+        name="logit bias",
+        word="logit_bias",
+        vllm=(f"{VLLM}::test_sampling_reaches_the_engine",),
+        simulated=("tests/unit/test_simulated_scheduler.py::test_a_bias_moves_the_answer",),
+    ),
     Row(
         name="structured output",
         word="structured_output",

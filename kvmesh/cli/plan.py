@@ -49,7 +49,11 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
             _service(
                 shape,
                 "frontend",
-                ("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+                (
+                    *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+                    # Meshes on one machine must not run each other's batches.
+                    *("--state-dir", str(shape.run_dir / "state")),
+                ),
             )
         ],
         planners=[_service(shape, "planner", ())],

@@ -20,6 +20,7 @@ class ReservationNews:
     kv_blocks: int = 0
     choices: int = 1
     is_prefilled: bool = False
+    is_orphaned: bool = False
     ends_after_s: float = 0.0
     session_id: str = ""
     block_hashes: Sequence[int] = ()

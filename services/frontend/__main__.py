@@ -57,13 +57,15 @@ class Frontend:
         )
         self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
+        self.prefill = GrpcPrefillClient(
+            self.channels,
+            frontend_id=self.instance_id,
+            probe_interval_s=settings.pipeline.prefill_probe_interval_s,
+            probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
+        )
         self.pipeline = Pipeline(
             models=self.models,
-            prefill=GrpcPrefillClient(
-                self.channels,
-                probe_interval_s=settings.pipeline.prefill_probe_interval_s,
-                probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
-            ),
+            prefill=self.prefill,
             links=self.links,
             router=self.router,
             clock=clock,
@@ -134,6 +136,7 @@ class Frontend:
         """What is closed after everything that used it."""
         await self.pipeline.aclose()
         await self.links.aclose()
+        await self.prefill.aclose()
         await self.channels.aclose()
         await self.registry.aclose()
 

@@ -286,6 +286,7 @@ class DiscoveredModels:
             tool_parser=self._parsers.tool_parser(card.name),
             reasoning_parser=self._parsers.reasoning_parser(card.name),
             limits=self._settings.template,
+            is_fast=self._settings.fast_tokenizer,
         )
         for problem in text.selection.problems:
             _log.warning("parser_does_not_fit", model=card.name, why=problem)

@@ -13,6 +13,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import SamplingParams
 from kvmesh.errors import UnsupportedError
 from services.frontend.detokenise import Detokeniser, Detokenisers
+from services.frontend.fast_tokenise import FastTokenizer, load_fast, reference_ids
 from services.frontend.parsers.select import AUTO, Selection, select
 from services.frontend.remote.process import ParserProcess
 from services.frontend.request import Conversation
@@ -34,10 +35,12 @@ class TextModel:
         defaults: Mapping[str, float | int] | None = None,
         eos_token_ids: Sequence[int] = (),
         selection: Selection | None = None,
+        fast: FastTokenizer | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._fast = fast
         self._detokenisers = Detokenisers(tokenizer)
         self._template = template
         self._defaults = dict(defaults or {})
@@ -58,10 +61,9 @@ class TextModel:
 
     def tokenise(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Token ids of a text. Templates bring their own special tokens."""
-        # The batch call is the one that leaves out offsets, which nobody reads here: a quarter less time.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        if self._fast is not None:
+            return self._fast.encode(text, adds_special_tokens=adds_special_tokens)
+        return reference_ids(self._tokenizer, text, adds_special_tokens=adds_special_tokens)
 
     def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
         """A detokeniser for one answer. Special tokens named in `kept` are text all the same."""
@@ -95,6 +97,7 @@ def load_text_model(
     tool_parser: str = AUTO,
     reasoning_parser: str = AUTO,
     limits: TemplateLimits | None = None,
+    is_fast: bool = True,
 ) -> TextModel:
     """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
     path = directory / "tokenizer.json"
@@ -104,6 +107,9 @@ def load_text_model(
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every fault of the file
         raise UnsupportedError(f"{path} cannot be read: {error}", reason="tokenizer_broken") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    fast = load_fast(path, tokenizer) if is_fast else None
     config = _read_json(directory / "tokenizer_config.json")
     sources = _template_sources(directory, config)
     source, tool_source = sources.get("default", ""), sources.get("tool_use", "")
@@ -118,6 +124,7 @@ def load_text_model(
         defaults=_generation_defaults(generation),
         eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
         selection=select(tool_parser, reasoning_parser, template=tool_source or source, added_tokens=added_tokens),
+        fast=fast,
     )
 
 

@@ -21,11 +21,13 @@ from services.router.core import CoreLimits, RouterCore
 from services.router.dispatch import Dispatch
 from services.router.fairness import read_weights
 from services.router.joining import join
+from services.router.kv_index import KvIndex
 from services.router.lanes import QueueLimits
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.peers import Peers
 from services.router.place import Limits
+from services.router.predicted import Lifetime
 from services.router.replica import Replica, ReplicaLimits
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.settings import RouterSettings, SyncSettings
@@ -57,6 +59,11 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random, *, ru
             reservation_s_max=settings.reservation_s_max,
             reservation_grace_s=settings.reservation_grace_s,
             history_max=settings.history_max,
+        ),
+        index=KvIndex(
+            predicted=Lifetime(ttl_s=settings.index.predicted_s, placements_max=settings.index.placements_max),
+            approximate=Lifetime(ttl_s=settings.index.approximate_s, placements_max=settings.index.placements_max),
+            believed_blocks_max=settings.index.believed_blocks_max,
         ),
         health=settings.health,
         queue_limits=QueueLimits(

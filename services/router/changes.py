@@ -7,18 +7,29 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from kvmesh.core import PeerNews, ReservationNews
-from services.router.reservations import Book, Reservation
+from services.router.reservations import Reservation
 
 
 class Changes:
-    """The outgoing half of a stream between two routers: first a snapshot of `book`, then what changes."""
+    """The outgoing half of a stream between two routers: first a snapshot, then what changes.
 
-    def __init__(self, book: Book, snapshot: Iterable[Reservation], *, batch_max: int, changes_max: int) -> None:
-        self._book = book
+    `is_told` says of a reservation of the snapshot, when its turn comes, whether it is still for this router to tell.
+    """
+
+    def __init__(
+        self,
+        snapshot: Iterable[Reservation],
+        is_told: Callable[[Reservation], bool],
+        *,
+        batch_max: int,
+        changes_max: int,
+    ) -> None:
+        self._is_told = is_told
         self._snapshot: list[Reservation] | None = list(snapshot)
         self._batch_max = batch_max
         self._changes_max = changes_max
         self._told: dict[str, Reservation] = {}
+        self._new: set[str] = set()
         self._prefilled: dict[str, None] = {}
         self._settled: dict[str, None] = {}
         self._sequence = 0
@@ -35,10 +46,20 @@ class Changes:
         """True when a message is to go out at once: a snapshot is not told yet, or a batch is full."""
         return self._snapshot is not None or len(self) >= self._batch_max
 
-    def tell(self, reservation: Reservation) -> None:
-        """It is made, or in use."""
+    def added(self, reservation: Reservation) -> None:
+        """It is made."""
+        self._new.add(reservation.reservation_id)
+        self.claimed(reservation)
+
+    def claimed(self, reservation: Reservation) -> None:
+        """It is kept here."""
         self._told[reservation.reservation_id] = reservation
         self._changed()
+
+    def kept_elsewhere(self, reservation: Reservation) -> None:
+        """A claim that was not told yet is no news any more."""
+        if reservation.reservation_id not in self._new:
+            self._told.pop(reservation.reservation_id, None)
 
     def prefilled(self, reservation: Reservation) -> None:
         """Its prompt is computed; a reservation that is still to be told says so itself."""
@@ -47,12 +68,21 @@ class Changes:
             self._changed()
 
     def settled(self, reservation: Reservation) -> None:
-        """It is over; an own one that was not told yet never was."""
-        was_told = self._told.pop(reservation.reservation_id, None) is None
+        """It is over. One that is made and not told yet never was; a claim goes out first, for who keeps it may end it."""
+        reservation_id = reservation.reservation_id
+        self._prefilled.pop(reservation_id, None)
+        if reservation_id in self._new:
+            self._new.discard(reservation_id)
+            del self._told[reservation_id]
+            return
+        self._settled[reservation_id] = None
+        self._changed()
+
+    def forget(self, reservation: Reservation) -> None:
+        """It is over, and that is for others to tell."""
+        self._told.pop(reservation.reservation_id, None)
+        self._new.discard(reservation.reservation_id)
         self._prefilled.pop(reservation.reservation_id, None)
-        if was_told or reservation.origin:
-            self._settled[reservation.reservation_id] = None
-            self._changed()
 
     def next_news(self, router_id: str, run_id: str, *, now: float) -> PeerNews:
         """The next message: a part of the snapshot, changes, or neither, which is a sign of life."""
@@ -65,7 +95,7 @@ class Changes:
                 sequence=self._sequence,
                 router_id=router_id,
                 run_id=run_id,
-                reservations=[news_of(each, now) for each in part if self._book.of_id(each.reservation_id) is each],
+                reservations=[news_of(each, now) for each in part if self._is_told(each)],
                 is_snapshot=True,
                 is_complete=self._snapshot is None,
             )
@@ -80,17 +110,15 @@ class Changes:
         waiting = len(self)
         if waiting > self._changes_max or self.is_overrun:
             self.is_overrun = True
-            for of in (self._told, self._prefilled, self._settled):
+            for of in (self._told, self._new, self._prefilled, self._settled):
                 of.clear()
         if waiting in (1, self._batch_max):
             self.on_change()
 
     def _taken(self, of: dict[str, Reservation]) -> Sequence[Reservation]:
-        if len(of) <= self._batch_max:
-            taken = list(of.values())
-            of.clear()
-            return taken
-        return [of.pop(name) for name in list(islice(of, self._batch_max))]
+        names = list(islice(of, self._batch_max))
+        self._new.difference_update(names)
+        return [of.pop(name) for name in names]
 
     def _taken_ids(self, of: dict[str, None]) -> Sequence[str]:
         # What is told to be over must have been told to be there: reservations go out before their ends.
@@ -122,6 +150,7 @@ def news_of(reservation: Reservation, now: float) -> ReservationNews:
         kv_blocks=reservation.kv_blocks,
         choices=reservation.choices,
         is_prefilled=reservation.is_prefilled,
+        is_orphaned=reservation.is_orphaned,
         ends_after_s=max(0.0, reservation.ends_at - now),
         session_id=reservation.session_id,
         block_hashes=reservation.block_hashes,

@@ -69,6 +69,11 @@ class HolderIndex:
         return len(self._holders)
 
     @property
+    def bits_end(self) -> int:
+        """All bits given out so far are below it."""
+        return len(self._counts)
+
+    @property
     def traces(self) -> int:
         """Dropped holders of which something is left; their bits must not be given out again."""
         return self._dead
@@ -223,14 +228,15 @@ class HolderIndex:
     def _remove_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
         """Removes blocks that all have the same holders, at the speed of the dictionary. False: they are not such."""
         holders, children = self._holders, self._children
-        run = dict.fromkeys(block_hashes)
-        before = list(map(holders.get, run))
-        shared = before[0] if before else None
-        if not shared or not shared & mask or before.count(shared) != len(block_hashes):
-            return False
+        shared = holders.get(block_hashes[0], 0) if block_hashes else 0
         left = shared ^ mask
+        if not shared & mask or list(map(holders.get, block_hashes)).count(shared) != len(block_hashes):
+            return False
+        run = dict.fromkeys(block_hashes, left)
+        if len(run) != len(block_hashes):
+            return False
         if left:
-            holders.update(dict.fromkeys(run, left))
+            holders.update(run)
         else:
             for block in run:
                 del holders[block]

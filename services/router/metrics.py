@@ -86,6 +86,14 @@ class RouterMetrics:
                 lambda fault=fault: core.health.faulty(fault),  # type: ignore[misc]
             )
         instruments.gauge_function("kv_feed_gaps", "Gaps seen in KV feeds of present workers.", self._gaps)
+        instruments.gauge_function(
+            "kv_feed_snapshots", "Snapshots taken over from present workers.", lambda: self._sum_of_feeds("snapshots")
+        )
+        instruments.gauge_function(
+            "believed_placements",
+            "Own placements that stand for blocks no event told of.",
+            lambda: len(core.index.predicted),
+        )
 
     def watch_peers(self, replica: Replica) -> None:
         """Looks at what peers tell, too."""
@@ -164,7 +172,10 @@ class RouterMetrics:
         return sum(1 for w in self._core.fleet.workers.values() if w.feed is not None and w.feed.trust is trust)
 
     def _gaps(self) -> int:
-        return sum(w.feed.gaps for w in self._core.fleet.workers.values() if w.feed is not None)
+        return self._sum_of_feeds("gaps")
+
+    def _sum_of_feeds(self, count: str) -> int:
+        return sum(getattr(w.feed, count) for w in self._core.fleet.workers.values() if w.feed is not None)
 
 
 PRIORITY_CLASSES = ("high", "normal", "low")

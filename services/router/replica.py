@@ -1,11 +1,11 @@
 """What peers tell of their work in flight, counted as if this router had placed it. Pure; times are arguments.
 
 Invariants:
-1. A reservation is counted once, whoever tells of it. It belongs to the process that made it (`origin`), or, when there is no
-   stream with that one any more, to whoever told of it last.
-2. Every end of an own reservation, and every end that comes about here, is told to all peers; what a peer tells goes no further.
-3. A peer that is lost leaves its reservations: those that their frontends claim here stay, the others end within the grace.
-4. What a snapshot does not name, its sender does not have: that ends, unless it is claimed here.
+1. A reservation is counted once, whoever tells of it. One router is its keeper: who made it, then whoever its frontend spoke to
+   last. A keeper that is lost is followed by whoever tells of it.
+2. The keeper's word of an end is believed, and no other's. Whoever was a keeper tells all peers.
+3. What a lost peer kept ends within the grace, unless a frontend claims it somewhere.
+4. What a snapshot does not name, its sender does not have: of that, what the sender kept ends.
 """
 
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ class Replica:
     @property
     def told(self) -> int:
         """Reservations of peers that are counted."""
-        return sum(1 for reservation in self._book if reservation.origin)
+        return sum(1 for reservation in self._book if reservation.is_told)
 
     def has_heard(self, router_id: str) -> bool:
         """True when that router's snapshot is complete."""
@@ -104,8 +104,8 @@ class Replica:
 
     def began(self) -> Session:
         """A stream with a peer stands; its first messages are the snapshot of what is in flight here."""
-        snapshot = [each for each in self._book if each.is_claimed or each.origin not in self._peers]
-        changes = Changes(self._book, snapshot, batch_max=self._limits.batch_max, changes_max=self._limits.changes_max)
+        limits = self._limits
+        changes = Changes(self._book, self._is_kept, batch_max=limits.batch_max, changes_max=limits.changes_max)
         session = Session(changes)
         self._sessions[session] = None
         self.counts.sessions += 1
@@ -124,7 +124,7 @@ class Replica:
         if not session.origin:
             self._introduce(session, news, now)
         if news.is_snapshot and session.unnamed is None and not session.is_snapshot_heard:
-            session.unnamed = {each.reservation_id for each in self._book if each.origin == session.origin}
+            session.unnamed = {each.reservation_id for each in self._book if each.keeper == session.origin}
             session.unnamed.update(
                 name for name, each in self._strangers.by_id.items() if each.origin == session.origin
             )
@@ -163,24 +163,34 @@ class Replica:
     def added(self, reservation: Reservation) -> None:
         """Own work begins."""
         for session in self._sessions:
-            session.changes.tell(reservation)
+            session.changes.added(reservation)
 
     def claimed(self, reservation: Reservation) -> None:
         """A peer's work is reported of here: it is in use."""
         for session in self._sessions:
-            session.changes.tell(reservation)
+            session.changes.claimed(reservation)
 
-    def prefilled(self, reservation: Reservation, told_by: str) -> None:
+    def prefilled(self, reservation: Reservation) -> None:
         """A prompt is computed."""
-        if not told_by or not reservation.origin:
+        if not reservation.keeper or reservation.is_known_from_here:
             for session in self._sessions:
                 session.changes.prefilled(reservation)
 
-    def settled(self, reservation: Reservation, told_by: str) -> None:
+    def settled(self, reservation: Reservation) -> None:
         """Work is over."""
-        if not told_by or not reservation.origin:
-            for session in self._sessions:
+        is_mine = not reservation.keeper or reservation.is_known_from_here
+        for session in self._sessions:
+            if is_mine:
                 session.changes.settled(reservation)
+            else:
+                session.changes.forget(reservation)
+
+    def _is_kept(self, reservation: Reservation) -> bool:
+        """True for what a snapshot tells: nobody else can. Asked once for each that is told."""
+        if self._book.of_id(reservation.reservation_id) is not reservation or reservation.keeper in self._peers:
+            return False
+        reservation.is_known_from_here = True
+        return True
 
     # What a peer says
 
@@ -210,29 +220,40 @@ class Replica:
             if not self._count(news, session.origin, ends_at, now):
                 self._remember_stranger(news, session.origin, ends_at)
             return
-        if known.origin and (is_news or known.origin not in self._peers):
-            known.origin = session.origin
+        if news.is_orphaned and not known.is_orphaned and known.keeper != session.origin:
+            if not known.keeper:
+                self.claimed(known)  # Its frontend came here, which the peer does not know.
+            return
+        is_lost = bool(known.keeper) and known.keeper not in self._peers
+        if is_news or is_lost or (known.is_orphaned and not news.is_orphaned):
+            self._hand_over(known, session.origin)
         if news.is_prefilled:
-            self._book.prefilled(known, now=now, told_by=session.origin)
-        if not known.origin:
+            self._book.prefilled(known, now=now)
+        if not known.is_told:
             ends_at = min(ends_at, known.ends_at_latest)
         if ends_at > known.ends_at:
             known.ends_at, known.is_orphaned = ends_at, False
             known.ends_at_latest = max(known.ends_at_latest, ends_at)
 
+    def _hand_over(self, reservation: Reservation, keeper: str) -> None:
+        if not reservation.keeper:
+            for session in self._sessions:
+                session.changes.kept_elsewhere(reservation)
+        reservation.keeper = keeper
+
     def _on_prefilled(self, session: Session, reservation_id: str, now: float) -> None:
         known = self._book.of_id(reservation_id)
         if known is not None:
             known.due_at = now
-            self._book.prefilled(known, now=now, told_by=session.origin)
+            self._book.prefilled(known, now=now)
         elif (stranger := self._strangers.by_id.get(reservation_id)) is not None:
             stranger.news = replace(stranger.news, is_prefilled=True)
 
     def _on_settled(self, session: Session, reservation_id: str) -> None:
         known = self._book.of_id(reservation_id)
-        if known is not None:
-            self._book.settle(known, told_by=session.origin)
-        else:
+        if known is not None and known.keeper == session.origin:
+            self._book.settle(known)
+        elif known is None:
             self._strangers.by_id.pop(reservation_id, None)
 
     def _snapshot_over(self, session: Session) -> None:
@@ -240,7 +261,8 @@ class Replica:
         for reservation_id in sorted(session.unnamed or ()):
             self._strangers.by_id.pop(reservation_id, None)
             known = self._book.of_id(reservation_id)
-            if known is not None and not known.is_claimed:
+            if known is not None and known.keeper == session.origin:
+                known.keeper = ""
                 self._book.settle(known)
         session.unnamed = None
         session.is_snapshot_heard = True
@@ -250,7 +272,7 @@ class Replica:
         self.counts.lost += 1
         ends_at = now + self._core.limits.reservation_grace_s
         for reservation in self._book:
-            if reservation.origin == origin and not reservation.is_claimed:
+            if reservation.keeper == origin:
                 self._book.orphan(reservation, ends_at=ends_at)
         for stranger in self._strangers.by_id.values():
             if stranger.origin == origin:
@@ -278,11 +300,14 @@ class Replica:
             kv_blocks=news.kv_blocks,
             choices=news.choices,
             ends_at=ends_at,
-            ends_at_latest=ends_at,
+            # How long it may last if somebody claims it is not told of one that nobody speaks of.
+            ends_at_latest=now + self._core.limits.reservation_s_max if news.is_orphaned else ends_at,
             is_prefilled=news.is_prefilled,
             due_at=now,
             placed_at=now,
-            origin=origin,
+            is_orphaned=news.is_orphaned,
+            is_told=True,
+            keeper=origin,
             session_id=news.session_id,
             block_hashes=news.block_hashes,
         )

@@ -45,10 +45,12 @@ class Reservation:
     """What reports are compared with. None: nothing, a peer placed it."""
     last_block_hash: int | None = None
     """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it."""
-    origin: str = ""
-    """The peer that tells of it. Empty: this router made it."""
-    is_claimed: bool = False
-    """A frontend reported of it here although a peer made it: this router sees to its end too."""
+    is_told: bool = False
+    """A peer made it."""
+    keeper: str = ""
+    """The peer that its frontend speaks to, and that sees to its end. Empty: this router."""
+    is_known_from_here: bool = False
+    """Peers may believe that this router is its keeper, and have to hear from it of the end."""
     session_id: str = ""
     block_hashes: Sequence[int] = ()
     """What its workers are believed to hold after it; only where they do not tell it themselves."""
@@ -67,7 +69,7 @@ class Reservation:
 
 
 class Journal(Protocol):
-    """Who wants to know of changes. `told_by` is the peer that a change comes from; empty: it came about here."""
+    """Who wants to know of changes."""
 
     def added(self, reservation: Reservation) -> None:
         """A reservation made here."""
@@ -77,11 +79,11 @@ class Journal(Protocol):
         """Its frontend reports of it here from now on."""
         ...
 
-    def prefilled(self, reservation: Reservation, told_by: str) -> None:
+    def prefilled(self, reservation: Reservation) -> None:
         """Its prompt is computed."""
         ...
 
-    def settled(self, reservation: Reservation, told_by: str) -> None:
+    def settled(self, reservation: Reservation) -> None:
         """It is over."""
         ...
 
@@ -136,26 +138,29 @@ class Book:
             if prefill is not None:
                 prefill.requests_in_flight += 1
         decode.refresh_batch()
-        if self.journal is not None and not reservation.origin:
-            self.journal.added(reservation)
+        if not reservation.is_told:
+            reservation.is_known_from_here = True
+            if self.journal is not None:
+                self.journal.added(reservation)
 
     def claim(self, reservation: Reservation) -> None:
-        """A frontend reports of it here. Of a peer's, peers hear that it is in use."""
+        """Its frontend reports of it here. Peers hear so when they may believe something else."""
+        is_news = bool(reservation.keeper) or reservation.is_orphaned
+        reservation.keeper = ""
         self.frontend_spoke(reservation)
-        if reservation.origin and not reservation.is_claimed:
-            reservation.is_claimed = True
-            if self.journal is not None:
-                self.journal.claimed(reservation)
+        if is_news and self.journal is not None:
+            reservation.is_known_from_here = True
+            self.journal.claimed(reservation)
 
-    def prefilled(self, reservation: Reservation, *, now: float | None = None, told_by: str = "") -> None:
+    def prefilled(self, reservation: Reservation, *, now: float | None = None) -> None:
         """Its prompt is computed, at `now` when that is known. Idempotent."""
         if reservation.is_prefilled:
             return
         self._computed(reservation, now)
         if self.journal is not None:
-            self.journal.prefilled(reservation, told_by)
+            self.journal.prefilled(reservation)
 
-    def settle(self, reservation: Reservation, *, told_by: str = "") -> None:
+    def settle(self, reservation: Reservation) -> None:
         """It is over."""
         if not reservation.is_prefilled:
             self._computed(reservation, None)
@@ -170,15 +175,14 @@ class Book:
             if not of_frontend:
                 del numbers[reservation.frontend_id]
         if self.journal is not None:
-            self.journal.settled(reservation, told_by)
+            self.journal.settled(reservation)
 
     def frontend_left(self, frontend_id: str, *, ends_at: float) -> None:
         """Its stream ended: what it placed or claimed here ends at `ends_at` unless it comes back and reports."""
-        for reservation in self._own.get(frontend_id, {}).values():
-            self.orphan(reservation, ends_at=ends_at)
-        for reservation in self._told.get(frontend_id, {}).values():
-            if reservation.is_claimed:
-                self.orphan(reservation, ends_at=ends_at)
+        for numbers in (self._own, self._told):
+            for reservation in numbers.get(frontend_id, {}).values():
+                if not reservation.keeper:
+                    self.orphan(reservation, ends_at=ends_at)
 
     def orphan(self, reservation: Reservation, *, ends_at: float) -> None:
         """Nobody speaks of it: it ends at `ends_at` unless somebody does."""
@@ -205,4 +209,4 @@ class Book:
             reservation.prefill.requests_in_flight -= 1
 
     def _numbers(self, reservation: Reservation) -> dict[str, dict[int, Reservation]]:
-        return self._told if reservation.origin else self._own
+        return self._told if reservation.is_told else self._own

@@ -70,6 +70,24 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSettings:
+    """How long, and how many, own placements are believed to be cached."""
+
+    predicted_s: float = setting(
+        10.0, "A placement counts as cached until the worker's own event comes, for so long at most.", min=0.001
+    )
+    approximate_s: float = setting(
+        120.0,
+        "The same on engines that tell no cache events; about the time a prefix stays in a busy cache.",
+        min=0.001,
+    )
+    placements_max: int = setting(65_536, "Placements that are believed at a time, of either kind.", min=1)
+    believed_blocks_max: int = setting(
+        1_048_576, "Blocks of those placements, each counted once; 40 to 80 bytes a block.", min=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSettings:
     """How routers share what is in flight."""
 
@@ -148,6 +166,7 @@ class RouterSettings:
     sweep_blocks: int = setting(
         5000, "Blocks looked at per millisecond-long turn to free what workers left behind.", min=1
     )
+    index: IndexSettings = field(default_factory=IndexSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)

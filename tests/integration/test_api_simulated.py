@@ -279,6 +279,15 @@ async def test_stop_string_can_be_kept(mesh: RunningMesh) -> None:
     assert kept["choices"][0]["text"] == cut["choices"][0]["text"] + stop
 
 
+async def test_logit_bias(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None:
+    """A token that must come comes."""
+    _, found = await post(mesh, "/tokenize", {"prompt": " hello", "add_special_tokens": False})
+    token_id = str(found["tokens"][-1])
+    whole = await client.completions.create(model="demo", prompt="Say", max_tokens=3, logit_bias={token_id: 100})
+    _, word = await post(mesh, "/detokenize", {"tokens": [int(token_id)] * 3})
+    assert whole.choices[0].text == word["prompt"]
+
+
 async def test_headers_steer_a_request(mesh: RunningMesh) -> None:
     """A deadline ends a request, pins need a setting that allows them, and what makes no sense is refused by name."""
     body = {"model": "demo", "messages": MESSAGES, "max_tokens": 4}

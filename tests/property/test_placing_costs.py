@@ -11,6 +11,8 @@ from kvmesh.core import Ask, LoadRecord, PerformanceProfile, ReportKind
 from services.router.core import RouterCore
 from services.router.cost import CostSettings
 from services.router.explain import ReportNote
+from services.router.held import add_predicted, by_holder
+from services.router.index import Match
 from services.router.links import Distance
 from services.router.place import Limits
 from services.router.target import Target
@@ -168,3 +170,21 @@ def test_what_is_promised_comes_back(case, reports):
     for target in router.fleet.targets():
         sums = (target.requests_in_flight, target.prompt_tokens_in_flight, target.kv_blocks_in_flight)
         assert (*sums, target.prefill_s_in_flight) == (0, 0, 0, 0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
+    st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
+)
+def test_the_deeper_of_known_and_predicted_counts(known, predicted):
+    """By holder: tokens of the longer prefix, whatever sets the holders come in."""
+
+    def as_sets(by_bit: dict[int, int]) -> tuple[list[int], list[int]]:
+        depths = sorted(set(by_bit.values()))
+        return depths, [sum(1 << bit for bit, depth in by_bit.items() if depth == each) for each in depths]
+
+    depths, sets = as_sets(known)
+    add_predicted(depths, sets, [Match(*found) for found in zip(*as_sets(predicted), strict=True)])
+    held = by_holder(depths, sets, BLOCK, 6).tolist() if depths else [0.0] * 48
+    assert held == [float(BLOCK * max(known.get(bit, 0), predicted.get(bit, 0))) for bit in range(48)]

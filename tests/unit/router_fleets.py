@@ -13,7 +13,8 @@ BLOCK = 16
 def core(**options) -> RouterCore:
     """A core that refuses when workers are busy, unless the test gives it a queue."""
     options.setdefault("queue_limits", QueueLimits(requests_max=0))
-    return RouterCore(router_id="router", generator=Random(1), **options)
+    options.setdefault("router_id", "router")
+    return RouterCore(generator=Random(1), **options)
 
 
 def description(name: str, role: str, **options) -> WorkerDescription:

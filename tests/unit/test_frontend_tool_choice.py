@@ -58,6 +58,10 @@ def test_what_contradicts_is_refused() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a", POINT), tool("b", other)))
     assert caught.value.field == "tools"
+    for parameters in ({"$defs": 0.5}, {"description": "x" * 300_000}):
+        with pytest.raises(InvalidRequestError) as caught:
+            schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a", parameters)))
+        assert caught.value.field == "tools"
     constraint = Constraint(kind=ConstraintKind.JSON_OBJECT)
     forced = asked(ToolChoice(mode=ToolMode.NAMED, name="a"), tool("a"), constraint=constraint)
     assert schema_of(forced)["type"] == "object"

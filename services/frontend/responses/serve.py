@@ -11,9 +11,9 @@ from aiohttp import web
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.blocks import Blocks, pieces_for
+from services.frontend.blocks import BlockOutlet, pieces_for
 from services.frontend.openai.asked import Asked
-from services.frontend.openai.bodies import Collected, sum_usage
+from services.frontend.openai.bodies import sum_usage
 from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.fields import read_object
@@ -127,16 +127,15 @@ class Responses:
         """Runs a request to its end and stores what came, if that is wanted."""
         clock = effort.pipeline.clock
         begun = begun_body(asked, prepared.request.request_id, int(clock.wall()))
-        collected = Collected(1)
-        answers = await run_all(effort, [prepared], collected)
-        effort.usage = sum_usage([each.usage for each in answers])
         reading = read_of(request, [prepared])
-        blocks = _blocks(prepared, collected, reading)
+        outlet = BlockOutlet(pieces_for(reading))
+        answers = await run_all(effort, [prepared], outlet)
+        effort.usage = sum_usage([each.usage for each in answers])
         if reading is not None:
             effort.usage = reading.counted(effort.usage)
             if isinstance(effort, Exchange):
                 effort.headers.update(warning_headers(reading))
-        body = _whole(asked, prepared, collected, blocks, begun, effort.usage, int(clock.wall()))
+        body = _whole(asked, prepared, outlet, begun, effort.usage, int(clock.wall()))
         await self._keep(asked, owner, body)
         return body
 
@@ -215,30 +214,20 @@ def _events(asked: AskedResponse, prepared: Prepared, reading: Reading | None, c
     )
 
 
-def _blocks(prepared: Prepared, collected: Collected, reading: Reading | None) -> Blocks:
-    """The answer's blocks."""
-    blocks = Blocks(pieces_for(reading), request_id=prepared.request.request_id)
-    blocks.push("".join(collected.texts[0]), len(collected.token_ids[0]))
-    blocks.flush()
-    return blocks
-
-
 def _whole(
     asked: AskedResponse,
     prepared: Prepared,
-    collected: Collected,
-    blocks: Blocks,
+    outlet: BlockOutlet,
     begun: Mapping[str, Any],
     usage: Usage,
     completed_s: int,
 ) -> dict[str, Any]:
-    request_id, ending = prepared.request.request_id, collected.endings[0]
-    assert ending is not None, "a request that ended well has ended every choice"
+    request_id, ending = prepared.request.request_id, outlet.ending
     logprobs = None
     if asked.includes_logprobs:
-        logprobs = chat_logprobs(prepared.model.text, collected.token_ids[0], collected.logprobs[0])["content"]
-    output, last = [], blocks.blocks[-1]
-    for block in blocks.blocks:
+        logprobs = chat_logprobs(prepared.model.text, outlet.token_ids, outlet.logprobs)["content"]
+    output, last = [], outlet.blocks[-1]
+    for block in outlet.blocks:
         status = status_of(ending) if block is last else "completed"
         output.append(item_body(request_id, block, status, logprobs))
     return ended_body(begun, output, ending, usage, completed_s)

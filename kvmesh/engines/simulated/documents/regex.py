@@ -2,6 +2,7 @@
 
 import re
 import string
+import warnings
 from collections.abc import Callable, Mapping
 from random import Random
 from re import _constants as codes  # type: ignore[attr-defined]  # the parser is not part of re's public face
@@ -28,7 +29,10 @@ _CATEGORIES: Mapping[Any, str] = {
 def make_match(pattern: str, random: Random) -> str:
     """A text that the whole expression matches. It is built to match and not tried: expressions can take for ever."""
     try:
-        tree = parser.parse(pattern)
+        with warnings.catch_warnings():
+            # What Python may once read in another way it reads in one way now.
+            warnings.simplefilter("ignore", FutureWarning)
+            tree = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise refused(f"a regular expression that does not parse ({error})", is_wrong=True) from error
     return _Maker(random).sequence(tree, is_first=True, is_last=True)
