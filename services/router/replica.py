@@ -221,8 +221,8 @@ class Replica:
                 self._remember_stranger(news, session.origin, ends_at)
             return
         if news.is_orphaned and not known.is_orphaned and known.keeper != session.origin:
-            if is_news and not known.keeper:
-                self.claimed(known)  # Its frontend came here meanwhile.
+            if not known.keeper:
+                self.claimed(known)  # Its frontend came here, which the peer does not know.
             return
         is_lost = bool(known.keeper) and known.keeper not in self._peers
         if is_news or is_lost or (known.is_orphaned and not news.is_orphaned):

@@ -10,6 +10,7 @@ from tests.simulation.mesh import SimulatedMesh
 Script = Callable[[SimulatedMesh], Awaitable[None]]
 FAULT_AT_S = 3.0
 MIXED_FAULTS = 12
+ROUTER_FAULTS = 4
 MIXED_PAUSE_S = (0.1, 0.6)
 
 
@@ -79,6 +80,24 @@ async def mixed(mesh: SimulatedMesh) -> None:
         kind, worker_id = generator.choice(kinds), generator.choice(sorted(mesh.workers))
         mesh.world.trace.note("fault", kind, worker_id)
         await _KINDS[kind](mesh, worker_id, generator)
+
+
+async def routers(mesh: SimulatedMesh) -> None:
+    """Routers die and come back, one at a time, or fall silent; now and then a worker dies meanwhile."""
+    generator = mesh.world.random("faults")
+    for _ in range(ROUTER_FAULTS):
+        await mesh.world.clock.sleep(generator.uniform(0.2, 1.5))
+        name = generator.choice(sorted(mesh.routers))
+        kind = generator.choice(("die", "die", "part", "worker"))
+        mesh.world.trace.note("fault", kind, name)
+        if kind == "part":
+            await _silence(mesh, name, generator.uniform(0.1, 6.0))
+        elif kind == "worker":
+            await _die(mesh, generator.choice(sorted(mesh.workers)), generator)
+        else:
+            await mesh.kill(name)
+            await mesh.world.clock.sleep(generator.uniform(0.0, 3.0))
+            await mesh.restart_router(name)
 
 
 async def _die(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
@@ -172,4 +191,5 @@ SCRIPTS: dict[str, Script] = {
     "drain": drain,
     "partition": partition,
     "mixed": mixed,
+    "routers": routers,
 }

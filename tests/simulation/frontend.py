@@ -173,9 +173,10 @@ class SimulatedFrontend:
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             features=frozenset({"logprobs"}),
         )
+        self._prefill = GrpcPrefillClient(self._channels, frontend_id=frontend_id)
         self.pipeline = Pipeline(
             models=StaticModels([model]),
-            prefill=_WatchedPrefill(GrpcPrefillClient(self._channels), world, on_phase),
+            prefill=_WatchedPrefill(self._prefill, world, on_phase),
             links=_WatchedLinks(self.links, world, on_phase),
             router=_WatchedRouter(self.router_link, world, on_phase, on_placed),
             clock=world.clock,
@@ -193,6 +194,7 @@ class SimulatedFrontend:
         """Ends all links."""
         await self.pipeline.aclose()
         await self.links.aclose()
+        await self._prefill.aclose()
         await self.router_link.aclose()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)

@@ -140,6 +140,13 @@ class SimulatedMesh:
         await worker.start()
         return worker
 
+    async def restart_router(self, name: str) -> SimulatedRouter:
+        """A new process under the id of one that died. It takes requests once it knows what the others know."""
+        router = SimulatedRouter(self.world, name, self.shape.router, run=self.routers[name].run + 1)
+        self.routers[name] = router
+        await router.start()
+        return router
+
     # Requests
 
     def begin(self, request: Request, cancel: Cancel | None = None) -> Ledger:

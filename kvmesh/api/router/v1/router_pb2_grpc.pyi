@@ -30,7 +30,8 @@ class RouterServiceStub:
     """Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come.
+    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come. The router sends its initial metadata at
+       once, before any answer: a frontend asks only where it came.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
        then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
@@ -75,7 +76,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come.
+    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come. The router sends its initial metadata at
+       once, before any answer: a frontend asks only where it came.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
        then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
@@ -116,7 +118,8 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come.
+    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come. The router sends its initial metadata at
+       once, before any answer: a frontend asks only where it came.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
        then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
