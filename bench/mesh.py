@@ -100,10 +100,13 @@ async def _served(pid: int, state: Mapping[str, str], kind: MeshKind) -> Served:
 
 def _service_pids(pid: int) -> Mapping[str, int]:
     """The services by name. `up` itself, with the embedded registry in it, is not counted: it is no part of a request."""
-    found = {}
+    found: dict[str, int] = {}
     for child in descendants(pid):
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        found.update({service: child for service in SERVICES if f"services.{service}" in words})
+        for service in SERVICES:
+            if f"services.{service}" in words:
+                # Of several processes of one service the first one is their parent.
+                found.setdefault(service, child)
     return {service: found[service] for service in SERVICES if service in found}
 
 
