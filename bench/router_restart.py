@@ -40,8 +40,8 @@ SEED = 7
 EPOCH = 1
 
 
-class FilledWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """A worker whose cache is full and stays as it is."""
+class FilledWorker:
+    """A worker whose cache is full and stays as it is. Its methods are named by the service's."""
 
     def __init__(self, name: str, *, blocks: int, run_blocks: int, generator: Random) -> None:
         self.name = name
@@ -49,8 +49,12 @@ class FilledWorker(worker_pb2_grpc.WorkerServiceServicer):
         for start in range(0, blocks, run_blocks):
             run = [generator.getrandbits(64) for _ in range(min(run_blocks, blocks - start))]
             self._feed.append_nowait([KvStored(block_hashes=run)])
+        servicer: Any = worker_pb2_grpc.WorkerServiceServicer
+        service = servicer()
+        service.Describe, service.WatchKv, service.WatchLoad = self.describe, self.watch_kv, self.watch_load
+        self.service = service
 
-    async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
+    async def describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
         """A simulated worker's."""
         return to_description(
             WorkerDescription(
@@ -70,14 +74,14 @@ class FilledWorker(worker_pb2_grpc.WorkerServiceServicer):
             )
         )
 
-    async def WatchKv(
+    async def watch_kv(
         self, request: pb.WatchKvRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchKvResponse]:
         """As workers do."""
         async for batch in self._feed.watch():
             yield to_kv_batch(batch)
 
-    async def WatchLoad(
+    async def watch_load(
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
         """Idle."""
@@ -95,7 +99,7 @@ async def serve(workers: int, blocks: int, run_blocks: int) -> None:
         server = RpcServer(
             RpcSettings(port=0, grace_s=0),
             service_names=["kvmesh.worker.v1.WorkerService"],
-            add_services=lambda to, it=worker: worker_pb2_grpc.add_WorkerServiceServicer_to_server(it, to),  # type: ignore[misc]
+            add_services=lambda to, it=worker.service: worker_pb2_grpc.add_WorkerServiceServicer_to_server(it, to),  # type: ignore[misc]
         )
         await server.start()
         await server.set_serving(True)

@@ -68,13 +68,28 @@ ROWS = (
     Row(name="tenant salt", word="always", both=(f"{CONFORMANCE}::test_salt_separates_tenants",)),
     Row(name="priority", word="priority", vllm=(f"{VLLM}::test_the_largest_priority_goes_first",)),
     Row(name="seed", word="seed", vllm=(f"{VLLM}::test_sampling_reaches_the_engine",)),
-    Row(name="logit bias", word="logit_bias", vllm=(f"{VLLM}::test_sampling_reaches_the_engine",)),
-    Row(name="structured output", word="structured_output", vllm=(f"{VLLM}::test_structured_output_and_its_refusal",)),
+    Row(
+        name="logit bias",
+        word="logit_bias",
+        vllm=(f"{VLLM}::test_sampling_reaches_the_engine",),
+        simulated=("tests/unit/test_simulated_scheduler.py::test_a_bias_moves_the_answer",),
+    ),
+    Row(
+        name="structured output",
+        word="structured_output",
+        vllm=(f"{VLLM}::test_structured_output_and_its_refusal",),
+        simulated=("tests/unit/test_simulated_scripts.py::test_preempted_and_pulled_and_continued_it_is_the_same",),
+    ),
     Row(name="cache reset", word="reset_cache", both=(f"{CONFORMANCE}::test_reset_cache",)),
     Row(name="sleep and wake", word="sleep", simulated=(f"{CONFORMANCE}::test_asleep",)),
     Row(name="role change in the engine", word="roles:2", both=(f"{CONFORMANCE}::test_set_role",)),
-    Row(name="prompt logprobs", word="prompt_logprobs"),
-    Row(name="embeddings", word="embeddings"),
+    Row(name="prompt logprobs", word="prompt_logprobs", both=(f"{CONFORMANCE}::test_prompt_logprobs",)),
+    Row(
+        name="embeddings",
+        word="embeddings",
+        vllm=(f"{VLLM}::test_embeddings_of_a_pooling_model",),
+        simulated=(f"{CONFORMANCE}::test_embeddings",),
+    ),
     Row(name="images", word="image"),
     Row(name="audio", word="audio"),
     Row(name="video", word="video"),
@@ -90,12 +105,16 @@ def records() -> dict[str, Capabilities]:
     """What each adapter claims, with everything switched on that a setting can switch on."""
     from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
     from kvmesh.engines.vllm.description import capabilities
+    from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
     from kvmesh.engines.vllm.settings import VllmSettings
     from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 
-    simulated = SimulatedEngine(SimulatedSettings(), SystemClock(), MemoryTransport(MemoryNetwork(clock=SystemClock())))
+    settings = SimulatedSettings(model_dir=str(ROOT / "models" / "demo"))
+    simulated = SimulatedEngine(settings, SystemClock(), MemoryTransport(MemoryNetwork(clock=SystemClock())))
+    # What a model can be asked, vLLM finds out from its files: generating models and pooling models together here.
+    tasks = (GENERATE_TASK, EMBED_TASK)
     return {
-        "vllm": capabilities(VllmSettings(model="any", enable_lora=True), has_tokenizer=True),
+        "vllm": capabilities(VllmSettings(model="any", enable_lora=True), has_tokenizer=True, tasks=tasks),
         "simulated": simulated.describe().capabilities,
     }
 

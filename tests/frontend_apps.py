@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kvmesh.clock import SystemClock
 from kvmesh.lifecycle import Part, RunningPart
 from kvmesh.telemetry import Instruments
+from services.frontend.access.access import Access
 from services.frontend.apps import Apps, AppSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
@@ -86,6 +87,7 @@ async def running_apps(
     http: HttpSettings | None = None,
     instance_id: str = "frontend-a",
     seed: int | None = None,
+    access: Access | None = None,
     **settings: Any,
 ) -> AsyncIterator[RunningApps]:
     """Starts it, and ends it in the order of the process."""
@@ -94,13 +96,13 @@ async def running_apps(
         models=StaticModels(models), prefill=mesh, links=mesh, router=mesh, clock=SystemClock(),
         generator=random.Random(seed),
         metrics=FrontendMetrics(Instruments(registry, "frontend"), lambda: pipeline.in_flight),
-        settings=PipelineSettings(**settings),
+        settings=PipelineSettings(**settings), access=access,
     )  # fmt: skip
     found = replace(apps or AppSettings(), state_dir=str(directory))
     parts = Apps(pipeline, found, Instruments(registry, "frontend"), instance_id=instance_id)
     server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, extensions=parts.extensions)
     async with AsyncExitStack() as stack:
-        for part in (*parts.parts, server):
+        for part in (*([access] if access is not None else []), *parts.parts, server):
             await stack.enter_async_context(running_part(part))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield RunningApps(f"http://127.0.0.1:{server.port}", mesh, pipeline, parts, registry, session)

@@ -214,6 +214,8 @@ class FakeMesh:
     async def _tokens(self, generation: Generation, sink: LegSink) -> FinishReason | LegFinish:
         faults = self.faults
         tokens = list(self.answer(generation))
+        if generation.sampling.prompt_logprobs is not None:
+            sink.on_prompt([TokenLogprob(logprob=-0.5) for _ in generation.token_ids[1:]])
         limit = generation.sampling.max_tokens or 10**9
         sent = 0
         while True:

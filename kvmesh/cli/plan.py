@@ -26,6 +26,7 @@ class MeshShape:
     served_name: str
     prefill: int
     decode: int
+    routers: int
     host: str
     port: int
     grpc_port: int
@@ -34,6 +35,7 @@ class MeshShape:
     log_level: str
     run_dir: Path
     engine_argv: Sequence[str] = ()
+    frontend_processes: int = 1
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
@@ -43,12 +45,17 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
             *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
             *(_worker(shape, "decode", number) for number in range(shape.decode)),
         ],
-        routers=[_service(shape, "router", ("--policy", shape.policy))],
+        routers=[_service(shape, "router", ("--policy", shape.policy), number) for number in range(shape.routers)],
         frontends=[
             _service(
                 shape,
                 "frontend",
-                ("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+                (
+                    *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+                    # Meshes on one machine must not run each other's batches.
+                    *("--state-dir", str(shape.run_dir / "state")),
+                    *("--processes", str(shape.frontend_processes)),
+                ),
             )
         ],
         planners=[_service(shape, "planner", ())],

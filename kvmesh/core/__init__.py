@@ -3,6 +3,7 @@
 from kvmesh.core.generation import Generation, Media, MediaKind
 from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
+from kvmesh.core.replica import PeerNews, ReservationNews
 from kvmesh.core.routing import Ask, Placement, ReportKind
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
 from kvmesh.core.worker import (
@@ -35,10 +36,12 @@ __all__ = [
     "Media",
     "MediaKind",
     "ModelCard",
+    "PeerNews",
     "PerformanceProfile",
     "Placement",
     "Rendezvous",
     "ReportKind",
+    "ReservationNews",
     "Role",
     "SamplingParams",
     "TokenLogprob",

@@ -42,13 +42,15 @@ class Presence:
         settings: PresenceSettings | None = None,
         clock: Clock | None = None,
         generator: random.Random | None = None,
+        health: Health = Health.PASSING,
+        note: str = "",
     ) -> None:
         self._registry = registry
         self._settings = settings or PresenceSettings()
         self._clock = clock or SystemClock()
         self._random = (generator or random.Random()).random
         self._wanted = registration
-        self._health, self._note = Health.PASSING, ""
+        self._health, self._note = health, note
         self._is_draining, self._drain_reason = False, ""
         self._standing: Registration | None = None
         self._standing_mark: bool | None = None

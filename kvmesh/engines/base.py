@@ -26,6 +26,7 @@ from kvmesh.core import (
     KvHandle,
     LoadRecord,
     ModelCard,
+    PerformanceProfile,
     Rendezvous,
     Role,
     TokenLogprob,
@@ -117,6 +118,8 @@ class EngineDescription:
     kv_compatibility_hash: str
     lease_s: float
     rendezvous_address: str = ""
+    profile: PerformanceProfile | None = None
+    """How fast it is, as far as the engine knows."""
 
 
 class Engine(Protocol):

@@ -1,21 +1,22 @@
-"""The frontend's end of RouterService.Route: one stream to one healthy router, replaced when it breaks.
+"""The frontend's end of RouterService.Route: streams to `routers` of the routers, each replaced when it breaks.
 
-1. Asks are numbered once for the life of the link. An ask that was not answered before its stream broke is asked again on
-   the next one, as long as its own time lasts.
+1. Asks are numbered once for the life of the link, whichever router is asked: those of a session always the same one, as long as
+   the same ones are there; others in turns. An ask that was not answered when its stream broke is asked at once on another stream,
+   or on the next one, as long as its own time lasts.
 2. A router that for `answer_timeout_s` neither answers an ask nor says that it waits in its queue counts as hung: its stream is
    given up. An ask that waits there has all of its own time, not only that of placing.
-3. Reports go out on the stream that stands; without one they are dropped, and the router's grace settles the reservation.
+3. Reports go to the router that placed. When that stream breaks, the link has another router adopt what is in flight, and
+   reports there, naming the reservation. Without any stream, both wait for the next one.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
-
-from grpc.aio import EOF, AioRpcError
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
@@ -25,8 +26,9 @@ from kvmesh.discovery.base import ROUTER, Health, Instance, Registry, View
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
-from kvmesh.rpc.codec.router import Report, from_placement, to_ask, to_report
-from kvmesh.rpc.status import from_detail, from_rpc_error
+from kvmesh.rpc.codec.router import Report, from_placement
+from kvmesh.rpc.router_stream import RouterStream
+from kvmesh.rpc.status import from_detail
 from kvmesh.settings import setting
 
 log = logging.getLogger(__name__)
@@ -34,9 +36,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLinkSettings:
-    """Bounds of the link to the router."""
+    """Bounds of the link to the routers."""
 
-    answer_timeout_s: float = setting(2.0, "A router that leaves an ask unanswered for so long is given up.", min=0.01)
+    routers: int = setting(2, "Routers to keep a stream to; a second one takes over at once.", min=1, max=16)
+    answer_timeout_s: float = setting(
+        2.0, "A router that leaves an ask, or a new stream, unanswered for so long is given up.", min=0.01
+    )
+    report_delay_s: float = setting(
+        0.01,
+        "Longest time for which news of a request waits to be sent with others; failures are told at once. 0: none waits.",
+        min=0,
+        max=1,
+    )
     reconnect_min_s: float = setting(0.05, "First pause after a router could not be reached.", min=0.001)
     reconnect_max_s: float = setting(1.0, "Longest pause between attempts.", min=0.001)
     messages_max: int = setting(65_536, "Asks and reports that wait to be written.", min=1)
@@ -44,19 +55,30 @@ class RouterLinkSettings:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """An ask without an answer. `stream` is the number of the stream it was written to last.
+    """An ask without an answer, and the stream it was written to last; None: it waits for one.
 
     `queued_s` is when the router of that stream said last that it waits; None: it did not.
     """
 
     ask: Ask
     answer: asyncio.Future[Placement]
-    stream: int = 0
+    began_s: float
+    stream: RouterStream | None = None
     queued_s: float | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    """A placed request. `is_moved`: another router than the one that placed it is told of it."""
+
+    stream: RouterStream
+    reservation_id: str
+    prefilled_after_s: float | None = None
+    is_moved: bool = False
+
+
 class GrpcRouterLink:
-    """Implements `kvmesh.rpc.clients.RouterLink`. A running part: `run` keeps the stream, `aclose` ends it."""
+    """Implements `kvmesh.rpc.clients.RouterLink`. A running part: `run` keeps the streams, `aclose` ends them."""
 
     def __init__(
         self,
@@ -75,68 +97,82 @@ class GrpcRouterLink:
         self._random = generator
         self._settings = settings or RouterLinkSettings()
         self._routers: dict[str, Instance] = {}
-        self._tried: set[str] = set()
-        self._changed = asyncio.Event()
-        self._wakeup = asyncio.Event()
+        self._taken: set[str] = set()
+        """Routers to which a stream stands or is tried."""
+        self._streams: dict[str, RouterStream] = {}
+        """Those that stand."""
+        self._viewed = asyncio.Event()
+        self._freed = asyncio.Event()
         self._pending: dict[int, _Pending] = {}
-        self._outgoing: list[pb.RouteRequest] = []
+        self._in_flight: dict[int, _InFlight] = {}
+        self._unsent: list[tuple[int, Report]] = []
         self._asks = 0
-        self._stream = 0
-        self._call: Any = None
-        self._router_id = ""
+        self._turns = 0
         self._running: asyncio.Task[None] | None = None
+        self._messages_of_past_streams = 0
         self.reports_dropped = 0
         self.streams_broken = 0
 
     @property
     def is_up(self) -> bool:
         """True while a stream stands."""
-        return self._call is not None
+        return bool(self._streams)
+
+    @property
+    def router_ids(self) -> Sequence[str]:
+        """The routers in use."""
+        return tuple(self._streams)
 
     @property
     def router_id(self) -> str:
-        """The router in use; empty without one."""
-        return self._router_id if self.is_up else ""
+        """The router in use for longest; empty without one."""
+        return next(iter(self._streams), "")
+
+    @property
+    def messages_sent(self) -> int:
+        """Messages written to all routers since the start."""
+        return self._messages_of_past_streams + sum(stream.messages_sent for stream in self._streams.values())
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         """Asks for a placement; see the protocol."""
-        if len(self._outgoing) >= self._settings.messages_max:
+        if len(self._pending) >= self._settings.messages_max:
             raise OverloadedError("too many asks wait for the router", reason="router_link_full", retry_after_s=1.0)
         self._asks += 1
         ask_id = self._asks
-        pending = self._pending[ask_id] = _Pending(ask, asyncio.get_running_loop().create_future())
-        if self.is_up:
-            self._send_ask(ask_id, pending)
+        answer = asyncio.get_running_loop().create_future()
+        pending = self._pending[ask_id] = _Pending(ask, answer, self._clock.now())
+        self._send_ask(ask_id, pending)
         try:
             return Placed(ask_id=ask_id, placement=await self._answer(pending, timeout_s))
         except BaseException:
             # Cancelled or out of time: a router that places it after all must not keep the reservation.
-            if pending.stream and not _is_refused(pending):
+            if ask_id in self._in_flight:
                 self.report_nowait(ask_id, ReportKind.CANCELLED, elapsed_s=0.0)
+            elif not pending.answer.done() or pending.answer.cancelled():
+                self._withdraw(ask_id, pending)
             raise
         finally:
             self._pending.pop(ask_id, None)
 
     async def _answer(self, pending: _Pending, timeout_s: float) -> Placement:
-        began_s = self._clock.now()
-        while (left_s := self._end_s(pending, began_s, timeout_s) - self._clock.now()) > 0:
+        while (left_s := self._end_s(pending, timeout_s) - self._clock.now()) > 0:
             stream = pending.stream
             wait_s = min(left_s, self._settings.answer_timeout_s)
             # The future is shielded by `wait`, which leaves it pending when the time is up.
             done, _ = await asyncio.wait([pending.answer], timeout=wait_s)
             if done:
                 return pending.answer.result()
-            if stream and stream == self._stream and self.is_up and wait_s < left_s and self._is_silent(pending):
-                log.warning("router_silent", extra={"data": {"router": self._router_id}})
-                self._give_up_stream()
+            if stream is not None and stream is pending.stream and wait_s < left_s and self._is_silent(pending):
+                log.warning("router_silent", extra={"data": {"router": stream.router_id}})
+                stream.give_up()
         if pending.queued_s is not None:
             raise DeadlineError("the request's time was over before a worker had room")
         raise UnavailableError("no router answered in time", reason="no_router", retry_after_s=1.0)
 
-    def _end_s(self, pending: _Pending, began_s: float, timeout_s: float) -> float:
+    def _end_s(self, pending: _Pending, timeout_s: float) -> float:
         if pending.queued_s is not None and pending.ask.timeout_s is not None:
-            return began_s + max(timeout_s, pending.ask.timeout_s)
-        return began_s + timeout_s
+            return pending.began_s + max(timeout_s, pending.ask.timeout_s)
+        return pending.began_s + timeout_s
 
     def _is_silent(self, pending: _Pending) -> bool:
         queued_s = pending.queued_s
@@ -154,7 +190,8 @@ class GrpcRouterLink:
         failed_worker_id: str = "",
     ) -> None:
         """Tells how a placed request goes; see the protocol."""
-        if not self.is_up or len(self._outgoing) >= self._settings.messages_max:
+        placed = self._in_flight.get(ask_id)
+        if placed is None:
             self.reports_dropped += 1
             return
         report = Report(
@@ -164,21 +201,27 @@ class GrpcRouterLink:
             output_tokens=output_tokens,
             error=error,
             failed_worker_id=failed_worker_id,
+            reservation_id="" if placed.stream.is_up and not placed.is_moved else placed.reservation_id,
         )
-        self._send(pb.RouteRequest(report=to_report(ask_id, report)))
+        if kind.settles:
+            del self._in_flight[ask_id]
+        elif placed.prefilled_after_s is None and kind is not ReportKind.PROGRESS:
+            placed.prefilled_after_s = elapsed_s
+        self._send_report(placed.stream, ask_id, report)
 
     async def start(self) -> None:
         """Nothing to wait for: asks wait for the first router within their own time."""
 
     async def run(self) -> None:
-        """Keeps a stream to a router until `aclose`."""
+        """Keeps the streams until `aclose`."""
         self._running = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_routers(), name="router-link-watch")
-            tasks.create_task(self._keep_stream(), name="router-link-stream")
+            for number in range(self._settings.routers):
+                tasks.create_task(self._keep_stream(), name=f"router-link-{number}")
 
     async def aclose(self) -> None:
-        """Ends the stream; asks in flight fail as unavailable."""
+        """Ends the streams; asks in flight fail as unavailable."""
         running, self._running = self._running, None
         if running is not None and not running.done():
             running.cancel()
@@ -186,6 +229,8 @@ class GrpcRouterLink:
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(UnavailableError("the link to the router is closed", reason="no_router"))
+
+    # Which routers
 
     async def _watch_routers(self) -> None:
         async with aclosing(self._registry.watch(ROUTER)) as views:
@@ -196,100 +241,153 @@ class GrpcRouterLink:
         if view.is_stale:
             return
         self._routers = {instance.instance_id: instance for instance in view.instances}
-        self._changed.set()
-        router = self._routers.get(self._router_id)
-        if self.is_up and router is not None and router.is_draining and any(self._healthy()):
-            self._give_up_stream()
+        self._viewed = _renewed(self._viewed)
+        self._freed = _renewed(self._freed)
+        for router_id, stream in self._streams.items():
+            router = self._routers.get(router_id)
+            if router is not None and router.is_draining and any(r.takes_requests for r in self._routers.values()):
+                stream.give_up()
 
-    def _healthy(self) -> Iterator[Instance]:
-        return (router for router in self._routers.values() if router.takes_requests)
-
-    def _next_router(self) -> Instance | None:
-        """A router not tried since the last stream that stood, healthy ones first; None when there is none."""
-        routers = list(self._healthy()) or [r for r in self._routers.values() if r.health is not Health.CRITICAL]
-        fresh = [router for router in routers if router.instance_id not in self._tried]
+    def _next_router(self, tried: set[str]) -> Instance | None:
+        """A router without a stream and not tried since the last one that stood, healthy ones first; None: there is none."""
+        healthy = [router for router in self._routers.values() if router.takes_requests]
+        routers = healthy or [r for r in self._routers.values() if r.health is not Health.CRITICAL]
+        fresh = [r for r in routers if r.instance_id not in tried and r.instance_id not in self._taken]
         return self._random.choice(fresh) if fresh else None
 
     async def _keep_stream(self) -> None:
-        pause_s = self._settings.reconnect_min_s
+        pause_s, tried = self._settings.reconnect_min_s, set[str]()
         while True:
-            router = self._next_router()
+            router = self._next_router(tried)
             if router is not None:
-                answered = await self._use(router)
-                if answered:
-                    self._tried.clear()
+                if await self._use(router):
+                    tried.clear()
                     pause_s = self._settings.reconnect_min_s
-                self._tried.add(router.instance_id)
+                tried.add(router.instance_id)
                 continue
-            self._tried.clear()
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(pause_s * (0.5 + self._random.random() / 2)):
-                    await self._changed.wait()
-            except TimeoutError:
-                pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
+            if tried:
+                pause_s = await self._pause(pause_s)
+            else:
+                await self._freed.wait()  # All there are have a stream.
+            tried.clear()
+
+    async def _pause(self, pause_s: float) -> float:
+        """Until the registry says something or the time is over; gives the next pause."""
+        try:
+            async with asyncio.timeout(pause_s * (0.5 + self._random.random() / 2)):
+                await self._viewed.wait()
+        except TimeoutError:
+            return min(2 * pause_s, self._settings.reconnect_max_s)
+        return pause_s
+
+    # One stream
 
     async def _use(self, router: Instance) -> bool:
-        """One stream, until it breaks. True: the router answered something."""
-        self._begin_stream(router)
-        writer = asyncio.create_task(self._write(self._call), name="router-link-write")
-        answered = False
-        problem: MeshError = UnavailableError("the router ended the stream", reason="stream_ended")
+        """One stream, until it breaks. True: it stood."""
+        stub: Any = RouterServiceStub(self._channels.channel(router.address))
+        settings = self._settings
+        stream = RouterStream(
+            stub.Route(), router.instance_id, self._frontend_id, report_delay_s=settings.report_delay_s
+        )
+        self._taken.add(router.instance_id)
         try:
-            while (message := await self._call.read()) is not EOF:
-                answered = True
-                self._on_message(message)
-        except AioRpcError as error:
-            problem = from_rpc_error(error, where=router.instance_id)
-        except asyncio.CancelledError:
-            if not self._call.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                raise
-            problem = UnavailableError("the stream was given up", reason="router_silent")
+            problem = await stream.run(self._on_begun, self._on_message, connect_timeout_s=settings.answer_timeout_s)
         finally:
-            self._call.cancel()
-            self._call = None
-            writer.cancel()
-            await asyncio.wait([writer])
+            self._taken.discard(router.instance_id)
+            self._messages_of_past_streams += stream.messages_sent
+            if self._streams.pop(router.instance_id, None) is not None:
+                self._on_broken(stream)
         self.streams_broken += 1
         data = {"router": router.instance_id, "reason": problem.reason, "message": problem.message}
         log.warning("router_stream_broken", extra={"data": data})
-        return answered
+        return stream.has_stood
 
-    def _begin_stream(self, router: Instance) -> None:
-        """From here on the stream stands; what it breaks is known when it is read."""
-        stub: Any = RouterServiceStub(self._channels.channel(router.address))
-        self._call = stub.Route()
-        self._router_id = router.instance_id
-        self._stream += 1
-        self._outgoing = [pb.RouteRequest(hello=pb.Hello(frontend_id=self._frontend_id))]
+    def _on_begun(self, stream: RouterStream) -> None:
+        """What waited for a stream goes out on this one."""
+        self._streams[stream.router_id] = stream
+        for ask_id, placed in self._in_flight.items():
+            if not placed.stream.is_up:
+                self._have_adopted(ask_id, placed, stream)
+        unsent, self._unsent = self._unsent, []
+        for ask_id, report in unsent:
+            stream.report(ask_id, report)
         for ask_id, pending in self._pending.items():
-            self._send_ask(ask_id, pending)
-        self._wakeup.set()
+            if pending.stream is None:
+                self._send_ask(ask_id, pending)
 
-    def _give_up_stream(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
+    def _on_broken(self, stream: RouterStream) -> None:
+        """Asks, and who is told of what is in flight, move to another stream; without one they wait."""
+        other = self._any_stream()
+        for ask_id, placed in self._in_flight.items():
+            if placed.stream is stream and other is not None:
+                self._have_adopted(ask_id, placed, other)
+        for ask_id, report in stream.take_reports():
+            self._send_report(stream, ask_id, report)
+        for ask_id, pending in self._pending.items():
+            if pending.stream is stream:
+                pending.stream = None
+                self._send_ask(ask_id, pending)
+        self._freed = _renewed(self._freed)
+
+    def _have_adopted(self, ask_id: int, placed: _InFlight, stream: RouterStream) -> None:
+        """Says that a request is in flight which another router placed, or this one on an earlier stream."""
+        placed.stream, placed.is_moved = stream, True
+        elapsed_s = placed.prefilled_after_s
+        kind = ReportKind.PROGRESS if elapsed_s is None else ReportKind.PREFILLED
+        stream.report(ask_id, Report(kind=kind, elapsed_s=elapsed_s or 0.0, reservation_id=placed.reservation_id))
+
+    def _any_stream(self) -> RouterStream | None:
+        return next(iter(self._streams.values()), None)
+
+    # Asks and reports
+
+    def _stream_for(self, ask: Ask) -> RouterStream | None:
+        """Those of a session to the same router from every frontend, others in turns."""
+        if not self._streams:
+            return None
+        if ask.session_id:
+            return max(self._streams.values(), key=lambda stream: _rank(ask.session_id, stream.router_id))
+        self._turns += 1
+        streams = list(self._streams.values())
+        return streams[self._turns % len(streams)]
 
     def _send_ask(self, ask_id: int, pending: _Pending) -> None:
-        if not pending.answer.done():
-            pending.stream = self._stream
-            pending.queued_s = None
-            self._send(pb.RouteRequest(ask=to_ask(ask_id, pending.ask)))
+        stream = self._stream_for(pending.ask)
+        if stream is None or pending.answer.done():
+            return
+        ask = pending.ask
+        if ask.timeout_s is not None:
+            ask = replace(ask, timeout_s=max(0.001, ask.timeout_s - (self._clock.now() - pending.began_s)))
+        pending.stream, pending.queued_s = stream, None
+        stream.ask(ask_id, ask)
 
-    def _send(self, message: pb.RouteRequest) -> None:
-        self._outgoing.append(message)
-        self._wakeup.set()
+    def _withdraw(self, ask_id: int, pending: _Pending) -> None:
+        if pending.stream is not None:
+            pending.stream.withdraw(ask_id)
 
-    async def _write(self, call: Any) -> None:
-        try:
-            while True:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                messages, self._outgoing = self._outgoing, []
-                for message in messages:
-                    await call.write(message)
-        except (AioRpcError, asyncio.InvalidStateError):
-            return  # The reader sees the same end and tells everybody.
+    def _send_report(self, stream: RouterStream, ask_id: int, report: Report) -> None:
+        """On the stream of the router that placed, else on another one or the next."""
+        standing = stream if stream.is_up else self._any_stream()
+        if len(self._unsent if standing is None else standing) >= self._settings.messages_max:
+            self.reports_dropped += 1
+        elif standing is None:
+            self._unsent.append((ask_id, report))
+        else:
+            standing.report(ask_id, report)
+
+    # What routers say
+
+    def _on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "queued":
+            self._on_queued(message.queued.ask_ids)
+        elif kind == "refusal":
+            pending = self._pending.get(message.refusal.ask_id)
+            if pending is not None and not pending.answer.done() and pending.stream is stream:
+                pending.answer.set_exception(from_detail(message.refusal.error))
+        elif kind == "placement":
+            self._on_placement(stream, message.placement)
+        # Anything else is said by a newer router; this build has no use for it.
 
     def _on_queued(self, ask_ids: Iterable[int]) -> None:
         now = self._clock.now()
@@ -298,27 +396,27 @@ class GrpcRouterLink:
             if pending is not None:
                 pending.queued_s = now
 
-    def _on_message(self, message: pb.RouteResponse) -> None:
-        kind = message.WhichOneof("kind")
-        if kind is None:
-            return  # A newer router says something that this build has no use for.
-        if kind == "queued":
-            self._on_queued(message.queued.ask_ids)
-            return
-        body = message.placement if kind == "placement" else message.refusal
-        pending = self._pending.get(body.ask_id)
-        if pending is None or pending.answer.done():
-            return
-        if kind == "refusal":
-            pending.answer.set_exception(from_detail(message.refusal.error))
-            return
+    def _on_placement(self, stream: RouterStream, message: pb.Placement) -> None:
+        pending = self._pending.get(message.ask_id)
+        if pending is None or pending.answer.done() or pending.stream is not stream:
+            return  # Withdrawn meanwhile: the router hears, or has heard, of that.
         try:
-            pending.answer.set_result(from_placement(message.placement))
+            placement = from_placement(message)
         except InvalidRequestError as error:
             pending.answer.set_exception(
                 UnavailableError(f"the router's answer is wrong: {error.message}", reason="bad_answer")
             )
+            return
+        pending.answer.set_result(placement)
+        self._in_flight[message.ask_id] = _InFlight(stream, placement.reservation_id)
 
 
-def _is_refused(pending: _Pending) -> bool:
-    return pending.answer.done() and not pending.answer.cancelled() and pending.answer.exception() is not None
+def _renewed(event: asyncio.Event) -> asyncio.Event:
+    """Wakes whoever waits for the event; the next one."""
+    event.set()
+    return asyncio.Event()
+
+
+def _rank(session_id: str, router_id: str) -> tuple[int, str]:
+    """The router of a session is the one with the largest: when one comes or goes, only its own sessions move."""
+    return zlib.crc32(f"{session_id}\0{router_id}".encode()), router_id

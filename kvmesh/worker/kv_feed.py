@@ -17,35 +17,35 @@ from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import MeshError, OverloadedError
 
 EVENTS_PER_MESSAGE = 4096
-BLOCKS_PER_MESSAGE = 8192
-"""A router applies a message in one go: 4 ms, which placing has to wait. The contract allows 65 536 per event."""
+BLOCKS_PER_MESSAGE = 2048
+"""A router applies a message in one go, about 1 ms, which placing has to wait. The contract allows 65 536 per event."""
 
 RUN_BLOCKS_MAX = 1024
 
 
-def split_events(events: Iterable[KvEvent]) -> Iterator[list[KvEvent]]:
-    """The events in order, in parts that one message may hold: at most 4 096 events and, together, 8 192 blocks."""
+def split_events(events: Iterable[KvEvent], blocks_max: int = BLOCKS_PER_MESSAGE) -> Iterator[list[KvEvent]]:
+    """The events in order, in parts that one message may hold: at most 4 096 events and, together, `blocks_max` blocks."""
     part: list[KvEvent] = []
-    room = BLOCKS_PER_MESSAGE
-    for event in _short_runs(events):
+    room = blocks_max
+    for event in _short_runs(events, blocks_max):
         blocks = 0 if isinstance(event, KvCleared) else len(event.block_hashes)
         if part and (len(part) == EVENTS_PER_MESSAGE or blocks > room):
             yield part
-            part, room = [], BLOCKS_PER_MESSAGE
+            part, room = [], blocks_max
         part.append(event)
         room -= blocks
     if part:
         yield part
 
 
-def _short_runs(events: Iterable[KvEvent]) -> Iterator[KvEvent]:
-    """The same changes in runs of at most 8 192 blocks."""
+def _short_runs(events: Iterable[KvEvent], blocks_max: int) -> Iterator[KvEvent]:
+    """The same changes in runs of at most `blocks_max` blocks."""
     for event in events:
-        if isinstance(event, KvCleared) or len(event.block_hashes) <= BLOCKS_PER_MESSAGE:
+        if isinstance(event, KvCleared) or len(event.block_hashes) <= blocks_max:
             yield event
             continue
-        for start in range(0, len(event.block_hashes), BLOCKS_PER_MESSAGE):
-            run = event.block_hashes[start : start + BLOCKS_PER_MESSAGE]
+        for start in range(0, len(event.block_hashes), blocks_max):
+            run = event.block_hashes[start : start + blocks_max]
             if isinstance(event, KvRemoved) or not start:
                 yield replace(event, block_hashes=run)
             else:
@@ -65,6 +65,7 @@ class KvLog:
 
     epoch: int
     history_max: int
+    message_blocks_max: int = BLOCKS_PER_MESSAGE
     sequence: int = 0
     _parents: _Blocks = field(default_factory=dict)
     _history: deque[KvBatch] = field(default_factory=deque)
@@ -109,7 +110,7 @@ class KvLog:
         return self._snapshot(self.sequence, copies)
 
     def _snapshot(self, sequence: int, blocks: _Blocks) -> Iterator[KvBatch]:
-        parts = split_events(self._runs(blocks))
+        parts = split_events(self._runs(blocks), self.message_blocks_max)
         part: list[KvEvent] = next(parts, [])
         for number in count(1):
             following = next(parts, None)
@@ -147,8 +148,10 @@ class KvLog:
 class KvFeed:
     """The log and its watchers. One task appends; any number watch, each behind a bounded buffer."""
 
-    def __init__(self, *, epoch: int, history_max: int, buffer_max: int) -> None:
-        self._log = KvLog(epoch=epoch, history_max=history_max)
+    def __init__(
+        self, *, epoch: int, history_max: int, buffer_max: int, message_blocks_max: int = BLOCKS_PER_MESSAGE
+    ) -> None:
+        self._log = KvLog(epoch=epoch, history_max=history_max, message_blocks_max=message_blocks_max)
         self._buffer_max = buffer_max
         self._watchers: dict[int, asyncio.Queue[KvBatch | None]] = {}
         self._next_watcher = 0
@@ -156,7 +159,7 @@ class KvFeed:
 
     def append_nowait(self, events: Sequence[KvEvent]) -> None:
         """Applies changes and tells all watchers; one that lags behind its buffer is ended."""
-        for part in split_events(events):
+        for part in split_events(events, self._log.message_blocks_max):
             self._tell(self._log.append(part))
 
     def close_nowait(self, error: MeshError) -> None:
@@ -165,6 +168,11 @@ class KvFeed:
         watchers, self._watchers = self._watchers, {}
         for queue in watchers.values():
             queue.put_nowait(None)
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Epoch and sequence of the newest batch."""
+        return self._log.epoch, self._log.sequence
 
     def watchers_count(self) -> int:
         """Open watches."""

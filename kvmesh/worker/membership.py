@@ -10,10 +10,14 @@ from kvmesh.core import Role, WorkerDescription, WorkerRef
 from kvmesh.discovery.base import DECODE, PREFILL, Registration, Registry
 from kvmesh.discovery.presence import Presence
 from kvmesh.errors import MeshError, UnsupportedError
+from kvmesh.worker.profile import profile_of
 from kvmesh.worker.worker import Worker
 
 CARD_PREFIX = "kvmesh/workers/"
 SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
+
+LABEL_PREFIX = "label-"
+"""Registry meta `label-zone: a` is the label zone=a; routers read it so."""
 
 
 class _WithCard:
@@ -79,6 +83,7 @@ class Membership:
             lease_s=description.lease_s,
             rendezvous_address=description.rendezvous_address,
             is_draining=self._worker.is_draining,
+            profile=profile_of(description.profile, self._worker.settings.profile),
         )
 
     def registration(self) -> Registration:
@@ -98,6 +103,7 @@ class Membership:
                 "kv_compatibility_hash": description.kv_compatibility_hash,
                 "block_size_tokens": str(description.block_size_tokens),
                 "metrics_port": str(self._metrics_port),
+                **{f"{LABEL_PREFIX}{name}": value for name, value in self._worker.settings.label_values.items()},
             },
         )
 

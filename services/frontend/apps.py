@@ -10,6 +10,7 @@ from services.frontend.anthropic.serve import Messages
 from services.frontend.batches.part import Batches
 from services.frontend.batches.settings import BatchSettings
 from services.frontend.openai.http import Extension
+from services.frontend.openapi.routes import Description
 from services.frontend.pipeline import Pipeline
 from services.frontend.responses.serve import Responses
 from services.frontend.responses.settings import ResponsesSettings
@@ -43,7 +44,7 @@ class Apps:
             instance_id=instance_id,
         )
         self.parts: Sequence[Part] = (self.responses, self.batches)
-        self.extensions: Sequence[Extension] = (self.responses, Messages(), self.batches)
+        self.extensions: Sequence[Extension] = (self.responses, Messages(), self.batches, Description())
 
 
 def _response_store(settings: AppSettings, directory: Path, pipeline: Pipeline) -> ResponseStore | None:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from kvmesh.core import TokenLogprob
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
 from services.frontend.reading import Reading
+from services.frontend.request import Ending
 
 
 class BlockKind(StrEnum):
@@ -107,21 +109,18 @@ class ReadPieces:
                 case Reasoning():
                     yield Piece(kind=BlockKind.REASONING, text=part.text)
                 case CallBegin():
-                    yield Piece(kind=BlockKind.CALL, call=part.number, name=part.name)
+                    call_id = self._reading.call_id(0, part)
+                    yield Piece(kind=BlockKind.CALL, call=part.number, name=part.name, call_id=call_id)
                 case CallArguments():
                     yield Piece(kind=BlockKind.CALL, call=part.number, text=part.text)
 
 
 class Blocks:
-    """Collects the blocks of one choice and tells a sink of them. Calls that come without an id get one of the request's."""
+    """Collects the blocks of one choice and tells a sink of them."""
 
-    def __init__(
-        self, pieces: Pieces, sink: BlockSink | None = None, *, request_id: str, call_prefix: str = "call_"
-    ) -> None:
+    def __init__(self, pieces: Pieces, sink: BlockSink | None = None) -> None:
         self._pieces = pieces
         self._sink = sink
-        self._request_id = request_id
-        self._call_prefix = call_prefix
         self._call = -1
         self.blocks: list[Block] = []
 
@@ -152,11 +151,9 @@ class Blocks:
 
     def _begin(self, piece: Piece) -> Block:
         self._end()
-        call_id = ""
         if piece.kind is BlockKind.CALL:
             self._call = piece.call
-            call_id = piece.call_id or f"{self._call_prefix}{self._request_id[:24]}{piece.call}"
-        block = Block(kind=piece.kind, number=len(self.blocks), name=piece.name, call_id=call_id, texts=[])
+        block = Block(kind=piece.kind, number=len(self.blocks), name=piece.name, call_id=piece.call_id, texts=[])
         self.blocks.append(block)
         if self._sink is not None:
             self._sink.on_begin(block)
@@ -176,3 +173,41 @@ class Blocks:
 def pieces_for(reading: Reading | None) -> Pieces:
     """What reads the answer of a request."""
     return ReadPieces(reading) if reading is not None else PlainPieces()
+
+
+class BlockOutlet:
+    """An outlet that keeps the whole answer of one choice as blocks."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._collected = Blocks(pieces)
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self._ending: Ending | None = None
+
+    def on_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> None:
+        """See Outlet."""
+        self.token_ids.extend(token_ids)
+        if logprobs:
+            self.logprobs.extend(logprobs)
+        self._collected.push(text, len(token_ids))
+
+    def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """See Outlet; nobody asks for it here."""
+
+    def on_end(self, choice: int, ending: Ending) -> None:
+        """See Outlet."""
+        self._ending = ending
+        self._collected.flush()
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The blocks, at least one once the answer is over."""
+        return self._collected.blocks
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended; to be asked of a request that ended well."""
+        assert self._ending is not None, "a request that ended well has ended every choice"
+        return self._ending

@@ -51,6 +51,11 @@ class Detokenisers:
             table = self._tables[hidden] = ByteTable(self._pieces, hidden)
         return ByteDetokeniser(table)
 
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self._special.values())
+
     def _ids_hidden(self, skip_special_tokens: bool, kept: frozenset[str]) -> frozenset[int]:
         if not skip_special_tokens:
             return frozenset()

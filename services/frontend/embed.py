@@ -1,13 +1,13 @@
 """Embedding requests on their way through the mesh: tokens, one placement, one call of a worker, perhaps once more elsewhere."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvmesh.checks import PRIORITY_MAX, check_range
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, ReportKind
-from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, MeshError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import EmbedCall, EmbedClient, EmbedResult, Placed, RouterLink
 from services.frontend.access.caller import current_caller
 from services.frontend.attempt import RETRIABLE
@@ -24,13 +24,13 @@ class EmbedRequest:
     """Texts or token ids to be turned into vectors.
 
     `asked` carries the model and everything that requests share; its prompt and sampling are not used. `dimensions` None: the
-    model's own.
+    model's own. `inputs_name`: the client's name of the inputs, for error messages.
     """
 
     asked: Request
     inputs: Sequence[str | Sequence[int]]
     dimensions: int | None = None
-    fields: Mapping[str, str] = field(default_factory=dict)
+    inputs_name: str = "input"
 
 
 class Embedder:
@@ -52,13 +52,19 @@ class Embedder:
     ) -> EmbedResult:
         """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
         excluded: list[str] = []
+        first_failure: MeshError | None = None
         for number in range(self._settings.placement_attempts):
             left_s = max(1e-3, deadline_s - self._clock.now())
             ask = _ask(request, model, inputs, left_s, excluded, number)
-            placed = await self._router.place(ask, timeout_s=min(left_s, self._settings.place_timeout_s))
+            try:
+                placed = await self._router.place(ask, timeout_s=min(left_s, self._settings.place_timeout_s))
+            except UnavailableError as error:
+                # That nothing else is there says less than what happened on the worker that was.
+                raise first_failure or error from error
             try:
                 return await self._call(request, model, inputs, placed, deadline_s)
-            except RETRIABLE:
+            except RETRIABLE as error:
+                first_failure = first_failure or error
                 if number + 1 == self._settings.placement_attempts:
                     raise
                 excluded.append(placed.placement.decode.worker_id)
@@ -72,12 +78,13 @@ class Embedder:
         check_range(request.asked.priority, "priority", -PRIORITY_MAX, PRIORITY_MAX)
         if not 1 <= len(request.inputs) <= self._settings.embed_inputs_max:
             most = self._settings.embed_inputs_max
-            raise InvalidRequestError(f"input must have 1 to {most} entries", field="input", reason="invalid_value")
+            name = request.inputs_name
+            raise InvalidRequestError(f"{name} must have 1 to {most} entries", field=name, reason="invalid_value")
 
     async def _tokens_of(
         self, request: EmbedRequest, model: ServedModel, i: int, prompt: str | Sequence[int]
     ) -> list[int]:
-        name = "input" if len(request.inputs) == 1 else f"input[{i}]"
+        name = request.inputs_name if len(request.inputs) == 1 else f"{request.inputs_name}[{i}]"
         asked = request.asked
         one = Request(
             request_id=asked.request_id,

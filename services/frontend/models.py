@@ -12,7 +12,8 @@ from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.parsers.select import ParserNames
+from services.frontend.parsers.select import VLLM, ParserNames
+from services.frontend.remote.process import ParserProcess
 from services.frontend.settings import ModelSettings
 from services.frontend.text_model import TextModel, find_directory, load_text_model
 
@@ -112,7 +113,9 @@ class DiscoveredModels:
         self._served: dict[str, ServedModel] = {}
         self._created_s: dict[str, int] = {}
         self._problems: dict[str, str] = {}
+        self._refusals: dict[str, UnsupportedError] = {}
         self._changed = asyncio.Event()
+        self._serves = asyncio.Event()
 
     def find(self, name: str) -> ServedModel:
         """See Models."""
@@ -141,8 +144,15 @@ class DiscoveredModels:
     async def start(self) -> None:
         """Nothing to wait for: models come and go."""
 
+    async def wait_served(self) -> None:
+        """Until a model could be asked for the first time."""
+        await self._serves.wait()
+
     async def aclose(self) -> None:
-        """Nothing to close: `run` is cancelled by whoever runs it."""
+        """Ends parser processes; `run` is cancelled by whoever runs it."""
+        for text in self._texts.values():
+            if text.parser_process is not None:
+                await text.parser_process.aclose()
 
     async def run(self) -> None:
         """Follows workers until cancelled."""
@@ -194,6 +204,8 @@ class DiscoveredModels:
         served = with_adapters(served)
         self._tell_changes(served, problems)
         self._served, self._problems = served, problems
+        if served:
+            self._serves.set()
         return not problems
 
     def _tell_changes(self, served: Mapping[str, ServedModel], problems: Mapping[str, str]) -> None:
@@ -251,8 +263,28 @@ class DiscoveredModels:
         key = (card.name, card.source, card.revision)
         known = self._texts.get(key)
         if known is None:
-            known = self._texts[key] = await asyncio.to_thread(self._load, card)
+            known = await asyncio.to_thread(self._load, card)
+            if known.selection.is_remote:
+                known.parser_process = await self._start_parsers(card)
+            self._texts[key] = known
         return known
+
+    async def _start_parsers(self, card: Card) -> ParserProcess:
+        if (refusal := self._refusals.get(card.name)) is not None:
+            # What vLLM does not have it will not have at the next try, which takes seconds.
+            raise refusal
+        process = ParserProcess(
+            find_directory(card.source, card.revision, self._settings.cache_dir),
+            tool=_remote_name(self._parsers.tool_parser(card.name)),
+            reasoning=_remote_name(self._parsers.reasoning_parser(card.name)),
+            settings=self._settings.parser_process,
+        )
+        try:
+            await process.start()
+        except UnsupportedError as error:
+            self._refusals[card.name] = error
+            raise
+        return process
 
     def _load(self, card: Card) -> TextModel:
         text = load_text_model(
@@ -284,6 +316,11 @@ def read_card(value: bytes) -> Card:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnsupportedError(f"a worker's card cannot be read: {error!r}", reason="bad_card") from error
+
+
+def _remote_name(word: str) -> str:
+    """vLLM's name in `vllm:NAME`; empty for other words."""
+    return word.removeprefix(VLLM) if word.startswith(VLLM) else ""
 
 
 def _words(value: Any) -> tuple[str, ...]:

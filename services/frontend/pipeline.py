@@ -30,6 +30,7 @@ from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
+from services.frontend.remote.relay import relayed
 from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
 from services.frontend.tool_choice import with_tool_constraint
@@ -41,7 +42,7 @@ class Pipeline:
     """Runs requests.
 
     1. `run` leaves nothing behind: no leg, no reservation, no handle, whichever way it ends.
-    2. A request is placed again only while none of its choices has received a token.
+    2. A request is placed again only while its outlet has neither text nor an end of any choice.
     3. At most `requests_max` requests are in flight.
     """
 
@@ -120,6 +121,13 @@ class Pipeline:
 
         Raises the failure that ended it. Cancelling it cancels everything on every hop.
         """
+        process = prepared.model.text.parser_process
+        if process is None:
+            return await self._run_admitted(prepared, outlet, began_s)
+        async with relayed(process, prepared.request.request_id, outlet) as relay:
+            return await self._run_admitted(prepared, relay, began_s)
+
+    async def _run_admitted(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
         request_id = prepared.request.request_id
         run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
@@ -204,7 +212,7 @@ class Pipeline:
                 await attempt.run(run.choices(attempt))
             except RETRIABLE as error:
                 first_failure = first_failure or error
-                if attempt.has_token or number + 1 == self.settings.placement_attempts:
+                if attempt.has_shown or number + 1 == self.settings.placement_attempts:
                     raise
                 if attempt.failed_worker_id:
                     excluded.append(attempt.failed_worker_id)
@@ -277,7 +285,7 @@ def _marks_of(prepared: Prepared) -> frozenset[str]:
     prompt = prepared.request.prompt
     if not isinstance(prompt, Conversation):
         return frozenset()
-    return prepared.model.text.selection.marks(parses_tools=bool(prompt.tools))
+    return prepared.model.text.marks(parses_tools=bool(prompt.tools))
 
 
 class _Run:
@@ -294,14 +302,15 @@ class _Run:
         self._choices: list[Choice] = []
         self.ttft_s: float | None = None
         self.attempt: Attempt | None = None
-        """The newest one. Only the last one can have given tokens."""
+        """The newest one. Only the last one can have shown anything; what others received is nobody's usage."""
 
     def spent(self) -> Usage:
         """What the request has used so far, whichever way it ended: nothing before it was placed."""
         return self.usage(self.attempt) if self.attempt is not None else Usage()
 
     def choices(self, attempt: Attempt) -> list[Choice]:
-        """Fresh choices for an attempt; nothing of an earlier one was shown."""
+        """Fresh choices for an attempt; nothing of an earlier one was shown, so its first token was none."""
+        self.ttft_s = None
 
         def on_first() -> None:
             if self.ttft_s is None:

@@ -79,7 +79,10 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     prompt = request.prompt
     field = request.named("prompt")
     if isinstance(prompt, Conversation):
-        text = _rendered(prompt, model, field)
+        if _characters(prompt) <= settings.inline_characters_max:
+            text = _rendered(prompt, model, field)
+        else:
+            text = await asyncio.to_thread(_rendered, prompt, model, field)
     elif isinstance(prompt, str):
         text = prompt
     else:
@@ -93,6 +96,12 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
         return _kept(model.text.tokenise(text, adds_special_tokens=adds_special_tokens), request, model)
     token_ids = await asyncio.to_thread(model.text.tokenise, text, adds_special_tokens=adds_special_tokens)
     return _kept(token_ids, request, model)
+
+
+def _characters(conversation: Conversation) -> int:
+    """What rendering costs, in characters of text: each message and tool takes as long as some text does."""
+    contents = sum(len(message.get("content") or "") + 128 for message in conversation.messages)
+    return contents + 1024 * len(conversation.tools)
 
 
 def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str:

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from kvmesh.core import Constraint, ConstraintKind, Usage
 from services.frontend.models import ServedModel
-from services.frontend.parsers.family import WholeFamily
+from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 from services.frontend.parsers.parser import answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.parsers.select import Selection
+from services.frontend.remote.relay import RemoteAnswer, RemoteParser
 from services.frontend.request import Conversation
+from services.frontend.text_model import TextModel
 from services.frontend.tool_choice import forced_family
 
 PROMPT_TAIL_TOKENS = 16
@@ -51,29 +53,45 @@ class ReadMessage:
         return "".join(self.reasonings) or None
 
 
+class ChoiceParser(Protocol):
+    """Text of one choice to parts: an AnswerParser, or what a parser process said."""
+
+    reasoning_tokens: int
+
+    @property
+    def calls(self) -> int:
+        """Calls begun so far."""
+        ...
+
+    def push(self, text: str, tokens: int = 0) -> Sequence[Part]:
+        """The parts that are certain now."""
+        ...
+
+    def flush(self) -> Sequence[Part]:
+        """The rest."""
+        ...
+
+
 class Reading:
-    """Parsers of all choices of a request."""
+    """Parsers of all choices of a request. `remote`: set where a process does the work; it is read there as long as the
+    Reading is held."""
 
     def __init__(
         self,
-        selection: Selection,
+        parsers: Sequence[ChoiceParser],
         *,
         request_id: str,
-        choices: int,
-        functions: Mapping[str, Mapping[str, Any]],
-        parses_tools: bool,
-        prompt_tail: str = "",
-        forced: WholeFamily | None = None,
+        family: ToolFamily | WholeFamily | None,
         is_parallel: bool = True,
+        includes_reasoning: bool = True,
+        remote: RemoteAnswer | None = None,
     ) -> None:
-        tools = selection.tools if parses_tools else None
-        self._family = tools
+        self._family = family
         self._is_parallel = is_parallel
+        self._includes_reasoning = includes_reasoning
         self._request_id = request_id
-        self._parsers = [
-            answer_parser(forced or tools, selection.reasoning, functions=functions, prompt_tail=prompt_tail)
-            for _ in range(choices)
-        ]
+        self._parsers = parsers
+        self.remote = remote
         self._warnings: dict[str, None] = {}
 
     @property
@@ -101,6 +119,8 @@ class Reading:
     def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
         if not self._is_parallel:
             parts = [part for part in parts if not isinstance(part, CallBegin | CallArguments) or part.number == 0]
+        if not self._includes_reasoning:
+            parts = [part for part in parts if not isinstance(part, Reasoning)]
         for part in parts:
             if type(part) is Warned:
                 self._warnings[part.reason] = None
@@ -145,27 +165,61 @@ def reading_of(
     choices: int,
     parses_tools: bool,
     constraint: Constraint | None = None,
+    includes_reasoning: bool = True,
 ) -> Reading | None:
     """How the answer to a conversation is read; None when it is content as it is."""
-    selection = model.text.selection
+    text, selection = model.text, model.text.selection
     if constraint is not None and constraint.kind is not ConstraintKind.STRUCTURAL_TAG:
         # The grammar begins with the first token: there is no room for reasoning, whatever the prompt ended with.
         selection = replace(selection, reasoning=None)
     parses_tools = parses_tools and bool(conversation.tools)
+    tools = selection.tools if parses_tools else None
     forced = forced_family(conversation.tool_choice) if parses_tools else None
-    if selection.reasoning is None and forced is None and not (parses_tools and selection.tools is not None):
+    is_parallel = conversation.tool_choice.is_parallel
+    if selection.reasoning is None and tools is None and forced is None:
         return None
-    tail = model.text.decode(list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=False)
+    if text.parser_process is not None and forced is None:
+        remote = RemoteAnswer(
+            process=text.parser_process,
+            parsers=[RemoteParser() for _ in range(choices)],
+            conversation=conversation,
+            prompt_ids=prompt_ids,
+            parses_tools=parses_tools,
+        )
+        text.parser_process.answers[request_id] = remote
+        return Reading(
+            remote.parsers,
+            request_id=request_id,
+            family=tools,
+            is_parallel=is_parallel,
+            includes_reasoning=includes_reasoning,
+            remote=remote,
+        )
+    functions = _functions(conversation.tools)
+    tail = _tail(text, selection, conversation, prompt_ids)
+    parsers = [
+        answer_parser(
+            forced or tools, None if selection.is_remote else selection.reasoning, functions=functions, prompt_tail=tail
+        )
+        for _ in range(choices)
+    ]
     return Reading(
-        selection,
+        parsers,
         request_id=request_id,
-        choices=choices,
-        functions=_functions(conversation.tools),
-        parses_tools=parses_tools,
-        prompt_tail=tail,
-        forced=forced,
-        is_parallel=conversation.tool_choice.is_parallel,
+        family=tools,
+        is_parallel=is_parallel,
+        includes_reasoning=includes_reasoning,
     )
+
+
+def _tail(text: TextModel, selection: Selection, conversation: Conversation, prompt_ids: Sequence[int]) -> str:
+    """The prompt's end. Of a message that is continued, the last mark of reasoning in it, wherever that is."""
+    family = selection.reasoning
+    if conversation.continues_final_message and isinstance(family, ReasoningFamily):
+        content = str(conversation.messages[-1].get("content") or "")
+        marks = sorted((content.rfind(mark), mark) for mark in (*family.openings, *family.closings))
+        return marks[-1][1] if marks[-1][0] >= 0 else family.closings[0]
+    return text.decode(list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=False)
 
 
 def _functions(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

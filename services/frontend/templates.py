@@ -2,7 +2,8 @@
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jinja2
@@ -10,7 +11,8 @@ import jinja2
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.request import Conversation
+from services.frontend.call_style import find_style
+from services.frontend.request import Conversation, Message
 from services.frontend.sandbox import LimitedEnvironment, TemplateLimits
 
 _log = event_logger(__name__)
@@ -19,6 +21,7 @@ _log = event_logger(__name__)
 class ChatTemplate:
     """One model's template. `special_tokens` (bos_token, eos_token...) are its variables.
 
+    Earlier tool calls are given the way the template wants them (see `call_style`).
     `tool_source`: the template for conversations with tools, where the model has one of its own for them.
     """
 
@@ -39,6 +42,13 @@ class ChatTemplate:
         self._template = self._compiled(source)
         self._tool_template = self._compiled(tool_source) if tool_source else self._template
         self._special_tokens = dict(special_tokens)
+        self._style = find_style(self._probed)
+
+    def _probed(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._joined(self._tool_template, self._variables(Conversation(messages=messages)))
+        except Exception:  # noqa: BLE001 (templates are foreign code; that one fails is what is asked here)
+            return None
 
     def _compiled(self, source: str) -> jinja2.Template:
         try:
@@ -55,7 +65,8 @@ class ChatTemplate:
         """The prompt. InvalidRequestError when the template refuses or cannot cope with the conversation."""
         template = self._tool_template if conversation.tools else self._template
         try:
-            return self._joined(template, self._variables(conversation))
+            styled = replace(conversation, messages=self._style.apply(conversation.messages))
+            return self._joined(template, self._variables(styled))
         except jinja2.TemplateError as error:
             text = f"the chat template refused the conversation: {error}"
         except Exception as error:  # noqa: BLE001 (templates are foreign code and fail in any way on odd input; logged)

@@ -15,6 +15,7 @@ from kvmesh.errors import UnsupportedError
 from services.frontend.detokenise import Detokeniser, Detokenisers
 from services.frontend.fast_tokenise import FastTokenizer, load_fast, reference_ids
 from services.frontend.parsers.select import AUTO, Selection, select
+from services.frontend.remote.process import ParserProcess
 from services.frontend.request import Conversation
 from services.frontend.sandbox import TemplateLimits
 from services.frontend.templates import ChatTemplate
@@ -46,10 +47,11 @@ class TextModel:
         self.eos_token_ids = tuple(eos_token_ids)
         self.selection = selection or Selection()
         """How answers to conversations are read."""
+        self.parser_process: ParserProcess | None = None
+        """Where answers are read, if not here; set once it runs."""
         # Their tables are made here, in the loading thread.
         for parses_tools in (False, True):
-            kept = self.selection.marks(parses_tools=parses_tools)
-            self._detokenisers.detokeniser(skip_special_tokens=True, kept=kept)
+            self._detokenisers.detokeniser(skip_special_tokens=True, kept=self.marks(parses_tools=parses_tools))
 
     def render(self, conversation: Conversation, *, field: str = "messages") -> str:
         """A conversation as the model's prompt text. UnsupportedError without a chat template."""
@@ -66,6 +68,12 @@ class TextModel:
     def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
         """A detokeniser for one answer. Special tokens named in `kept` are text all the same."""
         return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens, kept=kept)
+
+    def marks(self, *, parses_tools: bool) -> frozenset[str]:
+        """Special tokens that whoever reads an answer needs in its text; a parser of vLLM's may need any."""
+        if self.selection.is_remote:
+            return self._detokenisers.special_tokens
+        return self.selection.marks(parses_tools=parses_tools)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""

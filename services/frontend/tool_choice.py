@@ -11,6 +11,7 @@ from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind
 from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX
 from services.frontend.parsers.family import ToolFamily, WholeFamily
 from services.frontend.parsers.forced import LIST_FAMILY, named_family
 from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
@@ -39,6 +40,12 @@ def with_tool_constraint(request: Request, tools: ToolFamily | WholeFamily | Non
     own = request.named("constraint")
     if request.sampling.constraint is not None and not (choice.is_forced and own == "response_format"):
         raise InvalidRequestError(f"{own} and {field} cannot both be asked for", field=field, reason="invalid_value")
+    if len(constraint.text.encode()) > DOCUMENT_BYTES_MAX:
+        raise InvalidRequestError(
+            f"the schemas of all tools together have more than {DOCUMENT_BYTES_MAX} bytes",
+            field="tools",
+            reason="invalid_value",
+        )
     fields = {**request.fields, "constraint": field}
     return replace(request, sampling=replace(request.sampling, constraint=constraint), fields=fields)
 
@@ -85,7 +92,10 @@ def _shared(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for function in functions:
         for word in _SHARED:
-            for name, value in (_parameters(function).get(word) or {}).items():
+            definitions = _parameters(function).get(word) or {}
+            if not isinstance(definitions, Mapping):
+                raise InvalidRequestError(f"{word} of a tool must be an object", field="tools", reason="invalid_value")
+            for name, value in definitions.items():
                 if found.setdefault(word, {}).setdefault(name, value) != value:
                     raise InvalidRequestError(
                         f"two tools define {word}/{name[:64]} in different ways", field="tools", reason="invalid_value"

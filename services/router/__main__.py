@@ -6,12 +6,13 @@ import sys
 from random import Random, SystemRandom
 
 from kvmesh.clock import SystemClock
-from kvmesh.discovery.base import ROUTER, Registration
+from kvmesh.discovery.base import ROUTER, Health, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import run_process, run_until_signalled
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
+from kvmesh.rpc.peers_client import GrpcPeersClient
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
@@ -19,20 +20,26 @@ from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.router.core import CoreLimits, RouterCore
 from services.router.dispatch import Dispatch
 from services.router.fairness import read_weights
+from services.router.joining import join
+from services.router.kv_index import KvIndex
 from services.router.lanes import QueueLimits
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
+from services.router.peers import Peers
 from services.router.place import Limits
+from services.router.predicted import Lifetime
+from services.router.replica import Replica, ReplicaLimits
 from services.router.servicer import SERVICE_NAME, RouterServicer
-from services.router.settings import RouterSettings
+from services.router.settings import RouterSettings, SyncSettings
 from services.router.target import TargetLimits
 from services.router.upkeep import Upkeep
 
 
-def make_core(settings: RouterSettings, router_id: str, generator: Random) -> RouterCore:
+def make_core(settings: RouterSettings, router_id: str, generator: Random, *, run_id: str = "") -> RouterCore:
     """The core as the settings want it."""
     return RouterCore(
         router_id=router_id,
+        run_id=run_id,
         policy=settings.policy,
         cost=settings.cost,
         limits=Limits(
@@ -53,6 +60,11 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random) -> Ro
             reservation_grace_s=settings.reservation_grace_s,
             history_max=settings.history_max,
         ),
+        index=KvIndex(
+            predicted=Lifetime(ttl_s=settings.index.predicted_s, placements_max=settings.index.placements_max),
+            approximate=Lifetime(ttl_s=settings.index.approximate_s, placements_max=settings.index.placements_max),
+            believed_blocks_max=settings.index.believed_blocks_max,
+        ),
         health=settings.health,
         queue_limits=QueueLimits(
             requests_max=settings.queue.requests_max,
@@ -69,18 +81,39 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random) -> Ro
     )
 
 
+def make_replica(settings: SyncSettings, core: RouterCore) -> Replica:
+    """What peers tell, as the settings want it."""
+    return Replica(
+        core,
+        ReplicaLimits(
+            batch_max=settings.batch_max, changes_max=settings.changes_max, strangers_max=settings.strangers_max
+        ),
+    )
+
+
 async def serve(settings: RouterSettings) -> None:
     """Runs a router until a signal."""
     router_id = settings.router_id or f"router-{socket.gethostname()}-{os.getpid()}"
     clock = SystemClock()
     generator = Random(settings.seed or SystemRandom().getrandbits(64))
     telemetry = Telemetry.create("router", settings=settings.telemetry)
-    core = make_core(settings, router_id, generator)
+    core = make_core(settings, router_id, generator, run_id=f"{SystemRandom().getrandbits(32):08x}")
+    replica = make_replica(settings.sync, core)
     metrics = RouterMetrics(telemetry.instruments, core)
+    metrics.watch_peers(replica)
     dispatch = Dispatch(core, metrics, clock, tick_s=settings.queue.tick_s, notice_s=settings.queue.notice_s)
-    servicer = RouterServicer(core, metrics, clock, telemetry.tracing, dispatch)
     registry = ConsulRegistry(settings.discovery)
     channels = ChannelPool(settings.rpc, channel_interceptors(telemetry))
+    peers = Peers(
+        replica,
+        registry,
+        GrpcPeersClient(channels),
+        router_id=router_id,
+        clock=clock,
+        generator=generator,
+        settings=settings.sync,
+    )
+    servicer = RouterServicer(core, metrics, clock, telemetry.tracing, dispatch, peers)
     membership = Membership(
         registry,
         GrpcWorkerClient(channels),
@@ -100,8 +133,6 @@ async def serve(settings: RouterSettings) -> None:
 
     async def on_ready() -> None:
         nonlocal presence
-        await membership.wait_viewed()
-        await server.set_serving(True)
         registration = Registration(
             service=ROUTER,
             instance_id=router_id,
@@ -110,19 +141,20 @@ async def serve(settings: RouterSettings) -> None:
             meta={"metrics_port": str(metrics_server.port), "policy": core.policy_name},
             uses_tls=settings.rpc.has_tls,
         )
-        presence = Presence(registry, registration)
-        await presence.start()
+        presence = Presence(registry, registration, health=Health.CRITICAL, note="joining")
+        await join(core, membership, peers, presence, server.set_serving, clock=clock, settings=settings.joining)
 
     async def drain() -> None:
         if presence is not None:
             await presence.set_draining(True, reason="stopping")
         await server.set_serving(False)
         servicer.end_streams()
+        peers.end_streams()
 
     upkeep = Upkeep(core, metrics, clock, sweep_blocks=settings.sweep_blocks)
     try:
         await run_until_signalled(
-            [telemetry.tracing, channels, metrics_server, membership, upkeep, dispatch, server],
+            [telemetry.tracing, channels, metrics_server, membership, peers, upkeep, dispatch, server],
             on_ready=on_ready,
             drain=drain,
             settings=settings.lifecycle,

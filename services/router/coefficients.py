@@ -1,24 +1,30 @@
 """How fast one worker is, as far as it is known: a value per coefficient, where it comes from, how often it was corrected.
 
-A correction takes the ratio of what was observed to what was expected. Its logarithm is clipped, so one outlier moves little;
-each coefficient takes the part of it that it had in the expectation, so long prompts correct the seconds per token and short
-ones the base; and it is damped, first by the number of observations, later by a constant, so that a worker that changes is
-followed. A coefficient stays within a factor of where it began and is never zero or negative unless it began as zero.
+Corrections are those of an extended Kalman filter over the logarithms of the coefficients: the logarithm of observed over expected
+time is shared out by the part that each coefficient had in the expectation and by how uncertain it still is. So prompts of
+unlike lengths tell the base from the seconds per token, a value that is wrong by a factor of fifty is right after some tens of
+observations, and one that a worker told itself moves less. The logarithm is clipped, so an outlier moves little; uncertainty
+does not fall to zero, so a worker that changes is followed. A value stays within a factor of where it began; one that began as
+zero stays zero.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, log
+from operator import mul
 
 from kvmesh.core import PerformanceProfile
 from services.router.cost import CostSettings
 
 CLIP = 1.0
-"""Of the logarithm: a single observation counts as at most e times too long or too short."""
-GAIN_MIN = 0.05
-PRIOR_OBSERVATIONS = {"default": 1, "profile": 8}
-"""As how many observations the beginning counts: a worker knows itself better than the settings do."""
+"""Of the logarithm: a single observation counts as at most e times too long or too short, and moves no value further."""
+NOISE = 0.1
+"""Variance of the logarithm of a single observation: a third more or less is nothing unusual."""
+DRIFT = 0.0002
+"""Uncertainty that every observation brings back; with the noise it makes a lasting gain of about one in twenty."""
+PRIOR = {"default": 5.0, "profile": 0.25}
+"""Uncertainty at the beginning, a variance of logarithms: settings may be wrong by ten times, a profile by half."""
 FACTOR_MAX = 1000.0
 
 
@@ -43,14 +49,17 @@ class Coefficient:
 class Linear:
     """A time as a sum of coefficients times what they count. `values` may be read at any time."""
 
-    __slots__ = ("_bounds", "_names", "_prior", "_sources", "observations", "values")
+    __slots__ = ("_bounds", "_covariance", "_names", "_priors", "_sources", "observations", "values")
 
     def __init__(self, starts: Sequence[tuple[str, float, Source]]) -> None:
         self._names = [name for name, _, _ in starts]
         self.values = [value for _, value, _ in starts]
         self._sources = [source for _, _, source in starts]
         self._bounds = [(value / FACTOR_MAX, value * FACTOR_MAX) for value in self.values]
-        self._prior = max(PRIOR_OBSERVATIONS.get(source, 1) for source in self._sources)
+        self._priors = [PRIOR[source.value] for source in self._sources]
+        self._covariance = [
+            [prior if i == j else 0.0 for j in range(len(starts))] for i, prior in enumerate(self._priors)
+        ]
         self.observations = [0] * len(starts)
 
     def expected_s(self, *counts: float) -> float:
@@ -59,19 +68,20 @@ class Linear:
 
     def learn(self, observed_s: float, *counts: float) -> None:
         """It took so long. Times that cannot be are ignored."""
-        parts = [value * count for value, count in zip(self.values, counts, strict=True)]
-        expected_s = sum(parts)
+        expected_s = self.expected_s(*counts)
         if not (expected_s > 0 and 0 < observed_s < float("inf")):
             return
         error = min(CLIP, max(-CLIP, log(observed_s / expected_s)))
-        for i, part in enumerate(parts):
-            share = part / expected_s
-            if share < 0.05:
-                continue
-            self.observations[i] += 1
-            gain = max(GAIN_MIN, 1 / (self._prior + self.observations[i]))
+        shares = [value * count / expected_s for value, count in zip(self.values, counts, strict=True)]
+        spread = [sum(map(mul, row, shares)) for row in self._covariance]
+        variance = sum(map(mul, spread, shares)) + NOISE
+        for i, row in enumerate(self._covariance):
+            step = min(CLIP, max(-CLIP, spread[i] * error / variance))
             low, high = self._bounds[i]
-            self.values[i] = min(high, max(low, self.values[i] * exp(gain * error * share)))
+            self.values[i] = min(high, max(low, self.values[i] * exp(step)))
+            self._covariance[i] = [old - spread[i] * other / variance for old, other in zip(row, spread, strict=True)]
+            self._covariance[i][i] = min(self._priors[i], self._covariance[i][i] + DRIFT)
+            self.observations[i] += shares[i] > 0
 
     def told(self) -> Iterator[Coefficient]:
         """As others see it."""

@@ -1,6 +1,6 @@
 """The router's whole state and what happens to it, without I/O: asks, reports, streams that end. Times are arguments."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -12,13 +12,13 @@ from services.router.admission import Admission, Answer, Queued
 from services.router.choice import Choice
 from services.router.cost import CostSettings
 from services.router.explain import History, Record, ReportNote
-from services.router.feed import KvIndex
+from services.router.feed import KvIndex, Trust
 from services.router.fleet import Fleet
 from services.router.health import HealthEvent, HealthSettings
 from services.router.lanes import QueueLimits, Waiting
 from services.router.learning import learn
 from services.router.place import Limits, Placer
-from services.router.policies import PolicyContext, make_policy
+from services.router.policies import Policy, PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
 from services.router.target import TargetLimits
 
@@ -40,16 +40,18 @@ class RouterCore:
         self,
         *,
         router_id: str,
-        policy: str = "kv",
+        run_id: str = "",
+        policy: str | type[Policy] = "kv",
         cost: CostSettings | None = None,
         limits: Limits | None = None,
         target_limits: TargetLimits | None = None,
         core_limits: CoreLimits | None = None,
+        index: KvIndex | None = None,
         health: HealthSettings | None = None,
         queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
-        self.index = KvIndex()
+        self.index = index or KvIndex()
         self._cost = cost or CostSettings()
         self.fleet = Fleet(self.index, self._cost, target_limits, health)
         self.health = self.fleet.health
@@ -61,7 +63,9 @@ class RouterCore:
         self._placer = Placer(self.fleet, self.index, weighing, self._limits, generator, self._cost)
         self._admission = Admission(queue_limits or QueueLimits())
         self.queue = self._admission.queue
-        self._router_id = router_id
+        self.router_id = router_id
+        self.run_id = run_id
+        self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placed = 0
         self._now = 0.0
 
@@ -143,11 +147,11 @@ class RouterCore:
 
         `now` None: the time of the latest ask.
         """
-        reservation = self.book.get(frontend_id, ask_id)
+        reservation = self.book.find(frontend_id, ask_id, note.reservation_id)
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
-        self.book.frontend_spoke(reservation)
+        self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
         self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
@@ -156,13 +160,30 @@ class RouterCore:
         if note.kind.settles:
             self.book.settle(reservation)
             self._end_predictions(reservation)
-        elif note.kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS):
-            self.book.prefilled(reservation, now=_time_of(reservation, note))
+        elif note.kind is not ReportKind.PROGRESS or note.output_tokens:
+            self.book.prefilled(reservation, now=_time_of(reservation, note) if now is None else now)
         return reservation
 
     def stream_ended(self, frontend_id: str, *, now: float) -> None:
         """A frontend's stream ended; it may come back within the grace."""
         self.book.frontend_left(frontend_id, ends_at=now + self._core_limits.reservation_grace_s)
+
+    def told(self, reservation: Reservation, *, now: float) -> None:
+        """Counts what a peer placed, and takes from it what affinity and approximate indexes learn from own placements."""
+        self.book.add(reservation)
+        if reservation.session_id:
+            self._placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now)
+        if reservation.block_hashes:
+            computing = reservation.prefill or reservation.decode
+            for target in (reservation.prefill, reservation.decode):
+                if target is not None and (feed := target.worker.feed) is not None:
+                    is_computing = target is computing
+                    feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+
+    @property
+    def limits(self) -> CoreLimits:
+        """Bounds of the whole router."""
+        return self._core_limits
 
     def expire(self, *, now: float) -> Iterable[Reservation]:
         """Settles reservations whose end has come."""
@@ -180,7 +201,14 @@ class RouterCore:
         return OverloadedError(message, reason="router_full", retry_after_s=self._limits.retry_after_s)
 
     def _free_number(self, frontend_id: str, ask_id: int, request_id: str) -> None:
-        """A number in use is taken over only from a stream that has ended: a frontend that began anew counts from one."""
+        """A number in use is taken over only from a stream that has ended: a frontend that began anew counts from one.
+
+        What a peer placed for the same ask is over: the frontend gave that router up.
+        """
+        told = self.book.told(frontend_id, ask_id)
+        if told is not None and told.request_id == request_id:
+            self.book.adopt(told)
+            self.book.settle(told)
         known = self.book.get(frontend_id, ask_id)
         if known is None:
             return
@@ -237,7 +265,7 @@ class RouterCore:
         longest_s = self._core_limits.reservation_s_max
         ends_at = now + (longest_s if ask.timeout_s is None else min(ask.timeout_s, longest_s))
         reservation = Reservation(
-            reservation_id=f"{self._router_id}-{self._placed}",
+            reservation_id=f"{self._id_prefix}{self._placed}",
             request_id=ask.request_id,
             frontend_id=frontend_id,
             ask_id=ask_id,
@@ -254,6 +282,8 @@ class RouterCore:
             forecast=choice.forecast,
             expected_ttft_s=choice.expected_ttft_s,
             last_block_hash=ask.block_hashes[-1] if ask.block_hashes else None,
+            session_id=ask.session_id,
+            block_hashes=_untold_blocks(ask, choice),
         )
         self.book.add(reservation)
         self.health.placed(reservation, ask, now, self._holders_of)
@@ -283,6 +313,16 @@ class RouterCore:
 def _time_of(reservation: Reservation, note: ReportNote) -> float | None:
     """When it happened by this router's clock, as the frontend measured it from the placement on."""
     return None if reservation.placed_at is None else reservation.placed_at + note.elapsed_s
+
+
+def _untold_blocks(ask: Ask, choice: Choice) -> Sequence[int]:
+    """What peers cannot hear of from the workers themselves."""
+    for target in (choice.prefill, choice.decode):
+        if target is None or (feed := target.worker.feed) is None:
+            continue
+        if feed.trust is Trust.APPROXIMATE and target.worker.block_size_tokens == ask.block_size_tokens:
+            return ask.block_hashes
+    return ()
 
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:

@@ -34,6 +34,7 @@ class ReportNote:
     output_tokens: int = 0
     error: MeshError | None = None
     failed_worker_id: str = ""
+    reservation_id: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

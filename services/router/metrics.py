@@ -12,6 +12,7 @@ from services.router.feed import Trust
 from services.router.health import HealthEvent
 from services.router.overlap import OverlapFault
 from services.router.prediction import PHASES, RATIO_BUCKETS, WorkerLabels, error_ratio
+from services.router.replica import Replica
 from services.router.reservations import Reservation
 from services.router.target import Target
 
@@ -24,6 +25,7 @@ class RouterMetrics:
 
     def __init__(self, instruments: Instruments, core: RouterCore) -> None:
         self._core = core
+        self._instruments = instruments
         self._placed = instruments.counter("placed_requests", "Placements by what decided.", ("reason",))
         self._refused = instruments.counter("refused_requests", "Refusals by reason.", ("reason",))
         self._reports = instruments.counter("reports", "Reports by kind.", ("kind",))
@@ -84,6 +86,25 @@ class RouterMetrics:
                 lambda fault=fault: core.health.faulty(fault),  # type: ignore[misc]
             )
         instruments.gauge_function("kv_feed_gaps", "Gaps seen in KV feeds of present workers.", self._gaps)
+        instruments.gauge_function(
+            "kv_feed_snapshots", "Snapshots taken over from present workers.", lambda: self._sum_of_feeds("snapshots")
+        )
+        instruments.gauge_function(
+            "believed_placements",
+            "Own placements that stand for blocks no event told of.",
+            lambda: len(core.index.predicted),
+        )
+
+    def watch_peers(self, replica: Replica) -> None:
+        """Looks at what peers tell, too."""
+        counts = replica.counts
+        add = self._instruments.gauge_function
+        add("peers", "Other routers with which a stream stands.", lambda: sum(1 for each in replica if each.origin))
+        add("peer_reservations", "Reservations that peers made and that count here.", lambda: replica.told)
+        add("stranger_reservations", "Peers' reservations on workers not known here.", lambda: replica.strangers)
+        add("peer_reservations_heard", "Reservations heard of since the start.", lambda: counts.told)
+        add("peer_reservations_ignored", "Those beyond the limits.", lambda: counts.ignored)
+        add("peers_lost", "Streams with peers that ended.", lambda: counts.lost)
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
         """A request was placed."""
@@ -151,7 +172,10 @@ class RouterMetrics:
         return sum(1 for w in self._core.fleet.workers.values() if w.feed is not None and w.feed.trust is trust)
 
     def _gaps(self) -> int:
-        return sum(w.feed.gaps for w in self._core.fleet.workers.values() if w.feed is not None)
+        return self._sum_of_feeds("gaps")
+
+    def _sum_of_feeds(self, count: str) -> int:
+        return sum(getattr(w.feed, count) for w in self._core.fleet.workers.values() if w.feed is not None)
 
 
 PRIORITY_CLASSES = ("high", "normal", "low")

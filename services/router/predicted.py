@@ -171,24 +171,29 @@ class PredictedIndex:
 
     def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
         """Leading blocks believed to be held, per holder of `among`; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes, among)))
+
+    def prefixes(self, block_hashes: Sequence[int], among: int = -1) -> tuple[list[int], list[int]]:
+        """The same as two lists, depths and sets of holders."""
+        depths: list[int] = []
+        sets: list[int] = []
         stretch = self._first.get(block_hashes[0]) if block_hashes else None
-        if stretch is None:
-            return []
-        found: list[Match] = []
-        alive = self._live & among & stretch.holders
+        alive = self._live & among & stretch.holders if stretch is not None else 0
         count, depth = len(block_hashes), 0
         while alive and stretch is not None:
             stays = alive & stretch.holders
             if stays != alive:
-                found.append(Match(depth, alive ^ stays))
+                depths.append(depth)
+                sets.append(alive ^ stays)
                 alive = stays
                 if not alive:
                     break
             depth = stretch.shared(block_hashes, count)
             stretch = stretch.children.get(block_hashes[depth]) if depth == stretch.end and depth < count else None
         if alive:
-            found.append(Match(depth, alive))
-        return found
+            depths.append(depth)
+            sets.append(alive)
+        return depths, sets
 
     def _stretch_for(self, block_hashes: Sequence[int]) -> _Stretch:
         """The stretch that ends with the prompt, made when there is none."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
 from kvmesh.core import Placement, ReportKind
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.rpc.codec.peers import from_sync, to_sync_response
 from kvmesh.rpc.codec.router import (
     Candidate,
     Coefficient,
@@ -38,6 +40,7 @@ from services.router.explain import Record, ReportNote, candidates_of, margin_of
 from services.router.fleet import Worker
 from services.router.metrics import RouterMetrics
 from services.router.outbox import Outbox
+from services.router.peers import Peers
 from services.router.target import Target
 
 log = logging.getLogger(__name__)
@@ -65,11 +68,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         clock: Clock,
         tracing: Tracing | None = None,
         dispatch: Dispatch | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self._core = core
         self._tracing = tracing or Tracing(TelemetrySettings(), service="router")
         self._metrics = metrics
         self._clock = clock
+        self._peers = peers
         self._streams: dict[str, int] = {}
         # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
         self._streams_open: dict[_Stream, None] = {}
@@ -80,6 +85,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request_iterator: AsyncIterator[pb.RouteRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.RouteResponse]:
         """Asks and reports of one frontend."""
+        await context.send_initial_metadata(())  # Tells the frontend that somebody hears, before anything is asked.
         stream = _Stream()
         self._streams_open[stream] = None
         reading = asyncio.create_task(self._read(request_iterator, stream), name="route-read")
@@ -140,11 +146,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             workers=[to_worker_view(view) for view in views], index_blocks=len(self._core.index.device)
         )
 
-    async def SyncPeers(  # type: ignore[override]  # A coroutine is a handler too; the generated type knows generators only.
+    async def SyncPeers(
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]
-    ) -> None:
-        """Refused before anything is read: routers keep their in-flight state to themselves so far."""
-        raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
+    ) -> AsyncIterator[pb.SyncPeersResponse]:
+        """In-flight state between routers."""
+        if self._peers is None:
+            raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
+        said = (from_sync(message) async for message in request_iterator)
+        async with aclosing(self._peers.serve(said)) as answers:
+            async for news in answers:
+                yield to_sync_response(news)
 
     def _hello(self, message: pb.RouteRequest) -> str:
         if message.WhichOneof("kind") != "hello":
@@ -291,6 +302,7 @@ def _note(report: Report) -> ReportNote:
         output_tokens=report.output_tokens,
         error=report.error,
         failed_worker_id=report.failed_worker_id,
+        reservation_id=report.reservation_id,
     )
 
 

@@ -70,6 +70,54 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSettings:
+    """How long, and how many, own placements are believed to be cached."""
+
+    predicted_s: float = setting(
+        10.0, "A placement counts as cached until the worker's own event comes, for so long at most.", min=0.001
+    )
+    approximate_s: float = setting(
+        120.0,
+        "The same on engines that tell no cache events; about the time a prefix stays in a busy cache.",
+        min=0.001,
+    )
+    placements_max: int = setting(65_536, "Placements that are believed at a time, of either kind.", min=1)
+    believed_blocks_max: int = setting(
+        1_048_576, "Blocks of those placements, each counted once; 40 to 80 bytes a block.", min=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncSettings:
+    """How routers share what is in flight."""
+
+    interval_s: float = setting(
+        0.05,
+        "Longest time for which a change is kept back to be told with others; routers differ by what changes meanwhile.",
+        min=0.001,
+        max=1,
+    )
+    batch_max: int = setting(512, "Changes of a kind in one message; a full one is sent at once.", min=1, max=8192)
+    changes_max: int = setting(
+        65_536, "Changes kept for a peer that does not take them; beyond, it begins anew with a snapshot.", min=1
+    )
+    strangers_max: int = setting(16_384, "Peers' reservations on workers that are not known here.", min=0)
+    heartbeat_s: float = setting(0.5, "Longest time without a message to a peer.", min=0.01, max=60)
+    silence_s: float = setting(2.0, "A peer without a message for so long is lost.", min=0.05)
+    reconnect_min_s: float = setting(0.05, "First pause before a stream to a peer is opened again.", min=0.001)
+    reconnect_max_s: float = setting(1.0, "Longest pause before a stream to a peer is opened again.", min=0.001)
+    peers_max: int = setting(16, "Other routers; each costs a stream and a copy of every change.", min=1, max=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoiningSettings:
+    """What a router waits for before it takes requests."""
+
+    peers_wait_s: float = setting(5.0, "Longest wait for what routers that take requests have in flight.", min=0)
+    index_wait_s: float = setting(10.0, "Longest wait for the blocks of the workers that are there.", min=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """The router's process."""
 
@@ -118,8 +166,11 @@ class RouterSettings:
     sweep_blocks: int = setting(
         5000, "Blocks looked at per millisecond-long turn to free what workers left behind.", min=1
     )
+    index: IndexSettings = field(default_factory=IndexSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
+    sync: SyncSettings = field(default_factory=SyncSettings)
+    joining: JoiningSettings = field(default_factory=JoiningSettings)
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)

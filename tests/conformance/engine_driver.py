@@ -30,6 +30,7 @@ class Record:
     key: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: EngineFinish | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -81,6 +82,12 @@ class EngineDriver:
         counts = output.counts if output.counts is not None else [1] * len(output.keys)
         if sum(counts) != len(output.token_ids) or len(counts) != len(output.keys):
             self.violations.append(f"step {output.step}: counts do not match the tokens")
+        for key, entries in output.prompt_logprobs.items():
+            record = self._records.get(key)
+            if record is None or record.tokens or record.prompt_logprobs:
+                self.violations.append(f"the prompt of key {key} was scored twice, late, or for nobody")
+            else:
+                record.prompt_logprobs += entries
         start = 0
         for key, size in zip(output.keys, counts, strict=True):
             record = self._records.get(key)
@@ -101,6 +108,8 @@ class EngineDriver:
             return
         if (finish.error is not None) != (finish.reason is FinishReason.ERROR):
             self.violations.append("error and reason disagree")
+        if finish.embedding is not None and finish.reason is not FinishReason.STOP:
+            self.violations.append("an embedding without STOP")
         if finish.handle is not None and finish.reason is not FinishReason.HANDED_OFF:
             self.violations.append("a handle without HANDED_OFF")
         record.finish = finish

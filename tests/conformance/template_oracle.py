@@ -21,6 +21,7 @@ def main() -> None:
                 documents=case["documents"],
                 chat_template=case["source"],
                 add_generation_prompt=case["add_generation_prompt"],
+                continue_final_message=case.get("continue_final_message", False),
                 **(case["special_tokens"] | case["arguments"]),
             )
         except Exception:

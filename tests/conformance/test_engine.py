@@ -138,6 +138,32 @@ class TestTokens:
             assert logprob.alternatives[0][0] == token, "greedy takes the best"
         assert (await fleet.alone.run(fleet.greedy(1.3))).logprobs == []
 
+    async def test_prompt_logprobs(self, fleet: Fleet) -> None:
+        """One per prompt token from the second on, before the first token; the same for a prompt that is cached, and none
+        for a leg that continues."""
+        generation = fleet.greedy(3.4, max_tokens=3, prompt_logprobs=2)
+        first, again = await fleet.alone.run(generation), await fleet.alone.run(generation)
+        assert len(first.prompt_logprobs) == len(generation.token_ids) - 1
+        for entry, other in zip(first.prompt_logprobs, again.prompt_logprobs, strict=True):
+            assert entry.logprob == pytest.approx(other.logprob, abs=1e-3) and entry.logprob <= 0
+            assert len(entry.alternatives) == 2
+        continued = await fleet.alone.run(replace(generation, emitted_token_ids=first.tokens[:1]))
+        assert continued.tokens == first.tokens[1:] and continued.prompt_logprobs == []
+
+    async def test_embeddings(self, fleet: Fleet) -> None:
+        """Unit vectors, the same for the same tokens, blocks freed; engines without them refuse the leg."""
+        generation = fleet.greedy(2.5)
+        if "embeddings" not in fleet.alone.engine.describe().capabilities.features:
+            with pytest.raises(UnsupportedError):
+                fleet.alone.submit(generation, leg=Leg.EMBED)
+            return
+        records = [fleet.alone.submit(each, leg=Leg.EMBED) for each in (generation, fleet.greedy(2.5), generation)]
+        vectors = [(await fleet.alone.wait(record)).done.embedding for record in records]
+        for vector in vectors:
+            assert vector is not None and sum(x * x for x in vector) == pytest.approx(1, abs=1e-4)
+        assert vectors[0] == vectors[2] != vectors[1]
+        assert all(record.tokens == [] for record in records)
+
 
 class TestUsage:
     async def test_usage_of_a_local_prompt(self, fleet: Fleet) -> None:

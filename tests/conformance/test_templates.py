@@ -14,6 +14,7 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
+from services.frontend.continuing import cut_after_final_message
 from services.frontend.request import Conversation
 from services.frontend.sandbox import TemplateLimits
 from services.frontend.templates import ChatTemplate
@@ -139,6 +140,27 @@ def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
     assert said, "a template that refuses everything shows nothing"
 
 
+@pytest.mark.parametrize("name", ["chatml_tools", "headers", "instructions", "demo"])
+@pytest.mark.parametrize("said", ["It is", "It is ", "a", "Hi", "user", "日本 🙂", "two\nlines\n"])
+def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, name: str, said: str) -> None:
+    """Also when the text stands elsewhere in the prompt, or ends with blanks that the template strips."""
+    source = next(text for key, text in SOURCES.items() if name in key)
+    messages = [{"role": "user", "content": "Hi a"}, {"role": "assistant", "content": said}]
+    case = {
+        "source": source,
+        "special_tokens": SPECIAL_TOKENS,
+        "messages": messages,
+        "tools": None,
+        "documents": None,
+        "arguments": {},
+        "add_generation_prompt": False,
+    }
+    text = ours(case)
+    assert text is not None
+    conversation = Conversation(messages=messages, continues_final_message=True)
+    assert cut_after_final_message(text, conversation) == oracle.render(case | {"continue_final_message": True})
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -173,6 +195,29 @@ def outcome(source: str, conversation: Conversation, limits: TemplateLimits) -> 
         return ChatTemplate(source, {}, SystemClock(), limits=limits).render(conversation, field="messages").strip()
     except (InvalidRequestError, UnsupportedError) as error:
         return error.field or error.reason
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "{{ tool['function']['name'] ~ ' ' ~ tool['function']['arguments']|tojson }}",
+        "{{ tool['function']['name'] + ' ' + tool['function']['arguments'] }}",
+    ],
+)
+@pytest.mark.parametrize("test", ["true", "message['content'] is none", "message.content == ''"])
+def test_earlier_calls_come_as_the_template_wants_them(call: str, test: str) -> None:
+    """Arguments as an object or as text; no content as none or as an empty text."""
+    source = (
+        "{% for message in messages %}{% for tool in message.tool_calls or [] %}{% if " + test + " %}" + call +
+        "{% endif %}{% endfor %}{% endfor %}"
+    )  # fmt: skip
+    template = ChatTemplate(source, {}, SystemClock())
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    ]
+    text = template.render(Conversation(messages=messages), field="messages")
+    assert text == 'get_weather {"city": "Zürich", "n": 1}'
 
 
 def test_a_model_may_have_a_template_for_tools(tmp_path: Path) -> None:

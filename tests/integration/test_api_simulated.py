@@ -8,12 +8,21 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
+import grpc.aio
 import jsonschema
 import numpy as np
 import openai
 import pytest
 import pytest_asyncio
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Struct
 
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from kvmesh.api.types.v1.sampling_pb2 import SamplingParams
+from kvmesh.discovery.base import FRONTEND
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
 from tests.integration.mesh import RunningMesh, argv_simulated, running_mesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -270,6 +279,15 @@ async def test_stop_string_can_be_kept(mesh: RunningMesh) -> None:
     assert kept["choices"][0]["text"] == cut["choices"][0]["text"] + stop
 
 
+async def test_logit_bias(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None:
+    """A token that must come comes."""
+    _, found = await post(mesh, "/tokenize", {"prompt": " hello", "add_special_tokens": False})
+    token_id = str(found["tokens"][-1])
+    whole = await client.completions.create(model="demo", prompt="Say", max_tokens=3, logit_bias={token_id: 100})
+    _, word = await post(mesh, "/detokenize", {"tokens": [int(token_id)] * 3})
+    assert whole.choices[0].text == word["prompt"]
+
+
 async def test_headers_steer_a_request(mesh: RunningMesh) -> None:
     """A deadline ends a request, pins need a setting that allows them, and what makes no sense is refused by name."""
     body = {"model": "demo", "messages": MESSAGES, "max_tokens": 4}
@@ -282,6 +300,40 @@ async def test_headers_steer_a_request(mesh: RunningMesh) -> None:
     assert status == 504
     status, answer = await post(mesh, "/v1/chat/completions", body, **{"x-kvmesh-pin-decode": "nobody"})
     assert (status, answer["error"]["param"]) == (403, "x-kvmesh-pin-decode")
+
+
+async def test_the_same_over_grpc(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None:
+    """Embed, Generate with the prompt's log-probabilities, Chat with a forced tool: what HTTP says."""
+    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    (frontend,) = (await registry.instances(FRONTEND)).instances
+    await registry.aclose()
+    async with grpc.aio.insecure_channel(frontend.address) as channel:
+        stub: Any = InferenceServiceStub(channel)
+        vectors = await stub.Embed(pb.EmbedRequest(model="demo", texts=["a b", "c"], dimensions=32))
+        over_http = await client.embeddings.create(model="demo", input=["a b", "c"], dimensions=32)
+        for one, other in zip(vectors.embeddings, over_http.data, strict=True):
+            assert np.allclose(one.values, other.embedding, atol=1e-6)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Embed(pb.EmbedRequest(model="demo", texts=["a", ""]))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "texts[1]" in (caught.value.details() or "")
+        sampling = SamplingParams(max_tokens=2, prompt_logprobs=1)
+        ids = pb.TokenIds(ids=[5, 6, 7, 8])
+        generate = pb.GenerateRequest(
+            model="demo", token_ids=ids, options=pb.GenerationOptions(sampling=sampling, choices=2, stream=True)
+        )
+        scored = [each for each in [each async for each in stub.Generate(generate)] if each.HasField("prompt_logprobs")]
+        assert sorted(each.choice for each in scored) == [0, 1]
+        assert all(len(each.prompt_logprobs.token_logprobs) == 3 for each in scored)
+        chat = pb.ChatRequest(
+            model="demo",
+            messages=[pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="x")],
+            tools=[pb.Tool(name="go", parameters=ParseDict(WEATHER, Struct()))],
+            tool_choice=pb.TOOL_CHOICE_NAMED,
+            tool_name="go",
+        )
+        calls = [call async for answer in stub.Chat(chat) for call in answer.tool_calls]
+        assert [call.name for call in calls] == ["go"]
+        jsonschema.validate(json.loads(calls[0].arguments), WEATHER)
 
 
 WEATHER: dict[str, Any] = {

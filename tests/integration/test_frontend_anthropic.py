@@ -121,7 +121,7 @@ async def test_tools_go_round(running: RunningApps, client: anthropic.AsyncAnthr
     first = await client.messages.create(model="tiny", max_tokens=100, messages=USER, tools=[TOOL])
     assert first.stop_reason == "tool_use"
     use = first.content[-1]
-    assert use.type == "tool_use" and use.id.startswith("toolu_")
+    assert use.type == "tool_use" and use.id
     assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
     content: Any = [block.model_dump(exclude_none=True) for block in first.content]
     result: Any = [

@@ -22,8 +22,10 @@ from kvmesh.errors import InternalError, LostError, OverloadedError, Unavailable
 from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
+from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.http import HttpServer
 from services.frontend.pipeline import Pipeline
+from services.frontend.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
 
@@ -249,6 +251,45 @@ async def test_sampling_reaches_the_workers(running: Running) -> None:
     assert (got.seed, got.max_tokens, got.min_tokens, got.stop_token_ids, got.ignore_eos) == (42, 9, 2, (7,), True)
     assert got.logit_bias == ((5, 1.0), (6, -2.5))
     assert (sent.model, sent.adapter, sent.priority, sent.cache_salt) == ("tiny", "tiny-lora", 3, "tenant")
+
+
+async def test_headers_and_fields_reach_the_router(model: ServedModel) -> None:
+    """Session, deadline, and pins where the setting allows them; the header's session wins."""
+    http = HttpSettings(allows_pins=True)
+    async with frontend([model], FakeMesh(answer=lambda _: [2]), http=http) as running:
+        body = {"model": "tiny", "messages": MESSAGES, "session_id": "body", "prompt_cache_key": "key"}
+        headers = {
+            "x-session-id": "header", "x-request-timeout": "7.5", "x-kvmesh-pin-prefill": "p1",
+            "x-kvmesh-pin-decode": "d1", "x-kvmesh-labels": "zone=a, gpu=h200",
+        }  # fmt: skip
+        assert (await running.post(CHAT, body, headers=headers))[0] == 200
+        ask = running.mesh.asks[-1]
+        assert (ask.session_id, ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id) == ("header", "p1", "d1")
+        assert ask.required_labels == {"zone": "a", "gpu": "h200"}
+        assert ask.timeout_s is not None and 7 < ask.timeout_s <= 7.5
+        for fields, session in (({"session_id": "s", "prompt_cache_key": "k"}, "s"), ({"prompt_cache_key": "k"}, "k")):
+            await running.post(CHAT, {"model": "tiny", "messages": MESSAGES, **fields})
+            assert running.mesh.asks[-1].session_id == session
+        for name, value in (("x-kvmesh-labels", "zone"), ("x-session-id", "x" * 300), ("x-request-timeout", "-1")):
+            status, answer, _ = await running.post(CHAT, body, headers={name: value})
+            assert (status, answer["error"]["param"]) == (400, name)
+
+
+async def test_prompts_can_be_cut(running: Running) -> None:
+    """Only the last tokens are used; -1 keeps what fits beside the answer."""
+    ids = list(range(10, 300)) * 3
+    body = {"model": "tiny", "prompt": ids, "max_tokens": 12}
+    assert (await running.post(COMPLETIONS, body))[0] == 400
+    await running.post(COMPLETIONS, body | {"truncate_prompt_tokens": 5})
+    assert list(running.mesh.generations[-1].token_ids) == ids[-5:]
+    await running.post(COMPLETIONS, body | {"truncate_prompt_tokens": -1})
+    assert list(running.mesh.generations[-1].token_ids) == ids[-500:]
+
+
+def test_reasoning_effort_reaches_the_template() -> None:
+    """As a variable of it."""
+    asked = read_chat({"model": "m", "messages": MESSAGES, "reasoning_effort": "high"}, "r").requests[0].prompt
+    assert isinstance(asked, Conversation) and asked.arguments == {"reasoning_effort": "high"}
 
 
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]

@@ -42,7 +42,7 @@ def write(directory: Path, *, template: str = TEMPLATE, special: Sequence[str] =
 
 
 @asynccontextmanager
-async def answering(directory: Path, answer: str, **settings: str) -> AsyncIterator[Running]:
+async def answering(directory: Path, answer: str, **settings: Any) -> AsyncIterator[Running]:
     """A frontend whose model always says the same."""
     text = load_text_model(directory, SystemClock(), **settings)
     model: ServedModel = served_model(directory, text=text, vocabulary_size=1000)
@@ -71,6 +71,31 @@ async def test_reasoning_whole_and_streamed(tmp_path: Path) -> None:
         assert content(events) == "Paris."
         assert len([each for each in deltas(events) if "reasoning_content" in each]) > 2, "it is not collected"
         assert events[-2]["usage"]["completion_tokens_details"]["reasoning_tokens"] == counted
+
+
+async def test_reasoning_may_be_left_out(tmp_path: Path) -> None:
+    """It is read all the same, and counted."""
+    async with answering(write(tmp_path, template=TEMPLATE + "{# <think> #}"), "<think>Hm.</think>Paris.") as running:
+        asked = BODY | {"include_reasoning": False}
+        _, whole, _ = await running.post(CHAT, asked)
+        assert whole["choices"][0]["message"]["content"] == "Paris."
+        assert "reasoning_content" not in whole["choices"][0]["message"]
+        assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+        assert not any("reasoning_content" in each for each in deltas(await running.events(CHAT, asked)))
+
+
+async def test_a_continued_message_may_be_in_the_middle_of_reasoning(tmp_path: Path) -> None:
+    """However long ago its opening mark was."""
+    async with answering(write(tmp_path, template=TEMPLATE + "{# <think> #}"), " so.</think>Paris.") as running:
+        asked = BODY | {"continue_final_message": True, "add_generation_prompt": False}
+        for begun, reasoning, said in (
+            ("<think>" + "word " * 50, "so.", "Paris."),
+            ("<think>Hm.</think>It is", None, " so.</think>Paris."),
+        ):
+            messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+            _, whole, _ = await running.post(CHAT, asked | {"messages": messages})
+            message = whole["choices"][0]["message"]
+            assert (message.get("reasoning_content"), message["content"]) == (reasoning, said)
 
 
 async def test_arguments_stream(tmp_path: Path) -> None:
@@ -136,6 +161,18 @@ async def test_marks_that_are_special_tokens_reach_the_parser(tmp_path: Path) ->
         assert plain["choices"][0]["message"]["content"] == 'Hm.get_weather{"city": "Paris"}'
 
 
+async def test_quotes_that_are_special_tokens(tmp_path: Path) -> None:
+    """Gemma's calls and thoughts are made of them."""
+    marks = ["<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|odd|>"]
+    directory = write(tmp_path, template=TEMPLATE + "{# <|tool_call>call: <|channel> #}", special=marks)
+    call = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
+    async with answering(directory, "<|channel>thought\nHm.<channel|>Well.<|odd|>" + call) as running:
+        _, whole, _ = await running.post(CHAT, BODY)
+        message = whole["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Well.")
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris", "days": 3}
+
+
 async def test_harmony(tmp_path: Path) -> None:
     """Channels are never shown: reasoning, content and calls come out of one answer, with tools and without."""
     marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"]
@@ -165,6 +202,11 @@ async def test_harmony(tmp_path: Path) -> None:
         ("<|python_tag|>", (), {}, "llama3_json", None, ""),
         ("[func_name1(params_name1=params_value1", (), {}, "pythonic", None, ""),
         ("<|channel|>", (), {}, "harmony", "harmony", ""),
+        ("<｜tool▁calls▁begin｜>", (), {}, "deepseek_v3", None, ""),
+        ("", ("｜DSML｜",), {}, "deepseek_v3_2", None, ""),
+        ("<|tool_call>call: <|channel>", (), {}, "gemma", "gemma", ""),
+        ("<minimax:tool_call> <think>", (), {}, "minimax_m2", "minimax_m2", ""),
+        ("<|tool_call|>", (), {"tool_parser": "granite4"}, "hermes", None, ""),
         ("<tool_call>", (), {"tool_parser": "mistral"}, "mistral", None, "the tool parser mistral does not fit"),
         (
             "<tool_call>",

@@ -183,7 +183,7 @@ async def test_stored_responses_are_found_listed_and_deleted(running: RunningApp
 
 def everything_in(directory: Path) -> bytes:
     """All bytes of a directory's files."""
-    return b"".join(path.read_bytes() for path in directory.iterdir() if path.is_file())
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
 async def test_store_false_keeps_nothing(running: RunningApps, client: openai.AsyncOpenAI, tmp_path: Path) -> None:

@@ -662,6 +662,36 @@ async def test_structured_output_and_its_refusal(
     assert (await engine.decode(base)).tokens
 
 
+async def test_embeddings_of_a_pooling_model(make: Make, model: Path, tmp_path: Path) -> None:
+    """Unit vectors, the same for the same tokens; a model that gives vectors generates nothing, and the other way round."""
+    engine = await make("decode", runner="pooling", has_kv_transfer=False)
+    features = engine.engine.describe().capabilities.features
+    assert "embeddings" in features and "logprobs" not in features
+    prompts = [greedy(length, seed=length) for length in (20, 33, 200, 20)]
+    got = [await engine.result(engine.submit(Leg.EMBED, each)) for each in prompts]
+    vectors = [each.finish.embedding for each in got if each.finish is not None]
+    assert all(vector is not None and abs(sum(x * x for x in vector) - 1) < 1e-3 for vector in vectors)
+    assert vectors[0] == pytest.approx(vectors[3], abs=1e-5)
+    assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
+    assert all(each.finish is not None and each.finish.usage.prompt_tokens for each in got)
+    with pytest.raises(UnsupportedError):
+        engine.submit(Leg.DECODE, prompts[0])
+    await engine.idle()
+
+
+async def test_prompt_logprobs(pair: tuple[Drive, Drive]) -> None:
+    """One per prompt token from the second on, also for a prompt that is cached and one of many steps."""
+    decode = pair[1]
+    for length in (33, 33, 700):
+        generation = greedy(length, seed=4, tokens=2)
+        sampling = replace(generation.sampling, prompt_logprobs=2)
+        got = await decode.decode(replace(generation, sampling=sampling))
+        assert len(got.prompt_logprobs) == length - 1
+        assert all(each.logprob <= 0 and len(each.alternatives) == 2 for each in got.prompt_logprobs)
+    with pytest.raises(UnsupportedError):
+        pair[1].submit(Leg.EMBED, generation)
+
+
 async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -> None:
     """Cancels at random moments of handoffs, before, during and after the pull: every leg finishes once, no block stays."""
     prefill, decode = pair

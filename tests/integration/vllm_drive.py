@@ -17,6 +17,7 @@ class Got:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
     finish: EngineFinish | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     first: asyncio.Event = field(default_factory=asyncio.Event)
@@ -98,6 +99,9 @@ class Drive:
     async def _read_steps(self) -> None:
         try:
             async for output in self.engine.steps():
+                for key, entries in output.prompt_logprobs.items():
+                    assert not self.got[key].tokens, "the prompt after the answer"
+                    self.got[key].prompt_logprobs += entries
                 at = 0
                 for entry, key in enumerate(output.keys):
                     count = 1 if output.counts is None else output.counts[entry]

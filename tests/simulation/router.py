@@ -8,11 +8,14 @@ from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
+from kvmesh.rpc.peers_client import GrpcPeersClient
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
-from services.router.__main__ import make_core
+from services.router.__main__ import make_core, make_replica
+from services.router.joining import join
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
+from services.router.peers import Peers
 from services.router.servicer import RouterServicer
 from services.router.settings import RouterSettings
 from services.router.upkeep import Upkeep
@@ -24,18 +27,31 @@ PORT = 9100
 class SimulatedRouter:
     """One process: core, membership, server, presence."""
 
-    def __init__(self, world: World, router_id: str, settings: RouterSettings) -> None:
+    def __init__(self, world: World, router_id: str, settings: RouterSettings, *, run: int = 1) -> None:
         self._world = world
         self.router_id = router_id
+        self.run = run
         self.address = f"{router_id}:{PORT}"
         self.is_alive = False
         generator = world.random(f"router/{router_id}")
         telemetry = Telemetry.create("router")
-        self.core = make_core(settings, router_id, generator)
+        self.core = make_core(settings, router_id, generator, run_id=f"run{run}")
+        self.replica = make_replica(settings.sync, self.core)
         metrics = RouterMetrics(telemetry.instruments, self.core)
-        self._servicer = RouterServicer(self.core, metrics, world.clock)
+        metrics.watch_peers(self.replica)
+        self._settings = settings
         self._registry = world.agent.registry()
         self._channels = world.network.pool(channel_interceptors(telemetry))
+        self._peers = Peers(
+            self.replica,
+            self._registry,
+            GrpcPeersClient(self._channels),
+            router_id=router_id,
+            clock=world.clock,
+            generator=world.random(f"peers/{router_id}"),
+            settings=settings.sync,
+        )
+        self._servicer = RouterServicer(self.core, metrics, world.clock, peers=self._peers)
         self._membership = Membership(
             self._registry,
             GrpcWorkerClient(self._channels),
@@ -51,12 +67,13 @@ class SimulatedRouter:
         self._presence = world.make_presence(
             self._registry,
             Registration(service=ROUTER, instance_id=router_id, host=router_id, port=PORT),
+            is_joining=True,
         )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Registers once both pools are known."""
-        parts = (self._membership, self._upkeep, self._servicer.dispatch)
+        """Registers once it knows what the others know."""
+        parts = (self._membership, self._peers, self._upkeep, self._servicer.dispatch)
         self._tasks = [asyncio.create_task(part.run()) for part in parts]
         # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
@@ -64,11 +81,26 @@ class SimulatedRouter:
         self._servicer.add_to(server)
         await self._health.add_to(server)
         await server.start()
-        await self._membership.wait_viewed()
-        await self._health.set_serving(True)
-        await self._presence.start()
+        await join(
+            self.core,
+            self._membership,
+            self._peers,
+            self._presence,
+            self._health.set_serving,
+            clock=self._world.clock,
+            settings=self._settings.joining,
+        )
         self.is_alive = True
         self._world.trace.note("started", self.router_id)
+
+    def now(self) -> float:
+        """Virtual time."""
+        return self._world.clock.now()
+
+    @property
+    def placed(self) -> int:
+        """Requests it has placed."""
+        return self.core._placed
 
     @property
     def has_waiting(self) -> bool:
@@ -92,6 +124,8 @@ class SimulatedRouter:
         self._world.trace.note("kill", self.router_id)
         self._world.network.kill(self.address)
         self._registry.set_reachable(False)
+        for task in self._tasks:
+            task.cancel()  # Before anything is closed in good order: the dead say nothing.
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -103,6 +137,7 @@ class SimulatedRouter:
             await self._presence.aclose()
         if self._server is not None:
             await self._server.stop(None)
+        await self._peers.aclose()
         await self._membership.aclose()
         for task in self._tasks:
             task.cancel()

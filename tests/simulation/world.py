@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kvmesh.clock import Clock
-from kvmesh.discovery.base import Registration, Registry
+from kvmesh.discovery.base import Health, Registration, Registry
 from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.discovery.presence import Presence
 from kvmesh.kv.memory_transport import MemoryNetwork as KvNetwork
@@ -61,10 +61,11 @@ class World:
         """A generator of its own for each name."""
         return Random(f"{self.seed}/{name}")
 
-    def make_presence(self, registry: Registry, registration: Registration) -> Presence:
+    def make_presence(self, registry: Registry, registration: Registration, *, is_joining: bool = False) -> Presence:
         """A presence without the machine's clock and randomness."""
         generator = self.random(f"presence/{registration.instance_id}")
-        return Presence(registry, registration, clock=self.clock, generator=generator)
+        health = Health.CRITICAL if is_joining else Health.PASSING
+        return Presence(registry, registration, clock=self.clock, generator=generator, health=health)
 
     def _latency_s(self) -> float:
         latency_s = self._latencies.least_s + self._latencies.spread_s * self._network_random.random()

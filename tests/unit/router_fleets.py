@@ -13,7 +13,8 @@ BLOCK = 16
 def core(**options) -> RouterCore:
     """A core that refuses when workers are busy, unless the test gives it a queue."""
     options.setdefault("queue_limits", QueueLimits(requests_max=0))
-    return RouterCore(router_id="router", generator=Random(1), **options)
+    options.setdefault("router_id", "router")
+    return RouterCore(generator=Random(1), **options)
 
 
 def description(name: str, role: str, **options) -> WorkerDescription:
@@ -39,6 +40,7 @@ def description(name: str, role: str, **options) -> WorkerDescription:
         block_size_tokens=options.get("block", BLOCK),
         kv_blocks_total=options.get("kv_blocks", 1000),
         rendezvous_address=options.get("rendezvous", ""),
+        profile=options.get("profile"),
     )
 
 
@@ -46,7 +48,7 @@ def join(router: RouterCore, name: str, role: str, **options) -> Worker:
     """A worker that the registry lists, that described itself, whose snapshot is empty, and whose streams stand."""
     worker = router.fleet.registered(
         name,
-        address=f"{name}:1",
+        address=options.get("address", f"{name}:1"),
         role=Role(role),
         labels=options.get("labels", {}),
         is_critical=False,

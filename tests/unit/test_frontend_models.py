@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, 
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from services.frontend.models import CARD_PREFIX, DiscoveredModels, read_card
+from services.frontend.parsers.select import ParserNames
 from services.frontend.request import Conversation
 from services.frontend.settings import ModelSettings
 from services.frontend.templates import ChatTemplate
@@ -63,7 +65,7 @@ class Mesh:
 
 
 @asynccontextmanager
-async def following(**settings: Any) -> AsyncIterator[Mesh]:
+async def following(*, parsers: ParserNames | None = None, **settings: Any) -> AsyncIterator[Mesh]:
     """Models that follow an embedded registry."""
     agent = EmbeddedAgent()
     await agent.start()
@@ -71,7 +73,7 @@ async def following(**settings: Any) -> AsyncIterator[Mesh]:
     await server.start()
     await server.set_serving(True)
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
-    models = DiscoveredModels(registry, ModelSettings(**settings), SystemClock())
+    models = DiscoveredModels(registry, ModelSettings(**settings), SystemClock(), parsers)
     task = asyncio.create_task(models.run())
     try:
         yield Mesh(models, registry, server)
@@ -103,6 +105,22 @@ def test_a_card_that_is_none_is_refused() -> None:
     for value in (b"", b"[]", b"{}", b'{"name":"x","source":"y","context_tokens_max":"many"}'):
         with pytest.raises(UnsupportedError):
             read_card(value)
+
+
+async def test_a_parser_that_does_not_fit_is_said_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with the model and the reason; the model is served all the same, with the parser that was asked for."""
+    write_model(tmp_path)
+    names = ParserNames(tools="tiny=mistral,other=kimi_k2")
+    with caplog.at_level(logging.WARNING):
+        async with following(parsers=names) as mesh:
+            await mesh.add_worker("d0", tmp_path)
+            await until(mesh.models.served)
+            selection = mesh.models.find("tiny").text.selection
+    assert selection.tools is not None
+    assert selection.tools.name == "mistral"
+    said = [record for record in caplog.records if record.message == "parser_does_not_fit"]
+    assert [record.data["model"] for record in said] == ["tiny"]  # type: ignore[attr-defined]
+    assert said[0].data["why"] == selection.problems[0]  # type: ignore[attr-defined]
 
 
 async def test_a_model_comes_and_goes_with_its_workers(tmp_path: Path) -> None:

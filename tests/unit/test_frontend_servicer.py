@@ -125,6 +125,19 @@ async def test_chat_with_tools(running: Running) -> None:
     assert '"name": "get_weather", "description": "d", "parameters": {"type": "object"}' in prompt
 
 
+async def test_a_call_that_is_none_is_text_with_a_warning(running: Running) -> None:
+    """A typed one, beside the text."""
+    text = "<tool_call>oops</tool_call>"
+    running.mesh.answer = lambda _: tokens_of(running.model.text, text)
+    tools = [pb.Tool(name="get_weather", parameters=ParseDict({"type": "object"}, Struct()))]
+    request = pb.ChatRequest(model="tiny", messages=[USER], tools=tools, options=options())
+    responses = [each async for each in running.stub.Chat(request)]
+    assert "".join(response.text for response in responses) == text
+    warnings = [response.warning for response in responses if response.HasField("warning")]
+    assert [(each.reason, bool(each.message)) for each in warnings] == [("tool_call_malformed", True)]
+    assert responses[-2].finish_reason == output_pb2.FINISH_REASON_STOP
+
+
 async def test_tokenize_and_models(running: Running) -> None:
     """Tokens of a text, and of a conversation as the model would see it."""
     text = running.model.text

@@ -322,6 +322,35 @@ class TestHandoff:
         assert bench.finishes[1].usage.transferred_tokens == 17 - 8
 
 
+class TestBias:
+    def test_a_bias_moves_the_answer(self) -> None:
+        """+100 brings a token about, -100 keeps the answer from it, and everything after it follows by the arithmetic."""
+        plain = generation([5, 6, 7], 12)
+        bench = Bench()
+        said = bench.expected(plain)
+        bans = tuple((token, -100.0) for token in said)
+        for key, bias in enumerate(((), ((77, 100.0),), bans, ((77, 0.3),)), start=1):
+            asked = generation([5, 6, 7], 12, sampling={"logit_bias": bias})
+            bench.submit(key, asked)
+            bench.run()
+            assert bench.tokens[key] == bench.expected(asked)
+        assert bench.tokens[1] == said
+        assert bench.tokens[2] == [77] * 12
+        assert not set(said) & set(bench.tokens[3])
+        assert bench.finishes[3].reason is FinishReason.LENGTH
+
+    def test_eos_can_be_brought_about(self) -> None:
+        """Then the answer ends with it, unless eos is ignored."""
+        bench = Bench()
+        (eos,) = bench.card.eos_token_ids
+        for key, ignores in ((1, False), (2, True)):
+            asked = generation([5, 6, 7], 4, sampling={"logit_bias": ((eos, 100.0),), "ignore_eos": ignores})
+            bench.submit(key, asked)
+            bench.run()
+        assert (bench.tokens[1], bench.finishes[1].reason) == ([eos], FinishReason.STOP)
+        assert (bench.tokens[2], bench.finishes[2].reason) == ([eos] * 4, FinishReason.LENGTH)
+
+
 class TestIntake:
     @pytest.mark.parametrize(
         ("changes", "field"),
@@ -330,7 +359,6 @@ class TestIntake:
                 {"sampling": {"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}},
                 "generation.sampling.constraint",
             ),
-            ({"sampling": {"logit_bias": ((5, 1.0),)}}, "generation.sampling.logit_bias"),
             ({"data_parallel_rank": 1}, "generation.data_parallel_rank"),
         ],
     )

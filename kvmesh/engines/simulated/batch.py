@@ -65,6 +65,10 @@ class DecodeBatch:
         result: list[int] = ids.tolist()
         return result
 
+    def natural(self, leg: LegState) -> int:
+        """The token that the arithmetic says comes next."""
+        return int(self._sums[leg.slot]) % self._span + self._first
+
     def unflushed(self, leg: LegState) -> int:
         """Generated tokens that `leg.tokens` lacks."""
         return self.steps - leg.flushed_step if leg.slot >= 0 else 0

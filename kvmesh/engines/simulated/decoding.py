@@ -10,7 +10,7 @@ from kvmesh.core import ModelCard
 from kvmesh.engines.simulated.batch import DecodeBatch
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.card import TokenRange
-from kvmesh.engines.simulated.ending import add_logprob, is_stop, is_watched, last_token
+from kvmesh.engines.simulated.ending import add_logprob, is_stop, is_watched, last_token, steered
 from kvmesh.engines.simulated.leg import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.settings import SimulatedSettings
@@ -42,7 +42,8 @@ class Decoding:
         self._grow_at: dict[int, dict[LegState, None]] = {}
         self._end_at: dict[int, dict[LegState, None]] = {}
         self._watched: dict[LegState, None] = {}
-        self._scripted: dict[LegState, None] = {}
+        self._steered: dict[LegState, None] = {}
+        self._range = token_range
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -65,15 +66,15 @@ class Decoding:
         self._end_at.setdefault(leg.end_step, {})[leg] = None
         if is_watched(leg):
             self._watched[leg] = None
-        if leg.script is not None:
-            self._scripted[leg] = None
+        if leg.is_steered:
+            self._steered[leg] = None
 
     def remove(self, leg: LegState) -> None:
         """Lets a leg go. All its tokens are in `leg.tokens` afterwards, and a block that is just full has its name."""
         self._seal([leg])
         self._batch.remove(leg)
         self._watched.pop(leg, None)
-        self._scripted.pop(leg, None)
+        self._steered.pop(leg, None)
         self._end_at.get(leg.end_step, {}).pop(leg, None)
         self._grow_at.get(leg.grow_step, {}).pop(leg, None)
 
@@ -84,16 +85,19 @@ class Decoding:
         if growing:
             self._grow(list(growing))
         keys = batch.keys.copy()
-        token_ids = batch.step(self._forced() if self._scripted else {})
+        token_ids = batch.step(self._forced() if self._steered else {})
         ending = self._end_at.pop(batch.steps, None)
         if ending or self._watched:
             return keys, token_ids, self._ends(ending or (), token_ids, step)
         return keys, token_ids, {}
 
     def _forced(self) -> dict[int, int]:
-        """What constrained legs say next, by slot."""
-        unflushed = self._batch.unflushed
-        return {leg.slot: leg.scripted(len(leg.tokens) + unflushed(leg)) for leg in self._scripted}
+        """What constrained and biased legs say next, by slot."""
+        batch = self._batch
+        return {
+            leg.slot: steered(leg, len(leg.tokens) + batch.unflushed(leg), batch.natural(leg), self._range)
+            for leg in self._steered
+        }
 
     def _ends(self, ending: Iterable[LegState], token_ids: list[int], step: Step) -> Ends:
         ends: Ends = {}

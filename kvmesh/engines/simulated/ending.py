@@ -1,9 +1,17 @@
-"""When an answer ends: limits, eos, stop tokens; and the log-probabilities of its tokens."""
+"""What an answer says beyond the arithmetic, and when it ends: limits, eos, stop tokens; and the log-probabilities of its tokens."""
 
 from kvmesh.core import ModelCard
+from kvmesh.engines.simulated.card import TokenRange
 from kvmesh.engines.simulated.leg import LegState
 from kvmesh.engines.simulated.step import Step
-from kvmesh.engines.simulated.tokens import made_up_logprob
+from kvmesh.engines.simulated.tokens import biased, made_up_logprob
+
+
+def steered(leg: LegState, position: int, token_id: int, token_range: TokenRange) -> int:
+    """What a steered leg says at this position where the arithmetic says `token_id`."""
+    if leg.script is not None:
+        return leg.scripted(position)
+    return biased(token_id, leg.bias, token_range)
 
 
 def last_token(leg: LegState) -> int:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
 FEATURES = (
-    "embeddings", "kv_events", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
+    "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
 )  # fmt: skip
 STRUCTURED_OUTPUT = "structured_output"
 """Claimed only with a tokenizer: without one there is no way to write a document."""
@@ -148,6 +148,7 @@ class SimulatedEngine:
             kv_blocks_total=self.settings.kv_blocks,
             kv_compatibility_hash=self._compatibility,
             lease_s=self.settings.lease_s,
+            profile=self.settings.performance(),
         )
 
     def _card_now(self) -> ModelCard:

@@ -3,7 +3,7 @@
 from array import array
 
 from kvmesh.checks import check_generation, check_range
-from kvmesh.core import Generation, ModelCard
+from kvmesh.core import Generation, ModelCard, SamplingParams
 from kvmesh.engines.base import EngineRequest, Leg
 from kvmesh.engines.simulated.card import TokenRange
 from kvmesh.engines.simulated.handles import HandlePayload, unpack
@@ -36,7 +36,6 @@ def check_request(
         ("generation.media", bool(generation.media)),
         ("generation.data_parallel_rank", bool(generation.data_parallel_rank)),
         ("generation.sampling.constraint", sampling.constraint is not None and not can_write),
-        ("generation.sampling.logit_bias", bool(sampling.logit_bias)),
         ("rendezvous", request.rendezvous is not None),
         ("leg", request.leg is Leg.PREFILL and not has_transport),
     )
@@ -97,9 +96,16 @@ def make_leg(
         constant=term(sampling, generation.adapter, token_range.span),
         tokens_max=room if sampling.max_tokens is None else min(room, sampling.max_tokens - done),
         eos_at=_eos_at(generation, settings.eos_after_tokens) if script is None else len(script) + 1 - done,
-        stop_ids=frozenset(sampling.stop_token_ids),
+        stop_ids=_stop_ids(sampling, card),
+        bias=dict(sampling.logit_bias),
         script=script,
     )
+
+
+def _stop_ids(sampling: SamplingParams, card: ModelCard) -> frozenset[int]:
+    """Stop tokens; eos among them where a bias may bring it about."""
+    eos = card.eos_token_ids if sampling.logit_bias and not sampling.ignore_eos else ()
+    return frozenset((*sampling.stop_token_ids, *eos))
 
 
 def _eos_at(generation: Generation, eos_after_tokens: int) -> int:

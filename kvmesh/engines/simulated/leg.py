@@ -1,6 +1,7 @@
 """One leg inside the scheduler."""
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -50,6 +51,7 @@ class LegState:
     end_step: int = -1
     stop_ids: frozenset[int] = frozenset()
     script: "array[int] | None" = None
+    bias: Mapping[int, float] = field(default_factory=dict)
     has_scored_prompt: bool = False
     cached_tokens: int = 0
     transferred_tokens: int = 0
@@ -67,6 +69,11 @@ class LegState:
     def rank(self) -> tuple[int, int]:
         """Sorts legs by who goes first: larger priority, then earlier arrival."""
         return -self.request.generation.priority, self.order
+
+    @property
+    def is_steered(self) -> bool:
+        """True when the arithmetic alone does not decide its tokens."""
+        return self.script is not None or bool(self.bias)
 
     def scripted(self, position: int) -> int:
         """The script's token at a position of `tokens`; 0 behind its end, where eos comes."""

@@ -16,7 +16,7 @@ from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.card import TokenRange
 from kvmesh.engines.simulated.decoding import Decoding
 from kvmesh.engines.simulated.embedding import embed
-from kvmesh.engines.simulated.ending import add_logprob, is_stop, score_prompt
+from kvmesh.engines.simulated.ending import add_logprob, is_stop, score_prompt, steered
 from kvmesh.engines.simulated.handing import is_intact, make_handle
 from kvmesh.engines.simulated.intake import check_request, make_leg, read_handle
 from kvmesh.engines.simulated.leases import Leases
@@ -302,8 +302,8 @@ class Scheduler:
         leg.named_sum = (sum(parts[: leg.named_blocks]) + leg.constant) & SUM_MASK
         total = (sum(parts) + leg.constant) & SUM_MASK
         token_id = self._range.first_id + total % self._range.span
-        if leg.script is not None:
-            token_id = leg.scripted(len(leg.tokens))
+        if leg.is_steered:
+            token_id = steered(leg, len(leg.tokens), token_id, self._range)
         leg.tokens.append(token_id)
         total += len(leg.tokens) * token_id
         generated = self._decoding.generated(leg)

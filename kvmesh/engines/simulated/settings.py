@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvmesh.core import PerformanceProfile
 from kvmesh.errors import InvalidRequestError
 
 
@@ -94,6 +95,21 @@ class SimulatedSettings:
         problems = [text for bad, text in self._checks() if bad]
         if problems:
             raise InvalidRequestError("; ".join(problems), field="simulated", reason="invalid_settings")
+
+    def performance(self) -> PerformanceProfile | None:
+        """Its step times as routers are told. None when no time passes in steps."""
+        if not self.time_factor:
+            return None
+        profile, factor = self.profile, self.time_factor
+        return PerformanceProfile(
+            prefill_base_s=factor * profile.base_s,
+            prefill_s_per_token=factor * profile.per_prefill_token_s,
+            prefill_s_per_token_pair=0.0,
+            decode_step_base_s=factor * profile.base_s,
+            decode_s_per_request=factor * profile.per_decode_request_s,
+            decode_s_per_kv_token=0.0,
+            kv_bytes_per_token=max(1, self.kv_bytes_per_block // self.block_size_tokens),
+        )
 
     def _checks(self) -> list[tuple[bool, str]]:
         counts = [

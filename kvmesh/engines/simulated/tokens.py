@@ -6,10 +6,12 @@
 
 So each token depends on every token before it, and S is a sum that KV blocks can carry in parts. A request samples with a
 seed when it states one and its temperature is not 0. Whatever only reshapes a distribution (top_p, penalties) changes
-nothing, since all probability lies on one token.
+nothing, since all probability lies on one token. A bias can move it: token number k behind `next` (in the range of generated
+ids, around its end) has k / 2 less to begin with, everything from 20 behind on and outside of the range 10 less; the largest
+sum of that and the bias wins, of equals the nearest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -28,6 +30,24 @@ def term(sampling: SamplingParams, adapter: str, span: int) -> int:
     return value % span
 
 
+FAR = 20
+"""From so many tokens behind on all are equally unlikely."""
+
+
+def biased(token_id: int, bias: Mapping[int, float], token_range: TokenRange) -> int:
+    """What is said instead of `token_id` when these tokens are biased. Only they and the nearest other one can win."""
+    first, span = token_range.first_id, token_range.span
+
+    def rank(other: int) -> tuple[float, int]:
+        is_inside = first <= other < first + span
+        behind = (other - token_id) % span if is_inside else FAR
+        return bias.get(other, 0.0) - 0.5 * min(behind, FAR), -behind
+
+    near = (first + (token_id - first + k) % span for k in range(span))
+    free = next((other for other in near if other not in bias), None)
+    return max((other for other in (*bias, free) if other is not None), key=rank)
+
+
 def checksum(token_ids: Sequence[int], first_position: int = 0) -> int:
     """The part of S that these tokens contribute when the first stands at `first_position`."""
     return sum((first_position + i + 1) * token for i, token in enumerate(token_ids))
@@ -41,7 +61,9 @@ def expected_tokens(
     constant = term(generation.sampling, generation.adapter, token_range.span)
     start = len(sequence)
     for _ in range(count):
-        sequence.append(token_range.first_id + (checksum(sequence) + constant) % token_range.span)
+        token_id = token_range.first_id + (checksum(sequence) + constant) % token_range.span
+        bias = dict(generation.sampling.logit_bias)
+        sequence.append(biased(token_id, bias, token_range) if bias else token_id)
         if eos_after_tokens and len(sequence) - len(generation.token_ids) == eos_after_tokens:
             sequence[-1] = eos_token_id
             break

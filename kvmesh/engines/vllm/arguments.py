@@ -53,6 +53,10 @@ def base_arguments(settings: VllmSettings) -> dict[str, Any]:
         "skip_tokenizer_init": not loads_tokenizer(settings),
         "worker_extension_cls": EXTENSION,
     }
+    if not settings.json_whitespace:
+        from vllm.config import StructuredOutputsConfig
+
+        values["structured_outputs_config"] = StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True)
     if settings.step_tokens_max:
         values["max_num_batched_tokens"] = settings.step_tokens_max
     if settings.enable_lora:

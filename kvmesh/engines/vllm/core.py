@@ -131,6 +131,10 @@ class VllmCore:
             self._receive_events(events)
         return is_done
 
+    def cache_group_kinds(self) -> Sequence[str]:
+        """vLLM's word for each KV cache group, by number."""
+        return [kind for kind, _ in self._scheduler.kv_cache_manager.kv_cache_event_metadata]
+
     def add_adapter(self, request: Any) -> bool:
         """Loads a LoRA adapter; raises to the caller only."""
         return bool(self._client.add_lora(request))

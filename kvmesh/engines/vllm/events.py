@@ -15,15 +15,36 @@ TIERS: Mapping[str | None, KvTier] = {
 }
 
 
+REMOTE_TIERS: Mapping[str | None, KvTier] = {"CPU": KvTier.PEER, "STORAGE": KvTier.OBJECT}
+"""The same media when they are not the worker's own."""
+
+FULL_PREFIX_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""vLLM's kinds of cache groups that keep the blocks of the whole prefix (`KVCacheSpecKind`)."""
+
+
+def prefix_group(kinds: Sequence[str]) -> int:
+    """The group whose blocks tell how much of a prefix is cached: the first that keeps all of it.
+
+    Groups with a window, chunks or a state free what lies behind, so that their blocks say nothing about the prefix. A model
+    that has only such groups is told by its first one: what is told is then less than what the engine can use, never more.
+    """
+    return next((number for number, kind in enumerate(kinds) if kind in FULL_PREFIX_KINDS), 0)
+
+
 class EventTranslator:
     """Keeps, per tier, engine hash -> mesh hash with a count, since vLLM may hold the same block twice and announces both.
 
-    Only the first KV cache group counts: the groups of a hybrid model cache the same tokens. Not thread-safe.
+    Only one KV cache group counts, see `prefix_group`: the groups of a hybrid model name the same tokens. Not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: int = 0) -> None:
+        self._group = group
         self._names: dict[bytes | int, tuple[int, int | None]] = {}
         self._copies: dict[tuple[KvTier, bytes | int], int] = {}
+
+    def count_group(self, group: int) -> None:
+        """Says which group counts; before the first event."""
+        self._group = group
 
     def translate(self, events: Sequence[Any]) -> list[KvEvent]:
         """Events in order; changes that leave the set of cached blocks as it is give nothing."""
@@ -34,7 +55,7 @@ class EventTranslator:
                 self._names.clear()
                 self._copies.clear()
                 found.append(KvCleared())
-            elif event.group_idx in (None, 0):
+            elif event.group_idx in (None, self._group):
                 found.extend(self._stored(event) if kind == "BlockStored" else self._removed(event))
         return found
 
@@ -53,11 +74,13 @@ class EventTranslator:
         return len(self._copies)
 
     def _stored(self, event: Any) -> list[KvEvent]:
+        if not event.token_ids or len(event.token_ids) != event.block_size * len(event.block_hashes):
+            return self._stored_again(event)
         parent = self._parent(event)
         if parent is None:
             return []
         names = block_hashes(event.token_ids, event.block_size, seed=parent)
-        tier = TIERS.get(event.medium, KvTier.DEVICE)
+        tier = tier_of(event)
         first = None if event.parent_block_hash is None else parent
         runs: list[KvEvent] = []
         run: list[int] = []
@@ -74,6 +97,19 @@ class EventTranslator:
             before = name
         return [*runs, KvStored(block_hashes=run, parent_hash=run_parent, tier=tier)] if run else runs
 
+    def _stored_again(self, event: Any) -> list[KvEvent]:
+        """Offloading tells some blocks without their tokens: known ones have a name, others cannot be told of."""
+        tier, runs = tier_of(event), []
+        for engine_hash in event.block_hashes:
+            if engine_hash not in self._names:
+                continue
+            copies = self._copies.get((tier, engine_hash), 0)
+            self._copies[tier, engine_hash] = copies + 1
+            if not copies:
+                name, parent = self._names[engine_hash]
+                runs.append(KvStored(block_hashes=[name], parent_hash=parent, tier=tier))
+        return list(runs)
+
     def _parent(self, event: Any) -> int | None:
         if event.parent_block_hash is None:
             return seed_hash(event.lora_name or "", salt_of(event))
@@ -81,7 +117,7 @@ class EventTranslator:
         return known[0] if known else None
 
     def _removed(self, event: Any) -> list[KvEvent]:
-        tier = TIERS.get(event.medium, KvTier.DEVICE)
+        tier = tier_of(event)
         gone: list[int] = []
         for engine_hash in event.block_hashes:
             copies = self._copies.pop((tier, engine_hash), 0)
@@ -92,6 +128,13 @@ class EventTranslator:
                 if not any((other, engine_hash) in self._copies for other in KvTier):
                     del self._names[engine_hash]
         return [KvRemoved(block_hashes=gone, tier=tier)] if gone else []
+
+
+def tier_of(event: Any) -> KvTier:
+    """Where the event's blocks lie. A medium that is new to the mesh counts as the engine's own memory."""
+    if getattr(event, "locality", None) == "REMOTE" and event.medium in REMOTE_TIERS:
+        return REMOTE_TIERS[event.medium]
+    return TIERS.get(event.medium, KvTier.DEVICE)
 
 
 def salt_of(event: Any) -> str:

@@ -51,6 +51,9 @@ class VllmSettings:
     """Ranks. Above 1 the ranks are child processes that die with this one."""
     tokenizer: str = "auto"
     """`load` lets vLLM read the tokenizer, which structured output needs; `skip` not; `auto`: if the directory has one."""
+    json_whitespace: bool = True
+    """Constrained JSON may hold blanks between its parts, as models like to write it. Small ones write them without end: False
+    lets none through, and leaves xgrammar as the only grammar backend (schemas that it lacks are refused then)."""
     has_kv_transfer: bool = True
     """False starts without a connector: such an engine computes every prompt itself."""
     lease_s: float = 30.0

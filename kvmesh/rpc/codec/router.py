@@ -80,6 +80,7 @@ class Report:
     output_tokens: int = 0
     error: MeshError | None = None
     failed_worker_id: str = ""
+    reservation_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +252,7 @@ def to_report(ask_id: int, report: Report) -> pb.Report:
         output_tokens=report.output_tokens,
         error=_optional_detail(report.error),
         failed_worker_id=report.failed_worker_id,
+        reservation_id=report.reservation_id,
     )
 
 
@@ -265,6 +267,7 @@ def from_report(message: pb.Report) -> Report:
         output_tokens=message.output_tokens,
         error=from_detail(message.error) if message.HasField("error") else None,
         failed_worker_id=message.failed_worker_id,
+        reservation_id=message.reservation_id,
     )
 
 

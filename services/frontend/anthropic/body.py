@@ -11,7 +11,6 @@ from services.frontend.blocks import Block, BlockKind
 from services.frontend.openai.boundary import status_of
 from services.frontend.request import Ending
 
-CALL_PREFIX = "toolu_"
 _ERROR_WORDS: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -8,7 +8,6 @@ import orjson
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
 from services.frontend.anthropic.body import (
-    CALL_PREFIX,
     begun_block,
     delta_body,
     error_body,
@@ -36,7 +35,7 @@ class MessageEvents:
         self._request_id = request_id
         self._model = model
         self._prompt_tokens = prompt_tokens
-        self._blocks = Blocks(pieces, self, request_id=request_id, call_prefix=CALL_PREFIX)
+        self._blocks = Blocks(pieces, self)
         self._data: list[bytes] = []
         self._ending: Ending | None = None
         self._is_plain = isinstance(pieces, PlainPieces)
@@ -109,6 +108,7 @@ class MessageStream(EventStream):
     """A stream of typed events ends with the last of them; a failure is an event named error."""
 
     done = b""
+    beat = event({"type": "ping"})
 
     def failure(self, error: MeshError) -> bytes:
         """See EventStream."""

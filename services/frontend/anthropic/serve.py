@@ -7,21 +7,21 @@ from dataclasses import replace
 from aiohttp import web
 
 from kvmesh.errors import InvalidRequestError
-from services.frontend.anthropic.body import CALL_PREFIX, block_body, error_body, message_body
+from services.frontend.anthropic.body import block_body, error_body, message_body
 from services.frontend.anthropic.events import MessageEvents, MessageStream
 from services.frontend.anthropic.read import AskedMessage, read_message
-from services.frontend.blocks import Blocks, pieces_for
-from services.frontend.openai.bodies import Collected, sum_usage
+from services.frontend.blocks import BlockOutlet, pieces_for
+from services.frontend.openai.bodies import sum_usage
 from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.fields import read_object
-from services.frontend.openai.serve import Exchange, read_of, run_all, stream_answer
+from services.frontend.openai.serve import WARNING_HEADER, Exchange, read_of, run_all, stream_answer
+from services.frontend.openai.steering import steer
 from services.frontend.prepare import Prepared, tokens_of
 from services.frontend.reading import Reading
 
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
 VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"20\d\d-[01]\d-[0-3]\d\Z")
-WARNING_HEADER = "x-kvmesh-warning"
 # The pipeline's names of what this API calls otherwise.
 _FIELDS = {"prompt": "messages", "max_tokens": "max_tokens", "constraint": "output_config.format",
            "stop": "stop_sequences"}  # fmt: skip
@@ -51,7 +51,7 @@ def _handler(
         values = read_object(await boundary.body(exchange.request))
         asked = read_message(values, exchange.request_id, counts_only=serve is _count)
         if asked.warnings:
-            exchange.headers[WARNING_HEADER] = "; ".join(asked.warnings)
+            exchange.headers[WARNING_HEADER] = ", ".join(asked.warnings)
         return await serve(exchange, asked)
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -62,11 +62,8 @@ def _handler(
 
 async def _create(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse:
     pipeline, request = exchange.pipeline, asked.request
-    inner = replace(
-        request.requests[0],
-        fields={**request.requests[0].fields, **_FIELDS},
-        traceparent=exchange.request.headers.get("traceparent", ""),
-    )
+    inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
+    inner = steer(inner, exchange.request.headers, exchange.settings)
     prepared = await pipeline.prepare(inner, began_s=exchange.began_s)
     exchange.model_name = prepared.model.name
     reading = read_of(request, [prepared])
@@ -74,30 +71,28 @@ async def _create(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse
     if request.is_stream:
         events = MessageEvents(inner.request_id, request.model, pieces, prepared.ask.prompt_tokens)
         return await stream_answer(exchange, [prepared], events, 1, stream_type=MessageStream, reading=reading)
-    blocks = Blocks(pieces, request_id=inner.request_id, call_prefix=CALL_PREFIX)
-    return await _whole(exchange, asked, prepared, blocks, reading)
+    return await _whole(exchange, asked, prepared, BlockOutlet(pieces), reading)
 
 
 async def _whole(
-    exchange: Exchange, asked: AskedMessage, prepared: Prepared, blocks: Blocks, reading: Reading | None
+    exchange: Exchange, asked: AskedMessage, prepared: Prepared, outlet: BlockOutlet, reading: Reading | None
 ) -> web.StreamResponse:
-    collected = Collected(1)
-    answers = await run_all(exchange, [prepared], collected)
+    answers = await run_all(exchange, [prepared], outlet)
     exchange.usage = sum_usage([answer.usage for answer in answers])
-    ending = collected.endings[0]
-    assert ending is not None, "a request that ended well has ended every choice"
-    blocks.push("".join(collected.texts[0]), len(collected.token_ids[0]))
-    blocks.flush()
     if reading is not None:
         exchange.usage = reading.counted(exchange.usage)
-    content = [block_body(block) for block in blocks.blocks]
-    body = message_body(prepared.request.request_id, asked.request.model, content, ending, exchange.usage)
+    if reading is not None and reading.warnings:
+        told = [exchange.headers[WARNING_HEADER]] if WARNING_HEADER in exchange.headers else []
+        exchange.headers[WARNING_HEADER] = ", ".join([*told, *reading.warnings])
+    content = [block_body(block) for block in outlet.blocks]
+    body = message_body(prepared.request.request_id, asked.request.model, content, outlet.ending, exchange.usage)
     return json_response(body, headers=exchange.headers)
 
 
 async def _count(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse:
     pipeline = exchange.pipeline
     request = asked.request.requests[0]
+    pipeline.access.check(request)
     model = pipeline.models.find(request.model)
     exchange.model_name = model.name
     token_ids = await tokens_of(request, model, pipeline.settings)

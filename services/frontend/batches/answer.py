@@ -30,6 +30,7 @@ from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import error_body
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
+from services.frontend.openai.embeddings import embeddings_body, read_embeddings
 from services.frontend.openai.serve import read_of, whole_body
 from services.frontend.pipeline import Pipeline
 from services.frontend.responses.serve import Responses
@@ -58,22 +59,17 @@ Endpoint = Callable[[Effort, Mapping[str, Any], str, str], Awaitable[Mapping[str
 """Effort, body, request id, owner: the body of the answer."""
 
 
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
 class Endpoints:
     """What a batch can ask for, by path. The readers are those of the HTTP API."""
 
     def __init__(self, responses: Responses, settings: BatchSettings) -> None:
         self._responses = responses
         self._priority = settings.priority
-        self._endpoints: dict[str, Endpoint] = {
-            "/v1/chat/completions": self._chat,
-            "/v1/completions": self._completion,
-            "/v1/responses": self._response,
-        }
-
-    @property
-    def paths(self) -> list[str]:
-        """All of them."""
-        return list(self._endpoints)
+        answerers: tuple[Endpoint, ...] = (self._chat, self._completion, self._embedding, self._response)
+        self._endpoints = dict(zip(ENDPOINTS, answerers, strict=True))
 
     async def answer(
         self, path: str, effort: Effort, body: Mapping[str, Any], request_id: str, owner: str
@@ -89,14 +85,21 @@ class Endpoints:
     async def _completion(self, effort: Effort, body: Mapping[str, Any], request_id: str, _: str) -> Mapping[str, Any]:
         return await self._whole(effort, read_completion(body, request_id, effort.pipeline.settings))
 
+    async def _embedding(self, effort: Effort, body: Mapping[str, Any], request_id: str, _: str) -> Mapping[str, Any]:
+        request, form = read_embeddings(body, request_id)
+        effort.model_name = effort.pipeline.models.find(request.asked.model).name
+        request = replace(request, asked=replace(request.asked, priority=self._priority))
+        result = await effort.pipeline.embed(request, began_s=effort.began_s)
+        effort.usage = result.usage
+        return embeddings_body(request.asked.model, result, form)
+
     async def _whole(self, effort: Effort, asked: Asked) -> Mapping[str, Any]:
         pipeline = effort.pipeline
         effort.model_name = pipeline.models.find(asked.model).name
         requests = [replace(each, priority=self._priority) for each in asked.requests]
         prepared = [await pipeline.prepare(each, began_s=effort.began_s) for each in requests]
         asked = replace(asked, requests=requests)
-        reading = read_of(asked, prepared)
-        return await whole_body(effort, asked, prepared, int(pipeline.clock.wall()), reading)
+        return await whole_body(effort, asked, prepared, int(pipeline.clock.wall()), read_of(asked, prepared))
 
     async def _response(
         self, effort: Effort, body: Mapping[str, Any], request_id: str, owner: str
@@ -125,6 +128,7 @@ class LineRunner:
             request_id = self._pipeline.new_id()
             effort = Effort(pipeline=self._pipeline, began_s=self._pipeline.clock.now())
             try:
+                # The line runs in a task of its own, long after the request that made the batch.
                 current_caller.set(self._pipeline.access.caller_of(owner))
                 body = await self._endpoints.answer(endpoint, effort, line.body, request_id, owner)
                 return self._result(line, effort, request_id, 200, body)

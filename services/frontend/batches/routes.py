@@ -5,7 +5,7 @@ import re
 from aiohttp import web
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.batches.answer import Endpoints
+from services.frontend.batches.answer import ENDPOINTS
 from services.frontend.batches.file_routes import is_file_id, refuse_unknown
 from services.frontend.batches.files import FileStore
 from services.frontend.batches.runner import BatchRunner
@@ -29,13 +29,10 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 class BatchRoutes:
     """The batches API."""
 
-    def __init__(
-        self, store: BatchStore, files: FileStore, runner: BatchRunner, endpoints: Endpoints, settings: BatchSettings
-    ) -> None:
+    def __init__(self, store: BatchStore, files: FileStore, runner: BatchRunner, settings: BatchSettings) -> None:
         self._store = store
         self._files = files
         self._runner = runner
-        self._endpoints = endpoints
         self._settings = settings
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
@@ -77,11 +74,9 @@ class BatchRoutes:
     def _read_endpoint(self, fields: Fields) -> str:
         endpoint = fields.text("endpoint", 256)
         if not endpoint:
-            raise fields.wrong("endpoint", "one of " + ", ".join(self._endpoints.paths))
-        if endpoint not in self._endpoints.paths:
-            raise UnsupportedError(
-                f"endpoint can be {', '.join(self._endpoints.paths)}, not {endpoint[:64]!r}", field="endpoint"
-            )
+            raise fields.wrong("endpoint", "one of " + ", ".join(ENDPOINTS))
+        if endpoint not in ENDPOINTS:
+            raise UnsupportedError(f"endpoint can be {', '.join(ENDPOINTS)}, not {endpoint[:64]!r}", field="endpoint")
         return endpoint
 
     def _read_window(self, fields: Fields) -> tuple[str, float]:

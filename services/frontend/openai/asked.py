@@ -20,6 +20,7 @@ class Asked:
     has_logprobs: bool = False
     returns_token_ids: bool = False
     parses_tools: bool = False
+    includes_reasoning: bool = True
     echoes: bool = False
     has_prompt_logprobs: bool = False
     is_prompt_only: bool = False

@@ -80,6 +80,7 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
         has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
+        includes_reasoning=fields.flag("include_reasoning", True),
         parses_tools=bool(tools),
         has_prompt_logprobs=prompt_logprobs is not None,
     )
@@ -102,7 +103,6 @@ def _refuse_others(fields: Fields) -> None:
     fields.refuse("verbosity", "not yet")
     fields.refuse("chat_template", "templates come with the model")
     fields.refuse("add_special_tokens", "the chat template adds them", (False,))
-    fields.refuse("include_reasoning", "not yet", (True, False))
     fields.refuse("echo", "only for completions", (False,))
     fields.refuse("mm_processor_kwargs", "only text goes in", ({},))
 

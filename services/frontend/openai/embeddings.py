@@ -3,6 +3,7 @@
 import base64
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -21,7 +22,8 @@ FORMATS = ("float", "base64")
 
 async def serve_embeddings(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
     """One request."""
-    request, form = read_embeddings(values, exchange)
+    request, form = read_embeddings(values, exchange.request_id)
+    request = replace(request, asked=steer(request.asked, exchange.request.headers, exchange.settings))
     exchange.model_name = exchange.pipeline.models.find(request.asked.model).name
     result = await exchange.pipeline.embed(request, began_s=exchange.began_s)
     exchange.usage = result.usage
@@ -29,14 +31,14 @@ async def serve_embeddings(exchange: Exchange, values: Mapping[str, Any]) -> web
     return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
 
 
-def read_embeddings(values: Mapping[str, Any], exchange: Exchange) -> tuple[EmbedRequest, str]:
+def read_embeddings(values: Mapping[str, Any], request_id: str) -> tuple[EmbedRequest, str]:
     """The request and the form of its vectors."""
     fields = Fields(values)
     model = fields.text("model", 256)
     if not model:
         raise fields.wrong("model", "a model's name")
     asked = Request(
-        request_id=exchange.request_id,
+        request_id=request_id,
         model=model,
         prompt="",
         priority=fields.integer("priority", -INTEGER_MAX, INTEGER_MAX) or 0,
@@ -44,7 +46,7 @@ def read_embeddings(values: Mapping[str, Any], exchange: Exchange) -> tuple[Embe
         adds_special_tokens=fields.flag("add_special_tokens", True),
     )
     request = EmbedRequest(
-        asked=steer(asked, exchange.request.headers, exchange.settings),
+        asked=asked,
         inputs=_read_inputs(fields),
         dimensions=fields.integer("dimensions", 1, TOKENS_MAX),
     )

@@ -123,6 +123,7 @@ def read_of(asked: Asked, prepared: Sequence[Prepared]) -> Reading | None:
         request_id=request.request_id,
         choices=asked.choices,
         parses_tools=asked.parses_tools,
+        includes_reasoning=asked.includes_reasoning,
         constraint=first.generation.sampling.constraint,
     )
 

@@ -30,6 +30,8 @@ class EventStream:
 
     done = DONE
     """What ends a stream that ended well."""
+    beat = KEEP_ALIVE
+    """What is written when nothing else is."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class EventStream:
     def keep_alive(self) -> None:
         """To be called now and then: a comment, if nothing was written since the last time. A first one begins the stream."""
         if self._is_quiet and not self._is_closed and not self._transport.is_closing():
-            self._transport.write(self._begin() + self._frame(KEEP_ALIVE))
+            self._transport.write(self._begin() + self._frame(self.beat))
         self._is_quiet = True
 
     def _begin(self) -> bytes:

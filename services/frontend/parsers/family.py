@@ -40,6 +40,8 @@ class ReasoningFamily:
     `is_open`: answers begin inside, unless the prompt's end says otherwise: old templates leave the opening mark out of both.
     `ends_at_tools`: a tool call's mark ends reasoning too: models forget the closing mark before calls.
     `openings`, `closings`: each any of several spellings.
+    `answer_marks`: an opening and a closing mark around the answer that follows.
+    `label`: what the model may write behind the opening mark before it reasons.
     """
 
     name: str
@@ -48,15 +50,17 @@ class ReasoningFamily:
     is_open: bool = False
     ends_at_tools: bool = False
     template_marks: Sequence[str] = ()
+    answer_marks: Sequence[str] = ()
+    label: str = ""
 
     @property
     def marks(self) -> frozenset[str]:
         """See ToolFamily."""
-        return frozenset((*self.openings, *self.closings))
+        return frozenset((*self.openings, *self.closings, *self.answer_marks))
 
     def begins_inside(self, prompt_tail: str) -> bool:
         """Whether an answer to a prompt with this end begins with reasoning that has no opening mark."""
-        tail = prompt_tail.rstrip()
+        tail = prompt_tail.rstrip().removesuffix(self.label.rstrip())
         if tail.endswith(tuple(self.openings)):
             return True
         return self.is_open and not tail.endswith(tuple(self.closings))

@@ -3,11 +3,27 @@
 import re
 from collections.abc import Iterable
 
+START_CHARACTERS = 3
+"""So many tell marks that begin with a letter from most words."""
+
+
+def _start(characters: str) -> str:
+    """A pattern for the characters, of which the later ones may be behind the end of the text."""
+    first, rest = re.escape(characters[0]), characters[1:]
+    return f"{first}(?:{_start(rest)}|\\Z)" if rest else first
+
+
+def clash(marks: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether a mark begins another one of the other group."""
+    others = tuple(others)
+    return any(a != b and (a.startswith(b) or b.startswith(a)) for a in marks for b in others)
+
 
 class Marks:
-    """A set of marks of which none begins another. `starts` matches each first character, the quick way to say no."""
+    """A set of marks of which none begins another. `starts` matches where a mark may begin, by its first characters: the quick
+    way to say no."""
 
-    __slots__ = ("_marks", "_pattern", "starts")
+    __slots__ = ("_longest", "_marks", "_pattern", "starts")
 
     def __init__(self, marks: Iterable[str]) -> None:
         self._marks = tuple(dict.fromkeys(marks))
@@ -15,10 +31,11 @@ class Marks:
             others = (each for each in self._marks if each != mark)
             if not mark or any(each.startswith(mark) for each in others):
                 raise ValueError(f"the mark {mark!r} is empty or begins another one")
+        self._longest = max(map(len, self._marks), default=0)
         # Without marks: a pattern that matches nowhere.
         self._pattern = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)")
-        firsts = "".join(sorted({re.escape(mark[0]) for mark in self._marks}))
-        self.starts = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+        starts = dict.fromkeys(_start(mark[:START_CHARACTERS]) for mark in self._marks)
+        self.starts = re.compile("|".join(starts) or r"(?!)")
 
     def find(self, text: str, start: int) -> tuple[int, str] | None:
         """Where the first mark begins, and which it is."""
@@ -27,8 +44,7 @@ class Marks:
 
     def held(self, text: str, start: int) -> int:
         """Where the part of `text[start:]` begins that may still become a mark; its end when there is none."""
-        longest = max((len(mark) for mark in self._marks), default=1) - 1
-        at = max(start, len(text) - longest)
+        at = max(start, len(text) - self._longest + 1)
         while (found := self.starts.search(text, at)) is not None:
             tail = text[found.start() :]
             if any(len(mark) > len(tail) and mark.startswith(tail) for mark in self._marks):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.frontend.parsers.answer_marks import answer_readers
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.marks import Marks
@@ -79,6 +80,8 @@ def answer_steps(
     if reasoning is not None:
         read = _reasoning_reader(reasoning, tools)
         readers |= dict.fromkeys(reasoning.openings, read)
+        if reasoning.answer_marks:
+            readers |= answer_readers(*reasoning.answer_marks)
         if is_inside:
             yield from read(feed)
     marks = Marks(readers)
@@ -106,9 +109,11 @@ def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Read
         # Blanks around reasoning say nothing at the ends of the answer; between two texts they keep them apart.
         blanks, feed.blanks = feed.blanks, ""
         feed.drops_blanks = True
+        yield from feed.has(family.label)
         # Models that were given the opening mark in the prompt may say it again.
         while (mark := (yield from feed.stream_plain(ends, Reasoning))) in family.openings:
             feed.at += len(mark)
+            yield from feed.has(family.label)
         if mark in family.closings:
             feed.at += len(mark)
         feed.blanks = blanks if feed.has_content else ""

@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvmesh.errors import UnsupportedError
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
+from services.frontend.parsers.marks import clash
 from services.frontend.parsers.tables import (
     REASONING_FAMILIES,
     TOOL_FAMILIES,
@@ -14,15 +16,21 @@ from services.frontend.parsers.tables import (
 
 Family = TypeVar("Family", ToolFamily | WholeFamily, ReasoningFamily | WholeFamily)
 AUTO, NONE = "auto", "none"
+VLLM = "vllm:"
+"""Before a name of vLLM's: its parser is used, in a process of its own."""
 DEFAULT_TOOL_FAMILY = "hermes"
 
 # The more telling come first: marks of a later family may stand in templates of an earlier one.
 TOOL_ORDER: Sequence[str] = (
-    "harmony", "kimi_k2", "glm45", "qwen3_coder", "mistral", "pythonic", "hermes", "llama3_json",
+    "harmony", "kimi_k2", "glm45", "minimax_m2", "deepseek_v3_2", "deepseek_v3", "gemma", "nemotron", "jamba", "phi4", "granite",
+    "qwen3_coder", "mistral", "pythonic", "granite_20b_fc", "hermes", "llama3_json",
 )  # fmt: skip
 # Which reasoning goes with a tool family where the marks alone do not say.
-REASONING_OF_TOOLS: Mapping[str, str] = {"harmony": "gpt_oss", "kimi_k2": "kimi", "glm45": "glm45"}
-REASONING_ORDER: Sequence[str] = ("gpt_oss", "qwen3", "mistral", "kimi")
+REASONING_OF_TOOLS: Mapping[str, str] = {
+    "harmony": "gpt_oss", "kimi_k2": "kimi", "glm45": "glm45", "granite": "granite", "minimax_m2": "minimax_m2",
+    "nemotron": "nemotron",
+}  # fmt: skip
+REASONING_ORDER: Sequence[str] = ("gpt_oss", "gemma", "granite", "qwen3", "mistral", "kimi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,7 @@ class Selection:
     tools: ToolFamily | WholeFamily | None = None
     reasoning: ReasoningFamily | WholeFamily | None = None
     problems: Sequence[str] = ()
+    is_remote: bool = False
 
     def marks(self, *, parses_tools: bool) -> frozenset[str]:
         """Special tokens that the parsers need in the text."""
@@ -42,6 +51,8 @@ class Selection:
 def select(tool_parser: str, reasoning_parser: str, *, template: str, added_tokens: Collection[str] = ()) -> Selection:
     """The families for a model. `tool_parser` and `reasoning_parser`: a name, `auto` or `none`. UnsupportedError for a name
     that there is not; a name that does not fit the model is used and reported."""
+    if VLLM in (tool_parser[: len(VLLM)], reasoning_parser[: len(VLLM)]):
+        return _remote(tool_parser, reasoning_parser)
     problems: list[str] = []
     clues = _Clues(template, frozenset(added_tokens))
     tools = _tools(tool_parser, clues, problems)
@@ -49,6 +60,10 @@ def select(tool_parser: str, reasoning_parser: str, *, template: str, added_toke
     if isinstance(reasoning, WholeFamily) and tools is not None and tools is not reasoning:
         problems.append(f"reasoning is read as {reasoning.name}, which reads tool calls too; {tools.name} is not used")
         tools = reasoning
+    elif _clash(tools, reasoning):
+        assert tools is not None and reasoning is not None
+        problems.append(f"the marks of {reasoning.name} begin like those of {tools.name}; reasoning is not read")
+        reasoning = None
     return Selection(tools=tools, reasoning=reasoning, problems=tuple(problems))
 
 
@@ -72,8 +87,13 @@ class ParserNames:
         for words, find in ((self.tools, tool_family), (self.reasoning, reasoning_family)):
             for word in words.split(","):
                 name = word.rpartition("=")[2].strip()
-                if name not in (AUTO, NONE):
+                if name not in (AUTO, NONE) and not name.startswith(VLLM):
                     find(name)
+
+    @property
+    def needs_vllm(self) -> bool:
+        """Whether any of them is vLLM's."""
+        return VLLM in self.tools or VLLM in self.reasoning
 
 
 def _named(words: str, model: str) -> str:
@@ -81,6 +101,29 @@ def _named(words: str, model: str) -> str:
         return words
     pairs = (word.rpartition("=") for word in words.split(","))
     return {name.strip(): parser.strip() for name, _, parser in pairs}.get(model, AUTO)
+
+
+def _clash(tools: ToolFamily | WholeFamily | None, reasoning: ReasoningFamily | WholeFamily | None) -> bool:
+    if not isinstance(tools, ToolFamily) or not isinstance(reasoning, ReasoningFamily):
+        return False
+    return clash(tools.readers, reasoning.marks)
+
+
+def _remote(tool_parser: str, reasoning_parser: str) -> Selection:
+    """vLLM's on both sides: the process reads the whole answer."""
+    for name, field in ((tool_parser, "tool_parser"), (reasoning_parser, "reasoning_parser")):
+        if name not in (AUTO, NONE) and not name.startswith(VLLM):
+            raise UnsupportedError(
+                f"{field} must be vllm:NAME or none beside a parser of vLLM's, not {name[:64]!r}",
+                field=field,
+                reason="parsers_mixed",
+            )
+    has_tools, has_reasoning = tool_parser.startswith(VLLM), reasoning_parser.startswith(VLLM)
+    return Selection(
+        tools=ToolFamily(name=tool_parser, gives_call_ids=True) if has_tools else None,
+        reasoning=ReasoningFamily(name=reasoning_parser, openings=(), closings=()) if has_reasoning else None,
+        is_remote=True,
+    )
 
 
 class _Clues:

@@ -41,7 +41,7 @@ class ResponseEvents:
         self._request_id = request_id
         self._text = text
         self._includes_logprobs = includes_logprobs
-        self._blocks = Blocks(pieces, self, request_id=request_id)
+        self._blocks = Blocks(pieces, self)
         self._data: list[bytes] = []
         self._number = 0
         self._new_logprobs: list[dict[str, Any]] = []

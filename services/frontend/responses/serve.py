@@ -11,14 +11,15 @@ from aiohttp import web
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.blocks import Blocks, pieces_for
+from services.frontend.blocks import BlockOutlet, pieces_for
 from services.frontend.openai.asked import Asked
-from services.frontend.openai.bodies import Collected, sum_usage
+from services.frontend.openai.bodies import sum_usage
 from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.logprobs import chat_logprobs
-from services.frontend.openai.serve import Effort, Exchange, read_of, run_all, stream_answer
+from services.frontend.openai.serve import Effort, Exchange, read_of, run_all, stream_answer, warning_headers
+from services.frontend.openai.steering import steer
 from services.frontend.owner import owner_of
 from services.frontend.pipeline import Pipeline
 from services.frontend.prepare import Prepared
@@ -116,8 +117,8 @@ class Responses:
         inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
         if priority is not None:
             inner = replace(inner, priority=priority)
-        if isinstance(effort, Exchange) and (traceparent := effort.request.headers.get("traceparent", "")):
-            inner = replace(inner, traceparent=traceparent)
+        if isinstance(effort, Exchange):
+            inner = steer(inner, effort.request.headers, effort.settings)
         return asked, await pipeline.prepare(inner, began_s=effort.began_s), request
 
     async def answer(
@@ -126,11 +127,15 @@ class Responses:
         """Runs a request to its end and stores what came, if that is wanted."""
         clock = effort.pipeline.clock
         begun = begun_body(asked, prepared.request.request_id, int(clock.wall()))
-        collected = Collected(1)
-        answers = await run_all(effort, [prepared], collected)
+        reading = read_of(request, [prepared])
+        outlet = BlockOutlet(pieces_for(reading))
+        answers = await run_all(effort, [prepared], outlet)
         effort.usage = sum_usage([each.usage for each in answers])
-        blocks = _blocks(prepared, request, collected, effort)
-        body = _whole(asked, prepared, collected, blocks, begun, effort.usage, int(clock.wall()))
+        if reading is not None:
+            effort.usage = reading.counted(effort.usage)
+            if isinstance(effort, Exchange):
+                effort.headers.update(warning_headers(reading))
+        body = _whole(asked, prepared, outlet, begun, effort.usage, int(clock.wall()))
         await self._keep(asked, owner, body)
         return body
 
@@ -209,33 +214,20 @@ def _events(asked: AskedResponse, prepared: Prepared, reading: Reading | None, c
     )
 
 
-def _blocks(prepared: Prepared, request: Asked, collected: Collected, effort: Effort) -> Blocks:
-    """The answer's blocks; its reasoning tokens are added to the effort's usage."""
-    reading = read_of(request, [prepared])
-    blocks = Blocks(pieces_for(reading), request_id=prepared.request.request_id)
-    blocks.push("".join(collected.texts[0]), len(collected.token_ids[0]))
-    blocks.flush()
-    if reading is not None:
-        effort.usage = reading.counted(effort.usage)
-    return blocks
-
-
 def _whole(
     asked: AskedResponse,
     prepared: Prepared,
-    collected: Collected,
-    blocks: Blocks,
+    outlet: BlockOutlet,
     begun: Mapping[str, Any],
     usage: Usage,
     completed_s: int,
 ) -> dict[str, Any]:
-    request_id, ending = prepared.request.request_id, collected.endings[0]
-    assert ending is not None, "a request that ended well has ended every choice"
+    request_id, ending = prepared.request.request_id, outlet.ending
     logprobs = None
     if asked.includes_logprobs:
-        logprobs = chat_logprobs(prepared.model.text, collected.token_ids[0], collected.logprobs[0])["content"]
-    output, last = [], blocks.blocks[-1]
-    for block in blocks.blocks:
+        logprobs = chat_logprobs(prepared.model.text, outlet.token_ids, outlet.logprobs)["content"]
+    output, last = [], outlet.blocks[-1]
+    for block in outlet.blocks:
         status = status_of(ending) if block is last else "completed"
         output.append(item_body(request_id, block, status, logprobs))
     return ended_body(begun, output, ending, usage, completed_s)

@@ -29,9 +29,9 @@ POLICIES: Mapping[str, type[Policy]] = {
 }
 
 
-def make_policy(name: str, context: PolicyContext) -> Policy:
-    """The policy of that name. InvalidRequestError names what there is."""
-    made = POLICIES.get(name) or _from_entry_point(name)
+def make_policy(name: str | type[Policy], context: PolicyContext) -> Policy:
+    """The policy of that name, or of that class. InvalidRequestError names what there is."""
+    made = (POLICIES.get(name) or _from_entry_point(name)) if isinstance(name, str) else name
     if not (isinstance(made, type) and issubclass(made, Policy)):
         raise InvalidRequestError(f"the policy {name!r} is not a subclass of Policy", field="policy")
     return made(context)

@@ -342,7 +342,7 @@ class TierBlocks(_message.Message):
     def __init__(self, tier: _Optional[_Union[_kv_pb2.KvTier, str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class SyncPeersRequest(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete")
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete", "run_id")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +350,7 @@ class SyncPeersRequest(_message.Message):
     PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
@@ -357,10 +358,11 @@ class SyncPeersRequest(_message.Message):
     prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
     is_snapshot: bool
     is_complete: bool
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+    run_id: str
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class SyncPeersResponse(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete")
+    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete", "run_id")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +370,7 @@ class SyncPeersResponse(_message.Message):
     PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
@@ -375,10 +378,11 @@ class SyncPeersResponse(_message.Message):
     prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
     is_snapshot: bool
     is_complete: bool
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+    run_id: str
+    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_prompt_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_data_parallel_rank", "decode_data_parallel_rank", "session_id", "block_hashes")
+    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_prompt_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_data_parallel_rank", "decode_data_parallel_rank", "session_id", "block_hashes", "is_orphaned")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +398,7 @@ class Reservation(_message.Message):
     DECODE_DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    IS_ORPHANED_FIELD_NUMBER: _ClassVar[int]
     reservation_id: str
     prefill_worker_id: str
     decode_worker_id: str
@@ -409,4 +414,5 @@ class Reservation(_message.Message):
     decode_data_parallel_rank: int
     session_id: str
     block_hashes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_prompt_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_data_parallel_rank: _Optional[int] = ..., decode_data_parallel_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_orphaned: bool
+    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_prompt_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_data_parallel_rank: _Optional[int] = ..., decode_data_parallel_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., is_orphaned: _Optional[bool] = ...) -> None: ...

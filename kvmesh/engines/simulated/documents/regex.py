@@ -2,6 +2,7 @@
 
 import re
 import string
+import warnings
 from collections.abc import Callable, Mapping
 from random import Random
 from re import _constants as codes  # type: ignore[attr-defined]  # the parser is not part of re's public face
@@ -13,20 +14,25 @@ from kvmesh.engines.simulated.documents.refusal import refused
 REPEATS_MORE = 3
 CHARACTERS_MAX = 65_536
 _PRINTABLE = list(map(chr, range(32, 127)))
+_WORD = string.ascii_letters + string.digits + "_"
 _CATEGORIES: Mapping[Any, str] = {
     codes.CATEGORY_DIGIT: string.digits,
-    codes.CATEGORY_WORD: string.ascii_letters + string.digits + "_",
+    codes.CATEGORY_WORD: _WORD,
     codes.CATEGORY_SPACE: " ",
-    codes.CATEGORY_NOT_DIGIT: string.ascii_letters,
-    codes.CATEGORY_NOT_WORD: " .,-",
-    codes.CATEGORY_NOT_SPACE: string.ascii_letters + string.digits,
+    codes.CATEGORY_NOT_DIGIT: "".join(each for each in _PRINTABLE if each not in string.digits),
+    codes.CATEGORY_NOT_WORD: "".join(each for each in _PRINTABLE if each not in _WORD),
+    codes.CATEGORY_NOT_SPACE: "".join(each for each in _PRINTABLE if each != " "),
 }
+"""All printable characters of each, since a class may also be what is left of them."""
 
 
 def make_match(pattern: str, random: Random) -> str:
     """A text that the whole expression matches. It is built to match and not tried: expressions can take for ever."""
     try:
-        tree = parser.parse(pattern)
+        with warnings.catch_warnings():
+            # What Python may once read in another way it reads in one way now.
+            warnings.simplefilter("ignore", FutureWarning)
+            tree = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise refused(f"a regular expression that does not parse ({error})", is_wrong=True) from error
     return _Maker(random).sequence(tree, is_first=True, is_last=True)

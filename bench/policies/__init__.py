@@ -1,0 +1,1 @@
+"""Policies that are here to be compared with; the router does not ship them."""

@@ -1,0 +1,45 @@
+"""Dynamo's published cost function as a policy, for replays side by side.
+
+Source: NVIDIA Dynamo 1.x, `lib/kv-router/src/scheduling/selector/default.rs`, with the defaults of `KvRouterConfig`:
+overlap_score_credit 1, its decay 0, prefill_load_scale 1, decode_active_request_weight 0, host 0.75, disk 0.25; blocks and
+prefill tokens are tracked, temperature 0 with ties broken by chance. In blocks, lower wins:
+
+    max(0, (active_prefill_tokens + prompt_tokens) / block - overlap_blocks) + potential_decode_blocks
+
+The prefill router adds both parts, the decode router of a disaggregated mesh the second only. What a worker would hold is
+what is placed on it and the request's own blocks; Dynamo counts blocks that requests share once, as `held` does here.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+
+from services.router.board import Floats
+from services.router.policies import Candidates, Columns, LegKind, Policy
+
+
+class DynamoCostPolicy(Policy):
+    """adjusted_prefill + potential_decode_blocks."""
+
+    name: ClassVar[str] = "dynamo_cost"
+    cost_unit: ClassVar[str] = "blocks"
+
+    def weigh(self, candidates: Candidates) -> Columns:
+        """Two terms, or one where only decoding is placed."""
+        size = candidates.targets[0].block_size_tokens
+        columns = {"potential_decode_blocks": self._decode_blocks(candidates, size)}
+        if candidates.kind is not LegKind.DECODE:
+            columns["adjusted_prefill"] = self._prefill_blocks(candidates, size)
+        return columns
+
+    def _prefill_blocks(self, candidates: Candidates, size: int) -> Floats:
+        raw = (candidates.each("prompt_tokens_in_flight") + candidates.ask.prompt_tokens) / size
+        credit = 0.0 if candidates.held is None else np.floor(candidates.held / size + 1e-9)
+        return np.maximum(0.0, raw - credit)
+
+    def _decode_blocks(self, candidates: Candidates, size: int) -> Floats:
+        if candidates.kind is LegKind.PREFILL:
+            active = candidates.each("prompt_tokens_in_flight") / size
+        else:
+            active = candidates.each("kv_blocks_in_flight")
+        return active + -(-candidates.ask.prompt_tokens // size)

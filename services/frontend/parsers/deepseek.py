@@ -1,0 +1,54 @@
+"""DeepSeek V3, R1 and V3.1.
+
+V3 and R1: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>name\\n```json\\n{...}\\n```<｜tool▁call▁end｜>
+<｜tool▁calls▁end｜>`; V3.1: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. What stands behind the separator says
+which of them it is.
+"""
+
+from services.frontend.parsers.family import ToolFamily
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Steps
+from services.frontend.parsers.json_call import stream_arguments
+from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.section import read_section, unexpected
+
+SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_FENCE = "```"
+_HEAD_ENDS = Marks((SEPARATOR, CALL_END, SECTION_END, CALL))
+_NAME_ENDS = Marks((_FENCE, "\n", "{", CALL_END, SECTION_END, CALL))
+
+
+def _read_section(feed: Feed) -> Steps:
+    yield from read_section(feed, CALL, _read_call, SECTION_END)
+
+
+def _read_call(feed: Feed) -> Steps:
+    name = (yield from feed.take_until(_HEAD_ENDS, NAME_CHARACTERS_MAX)).strip()
+    yield from feed.expect(SEPARATOR)
+    yield from feed.skip_blanks()
+    if (yield from feed.peek()) != "{":
+        # The head was the call's type.
+        name = (yield from feed.take_until(_NAME_ENDS, NAME_CHARACTERS_MAX)).strip()
+        yield from feed.skip_blanks()
+        if (yield from feed.has(_FENCE)):
+            yield from feed.has("json")
+            yield from feed.skip_blanks()
+    if not name:
+        raise Malformed
+    if (yield from feed.peek()) != "{":
+        raise unexpected(feed, "{", _FENCE)
+    feed.begin_call(name)
+    yield from stream_arguments(feed)
+    yield from feed.skip_blanks()
+    if (yield from feed.has(_FENCE)):
+        yield from feed.skip_blanks()
+    if not (yield from feed.has(CALL_END)) and (yield from feed.peek()):
+        raise unexpected(feed, CALL_END, _FENCE)
+
+
+FAMILY = ToolFamily(
+    name="deepseek_v3",
+    readers={SECTION: _read_section, CALL: _read_call},
+    closing_marks=(SECTION_END, CALL_END, SEPARATOR),
+    template_marks=(SECTION, CALL),
+)

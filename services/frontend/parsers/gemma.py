@@ -1,0 +1,146 @@
+"""Gemma: `<|tool_call>call:name{city:<|"|>Paris<|"|>,days:3}<tool_call|>` (Gemma 4) and
+`<start_function_call>call:name{city:<escape>Paris<escape>,days:3}<end_function_call>` (FunctionGemma).
+
+Keys are bare, text stands between quotes that are tokens and knows no escapes, mappings and lists nest.
+"""
+
+import re
+from dataclasses import dataclass
+
+from services.frontend.parsers.family import ToolFamily
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Reader, Steps
+from services.frontend.parsers.hermes import close_call
+from services.frontend.parsers.json_text import inner, quoted
+from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.parts import TRUNCATED, Part
+from services.frontend.parsers.python_text import DEPTH_MAX, malformed
+from services.frontend.parsers.section import unexpected
+from services.frontend.parsers.typed_values import ANYTHING, to_json, types_of
+
+OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE = "<start_function_call>", "<end_function_call>", "<escape>"
+_NAME = re.compile(r"[\w.\-]")
+_KEY = re.compile(r"[^:,{}\[\]<\n]")
+_BARE = re.compile(r"[^,{}\[\]<]")
+_BARE_CHARACTERS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """The call that is read. `quotes`: the quote as a mark."""
+
+    function: str
+    quote: str
+    quotes: Marks
+
+
+def _reader(opening: str, closing: str, quote: str) -> Reader:
+    quotes = Marks((quote,))
+
+    def read(feed: Feed) -> Steps:
+        yield from feed.skip_blanks()
+        # Some leave the word out.
+        if not (yield from feed.has("call:")):
+            yield from feed.expect(":")
+        name = yield from feed.take_while(_NAME)
+        if not name:
+            raise unexpected(feed, "{")
+        yield from feed.expect("{")
+        feed.begin_call(name)
+        yield from _stream_mapping(feed, _Call(function=name, quote=quote, quotes=quotes), 0)
+        yield from close_call(feed, closing, opening)
+
+    return read
+
+
+def _stream_mapping(feed: Feed, call: _Call, depth: int) -> Steps:
+    """From behind the brace to behind its end."""
+    separator = "{"
+    while True:
+        yield from feed.skip_blanks()
+        if (yield from feed.has("}")):
+            feed.add_arguments("{}" if separator == "{" else "}")
+            return
+        if separator != "{":
+            yield from feed.expect(",")
+            yield from feed.skip_blanks()
+        key = yield from _key(feed, call)
+        feed.add_arguments(f"{separator}{quoted(key)}: ")
+        separator = ", "
+        types = types_of(feed, call.function, key, unknown=ANYTHING) if depth == 0 else ANYTHING
+        yield from _stream_value(feed, call, types, depth)
+
+
+def _key(feed: Feed, call: _Call) -> Found:
+    if (yield from feed.has(call.quote)):
+        key = yield from feed.take_until(call.quotes, NAME_CHARACTERS_MAX)
+        yield from feed.expect(call.quote)
+    else:
+        key = yield from feed.take_while(_KEY)
+    if not key.strip():
+        raise malformed(feed)
+    yield from feed.skip_blanks()
+    yield from feed.expect(":")
+    yield from feed.skip_blanks()
+    return key.strip()
+
+
+def _stream_value(feed: Feed, call: _Call, types: frozenset[str], depth: int) -> Steps:
+    if depth >= DEPTH_MAX:
+        raise Malformed
+    if (yield from feed.has(call.quote)):
+        yield from _stream_text(feed, call, types)
+    elif (yield from feed.has("{")):
+        yield from _stream_mapping(feed, call, depth + 1)
+    elif (yield from feed.has("[")):
+        yield from _stream_list(feed, call, depth + 1)
+    else:
+        text = yield from feed.take_while(_BARE, _BARE_CHARACTERS_MAX)
+        if not text.strip():
+            raise malformed(feed)
+        feed.add_arguments(to_json(text.strip(), types))
+
+
+def _stream_list(feed: Feed, call: _Call, depth: int) -> Steps:
+    separator = "["
+    while True:
+        yield from feed.skip_blanks()
+        if (yield from feed.has("]")):
+            feed.add_arguments("[]" if separator == "[" else "]")
+            return
+        if separator != "[":
+            yield from feed.expect(",")
+            yield from feed.skip_blanks()
+        feed.add_arguments(separator)
+        separator = ", "
+        yield from _stream_value(feed, call, ANYTHING, depth)
+
+
+def _stream_text(feed: Feed, call: _Call, types: frozenset[str]) -> Steps:
+    """From behind the quote. Models quote numbers too: what is to be no text becomes what the schema says."""
+    if types and "string" not in types:
+        text = yield from feed.take_until(call.quotes)
+        yield from feed.expect(call.quote)
+        feed.add_arguments(to_json(text, types))
+        return
+    feed.add_arguments('"')
+
+    def to_part(piece: str) -> Part:
+        return feed.to_arguments(inner(piece))
+
+    emitted = feed.stream_until(call.quotes, lambda piece: feed.add_arguments(inner(piece)), lambda: to_part)
+    if not (yield from emitted):
+        raise Malformed(TRUNCATED)
+    yield from feed.expect(call.quote)
+    feed.add_arguments('"')
+
+
+FAMILY = ToolFamily(
+    name="gemma",
+    readers={
+        OPEN: _reader(OPEN, CLOSE, QUOTE),
+        FUNCTION_OPEN: _reader(FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE),
+    },
+    closing_marks=(CLOSE, QUOTE, FUNCTION_CLOSE, FUNCTION_QUOTE),
+    template_marks=(OPEN, FUNCTION_OPEN),
+)

@@ -1,0 +1,144 @@
+"""Calls as `<invoke name="...">` with `<parameter name="...">value</parameter>` in a section: MiniMax M2, and DeepSeek V3.2 with
+`｜DSML｜` in each tag and `string="true"` where a value is text and not JSON.
+
+Models leave the section's marks out, and `</parameter>` before the next one.
+"""
+
+import re
+from dataclasses import dataclass
+
+from services.frontend.parsers.family import ToolFamily
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Reader, Steps
+from services.frontend.parsers.json_text import quoted
+from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.parts import UNKNOWN_TOOL
+from services.frontend.parsers.section import read_section, unexpected
+from services.frontend.parsers.typed_values import ANYTHING, TEXT, stream_typed, types_of
+
+_BARE = re.compile(r"[^\s>\"'<]")
+_QUOTES = {'"': Marks(('"', "\n", ">")), "'": Marks(("'", "\n", ">"))}
+_SAID_TYPES = {"true": TEXT, "false": ANYTHING}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tags:
+    """The tags of a family. `unknown`: the types of a parameter of which neither the model nor the schema says any."""
+
+    prefix: str = ""
+    unknown: frozenset[str] = TEXT
+
+    @property
+    def invoke(self) -> str:
+        """What begins a call; its name follows."""
+        return f"<{self.prefix}invoke name="
+
+    @property
+    def invoke_end(self) -> str:
+        """What ends a call."""
+        return f"</{self.prefix}invoke>"
+
+    @property
+    def parameter(self) -> str:
+        """What begins a parameter; its name follows."""
+        return f"<{self.prefix}parameter name="
+
+    @property
+    def parameter_end(self) -> str:
+        """What ends a parameter."""
+        return f"</{self.prefix}parameter>"
+
+    def call_reader(self, *, is_bare: bool = False) -> Reader:
+        """Reads on behind `invoke`. `is_bare`: without a section's mark, so that it is a call only if it names a function of
+        the request."""
+        ends = Marks((self.parameter_end, self.parameter, self.invoke_end))
+
+        def read(feed: Feed) -> Steps:
+            yield from _read_call(feed, self, ends, is_bare=is_bare)
+
+        return read
+
+
+def _read_call(feed: Feed, tags: _Tags, ends: Marks, *, is_bare: bool) -> Steps:
+    function = yield from _attribute(feed)
+    if is_bare and feed.tools and function not in feed.tools:
+        raise Malformed(UNKNOWN_TOOL)
+    yield from _end_tag(feed)
+    feed.begin_call(function)
+    separator = "{"
+    while True:
+        yield from feed.skip_blanks()
+        if (yield from feed.has(tags.invoke_end)):
+            break
+        if not (yield from feed.has(tags.parameter)):
+            raise unexpected(feed, tags.parameter, tags.invoke_end)
+        name = yield from _attribute(feed)
+        yield from feed.skip_blanks()
+        is_string = ""
+        if (yield from feed.has("string=")):
+            is_string = yield from _attribute(feed)
+        yield from _end_tag(feed)
+        feed.add_arguments(f"{separator}{quoted(name)}: ")
+        separator = ", "
+        types = types_of(feed, function, name, unknown=tags.unknown)
+        yield from stream_typed(feed, ends, _SAID_TYPES.get(is_string, types))
+        yield from feed.has(tags.parameter_end)
+        feed.settle()
+    feed.add_arguments("{}" if separator == "{" else "}")
+
+
+def _attribute(feed: Feed) -> Found:
+    """A value, with quotes of either kind or without."""
+    quote = yield from feed.peek()
+    if quote in _QUOTES:
+        feed.at += 1
+        value = yield from feed.take_until(_QUOTES[quote], NAME_CHARACTERS_MAX)
+        yield from feed.expect(quote)
+    else:
+        value = yield from feed.take_while(_BARE)
+    if not value.strip():
+        raise unexpected(feed, quote)
+    return value.strip()
+
+
+def _end_tag(feed: Feed) -> Steps:
+    yield from feed.skip_blanks()
+    yield from feed.expect(">")
+
+
+def _family(name: str, tags: _Tags, sections: dict[str, str], *, special: tuple[str, ...] = ()) -> ToolFamily:
+    """`sections`: closing marks by opening ones."""
+    read_call, read_first = tags.call_reader(), tags.call_reader(is_bare=True)
+
+    def section(closing: str) -> Reader:
+        def read(feed: Feed) -> Steps:
+            yield from read_section(feed, tags.invoke, read_call, closing)
+
+        return read
+
+    def read_bare(feed: Feed) -> Steps:
+        yield from read_first(feed)
+        feed.settle()
+        yield from feed.skip_blanks()
+        for closing in sections.values():
+            if (yield from feed.has(closing)):
+                return
+        feed.reject("")
+
+    readers = {opening: section(closing) for opening, closing in sections.items()}
+    return ToolFamily(
+        name=name,
+        readers={**readers, tags.invoke: read_bare},
+        closing_marks=(*sections.values(), tags.invoke_end, tags.parameter, tags.parameter_end, *special),
+        template_marks=(*sections, *special),
+    )
+
+
+_DSML = "｜DSML｜"
+MINIMAX_M2 = _family("minimax_m2", _Tags(), {"<minimax:tool_call>": "</minimax:tool_call>"})
+# V4 has another word for the section.
+DEEPSEEK_V3_2 = _family(
+    "deepseek_v3_2",
+    _Tags(prefix=_DSML, unknown=ANYTHING),
+    {f"<{_DSML}{word}>": f"</{_DSML}{word}>" for word in ("function_calls", "tool_calls")},
+    special=(_DSML,),
+)

@@ -1,0 +1,91 @@
+"""Calls as JSON behind a mark: `[{"name": ..., "arguments": {...}}, ...]`, or one object. The families differ in marks alone."""
+
+from services.frontend.parsers.family import ToolFamily
+from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
+from services.frontend.parsers.hermes import close_call
+from services.frontend.parsers.json_call import read_json_call
+
+
+def _reader(opening: str, closing: str = "", *, is_closed: bool = True) -> Reader:
+    """`is_closed`: the closing mark is left out at the end of an answer only. A mark that ends with a bracket is the list's
+    own; what is no object behind it was just text."""
+
+    def read(feed: Feed) -> Steps:
+        yield from feed.skip_blanks()
+        if opening.endswith("["):
+            if (yield from feed.peek()) not in ("{", ""):
+                raise Malformed("")
+            yield from read_list(feed)
+        elif (yield from feed.has("[")):
+            yield from read_list(feed)
+        else:
+            yield from read_json_call(feed)
+        if closing and is_closed:
+            yield from close_call(feed, closing, opening)
+        elif closing:
+            yield from feed.skip_blanks()
+            if not (yield from feed.has(closing)):
+                feed.reject("")
+
+    return read
+
+
+def read_list(feed: Feed) -> Steps:
+    """From behind the bracket; an answer may well end behind a whole call. An empty list says that nothing is called."""
+    yield from feed.skip_blanks()
+    if (yield from feed.has("]")):
+        feed.settle()
+        return
+    while True:
+        yield from read_json_call(feed)
+        yield from feed.skip_blanks()
+        if (yield from feed.has(",")):
+            continue
+        if (yield from feed.peek()):
+            yield from feed.expect("]")
+        feed.settle()
+        return
+
+
+_JAMBA, _JAMBA_END = "<tool_calls>", "</tool_calls>"
+JAMBA = ToolFamily(
+    name="jamba",
+    readers={_JAMBA: _reader(_JAMBA, _JAMBA_END)},
+    closing_marks=(_JAMBA_END,),
+    template_marks=(_JAMBA,),
+)
+
+_NEMOTRON, _NEMOTRON_END = "<TOOLCALL>", "</TOOLCALL>"
+NEMOTRON = ToolFamily(
+    name="nemotron",
+    readers={_NEMOTRON: _reader(_NEMOTRON, _NEMOTRON_END)},
+    closing_marks=(_NEMOTRON_END,),
+    template_marks=(_NEMOTRON,),
+)
+
+# Granite 3.0 to 3.3 ends the list with its bracket; its mark is a token, or plain text in quantised models.
+_GRANITE, _GRANITE_TEXT, _GRANITE_END = "<|tool_call|>", "<tool_call>", "</tool_call>"
+GRANITE = ToolFamily(
+    name="granite",
+    readers={
+        _GRANITE: _reader(_GRANITE),
+        _GRANITE_TEXT: _reader(_GRANITE_TEXT, _GRANITE_END, is_closed=False),
+    },
+    closing_marks=(_GRANITE_END,),
+    template_marks=(_GRANITE,),
+)
+
+# Granite 20B for function calling: one object behind each mark.
+_GRANITE_20B = "<function_call>"
+GRANITE_20B = ToolFamily(
+    name="granite_20b_fc", readers={_GRANITE_20B: _reader(_GRANITE_20B)}, template_marks=(_GRANITE_20B,)
+)
+
+# Phi 4 mini says `functools[...]` where the template asks for it; by itself it has tokens for that.
+_PHI_WORD, _PHI, _PHI_END = "functools[", "<|tool_call|>", "<|/tool_call|>"
+PHI4 = ToolFamily(
+    name="phi4",
+    readers={_PHI_WORD: _reader(_PHI_WORD), _PHI: _reader(_PHI, _PHI_END, is_closed=False)},
+    closing_marks=(_PHI_END,),
+    template_marks=("functools", _PHI_END, "<|/tool|>"),
+)

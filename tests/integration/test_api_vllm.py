@@ -1,0 +1,144 @@
+"""Structured output, forced tools and scored prompts on vLLM, prefill and decode apart."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.integration.mesh import running_mesh
+from tests.integration.vllm_model import HIDDEN, add_tokenizer, make_model
+from tests.parts import require_part
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[openai.AsyncOpenAI]:
+    require_part("vllm")
+    require_part("nixl")
+    argv = ("--greeting", "", "--engine-args=--no-vllm-json-whitespace")
+    async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180) as mesh:
+        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"choice": ["red", "green"]}}, "red|green"),
+        ({"guided_regex": r"[a-f]{4}-[0-9]{2}"}, r"[a-f]{4}-[0-9]{2}"),
+        ({"guided_grammar": 'root ::= "up" | "down"'}, "up|down"),
+        ({"guided_json": {"type": "object", "properties": {}, "additionalProperties": False}}, r"\{\s*\}"),
+    ],
+    ids=["choice", "regex", "grammar", "json"],
+)
+async def test_constraints(client: openai.AsyncOpenAI, fields: dict[str, Any], pattern: str) -> None:
+    """The engine's grammar decides, with the prompt's KV from the prefill worker."""
+    whole = await client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=60, extra_body=fields)
+    assert re.fullmatch(pattern, whole.choices[0].message.content or ""), whole
+
+
+async def test_json_schema(client: openai.AsyncOpenAI) -> None:
+    """Valid for the schema."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER, "strict": True}}
+    whole = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=200, response_format=form, temperature=0
+    )
+    jsonschema.validate(json.loads(whole.choices[0].message.content or ""), WEATHER)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_forced_tools(client: openai.AsyncOpenAI, stream: bool) -> None:
+    """Required and named: calls with valid arguments, whole and streamed."""
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        options: Any = {
+            "model": "demo", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 300,
+            "parallel_tool_calls": False, "temperature": 0,
+        }  # fmt: skip
+        if stream:
+            async with client.chat.completions.stream(**options) as events:
+                message: Any = (await events.get_final_completion()).choices[0].message
+        else:
+            message = (await client.chat.completions.create(**options)).choices[0].message
+        (call,) = message.tool_calls
+        if call.function.name == "get_weather":
+            jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+        else:
+            assert choice == "required" and json.loads(call.function.arguments) == {}
+
+
+async def test_strict_tools_by_structural_tags(client: openai.AsyncOpenAI) -> None:
+    """What the model calls by itself is valid; text stays possible."""
+    tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}}]
+    whole = await client.chat.completions.create(
+        model="demo", messages=MESSAGES, tools=tools, max_tokens=200, temperature=0
+    )
+    message = whole.choices[0].message
+    assert message.content or message.tool_calls
+    for call in message.tool_calls or ():
+        assert call.type == "function"
+        jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+
+
+async def test_a_scored_text_has_the_logprobs_it_was_generated_with(client: openai.AsyncOpenAI) -> None:
+    """Greedy tokens scored as a prompt: the same probabilities, whichever worker computed them."""
+    prompt = "The weather today is nice and the sky is very blue, so we go out and"
+    options: Any = {"model": "demo", "temperature": 0, "logprobs": 1, "extra_body": {"return_token_ids": True}}
+    made: Any = (await client.completions.create(prompt=prompt, max_tokens=8, **options)).choices[0]
+    token_ids = [*made.prompt_token_ids, *made.token_ids]
+    scored = (await client.completions.create(prompt=token_ids, max_tokens=0, echo=True, **options)).choices[0]
+    found = scored.logprobs
+    assert found is not None and found.tokens and found.token_logprobs and found.top_logprobs
+    assert found.token_logprobs[0] is None and len(found.tokens) == len(token_ids)
+    assert found.tokens[-8:] == made.logprobs.tokens
+    assert found.token_logprobs[-8:] == pytest.approx(made.logprobs.token_logprobs, abs=2e-2)
+    # Greedy tokens are the best ones.
+    assert [max(top, key=lambda token: top[token]) for top in found.top_logprobs[-8:]] == found.tokens[-8:]
+
+
+async def test_what_vllm_cannot_compile_is_refused(client: openai.AsyncOpenAI) -> None:
+    """A broken expression is the client's mistake."""
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(
+            model="demo", messages=MESSAGES, max_tokens=5, extra_body={"guided_regex": "(["}
+        )
+
+
+async def test_embeddings_of_a_pooling_model(tmp_path: Path) -> None:
+    """A mesh of one worker whose model gives vectors and nothing else."""
+    require_part("vllm")
+    model = add_tokenizer(make_model(tmp_path / "vectors"))
+    engine = "--engine-args=--vllm-runner pooling --no-vllm-has-kv-transfer"
+    argv = ("--greeting", "", "--model", str(model), "--prefill", "0", "--decode", "1", engine)
+    async with running_mesh(tmp_path, *argv, ready_timeout_s=180) as mesh:
+        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+            texts = ["the sky is blue", "the sea is deep", "the sky is blue"]
+            found = await client.embeddings.create(model="vectors", input=texts)
+            vectors = [each.embedding for each in found.data]
+            assert len(vectors[0]) == HIDDEN
+            assert vectors[0] == pytest.approx(vectors[2], abs=1e-5)
+            assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
+            assert sum(x * x for x in vectors[0]) == pytest.approx(1, abs=1e-3)
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.embeddings.create(model="vectors", input="a", dimensions=8)
+            assert "atryoshka" in str(caught.value)
+            with pytest.raises(openai.BadRequestError):
+                await client.completions.create(model="vectors", prompt="a")

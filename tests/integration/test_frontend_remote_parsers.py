@@ -1,0 +1,112 @@
+"""vLLM's parsers in a process of their own, behind the HTTP side."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import SystemClock
+from kvmesh.errors import UnsupportedError
+from services.frontend.remote.process import ParserProcess
+from services.frontend.remote.settings import RemoteSettings
+from services.frontend.settings import FrontendSettings
+from services.frontend.text_model import load_text_model
+from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
+from tests.integration.test_frontend_http import CHAT, Running, content, frontend
+from tests.integration.test_frontend_parsers import BODY, deltas
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
+ANSWER = '<think>Hm.</think>Well.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def write(directory: Path) -> Path:
+    write_model(directory)
+    config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@asynccontextmanager
+async def answering(directory: Path, **settings: Any) -> AsyncIterator[tuple[Running, ParserProcess]]:
+    """A frontend whose model always says ANSWER, read by vLLM's hermes."""
+    text = load_text_model(directory, SystemClock(), tool_parser="vllm:hermes")
+    process = ParserProcess(directory, tool="hermes", reasoning="", settings=RemoteSettings(**settings))
+    await process.start()
+    text.parser_process = process
+    tokens = tokens_of(text, ANSWER)
+    try:
+        async with frontend([served_model(directory, text=text)], FakeMesh(answer=lambda _: tokens)) as running:
+            yield running, process
+    finally:
+        await process.aclose()
+
+
+@needs_vllm
+@pytest.mark.timeout(180)
+async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
+    """Calls come whole and streamed; several answers at a time; no session is left; then the process dies and comes back."""
+    async with answering(write(tmp_path), answers_max=2) as (running, process):
+        _, whole, _ = await running.post(CHAT, BODY)
+        choice = whole["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["tool_calls"][0]["function"] == {
+            "name": "get_weather",
+            "arguments": '{"city": "Paris"}',
+        }
+        assert choice["message"]["content"].strip() == "<think>Hm.</think>Well."
+        events = await running.events(CHAT, BODY)
+        assert content(events).strip() == "<think>Hm.</think>Well."
+        calls = [each["tool_calls"][0] for each in deltas(events) if "tool_calls" in each]
+        assert calls[0]["function"]["name"] == "get_weather"
+        assert "".join(each["function"].get("arguments", "") for each in calls) == '{"city": "Paris"}'
+        assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+        status, answer, _ = await running.post(CHAT, BODY | {"n": 3})
+        assert (status, answer["error"]["code"]) == (503, "parsers_full")
+        assert process.sessions == 0
+        running.mesh.step_s = 0.05
+        pid = process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        status, answer, _ = await running.post(CHAT, BODY)
+        assert (status, answer["error"]["code"]) in ((502, "parser_process_failed"), (503, "parser_process_failed"))
+        status, answer, _ = await running.post(CHAT, BODY)
+        assert (status, answer["error"]["code"]) == (503, "parser_process_failed")
+        assert process.sessions == 0
+        async with asyncio.timeout(120):
+            while not process.is_running:
+                await asyncio.sleep(0.1)
+        status, whole, _ = await running.post(CHAT, BODY)
+        assert (status, whole["choices"][0]["finish_reason"]) == (200, "tool_calls")
+
+
+@needs_vllm
+@pytest.mark.timeout(180)
+async def test_names_that_vllm_does_not_have(tmp_path: Path) -> None:
+    """Are refused by the name of the setting, with those that there are."""
+    process = ParserProcess(write(tmp_path), tool="nope", reasoning="", settings=RemoteSettings())
+    with pytest.raises(UnsupportedError, match=r"vLLM has no parser 'nope'; it has .*hermes") as caught:
+        await process.start()
+    assert (caught.value.field, caught.value.reason) == ("tool_parser", "parser_unknown")
+    assert process.pid is None
+
+
+def test_without_vllm_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At start, in words."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ValueError, match="tool_parser: vLLM's parsers need vllm, which is not installed"):
+        FrontendSettings(tool_parser="vllm:hermes")
+
+
+def test_one_side_alone_is_vllms(tmp_path: Path) -> None:
+    """The process reads the whole answer, so a family of ours beside it is a mistake."""
+    with pytest.raises(UnsupportedError, match="reasoning_parser must be vllm:NAME or none beside"):
+        load_text_model(write(tmp_path), SystemClock(), tool_parser="vllm:hermes", reasoning_parser="qwen3")

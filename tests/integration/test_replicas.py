@@ -1,0 +1,137 @@
+"""Two routers, four frontends, real processes: one router is killed in the middle of 2 000 requests."""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kvmesh.discovery.base import DECODE, FRONTEND, ROUTER, Instance
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
+
+REQUESTS = 2000
+KILLED_AFTER = 700
+FRONTENDS = 4
+AT_A_TIME = 16
+"""Requests in flight per frontend."""
+
+ENGINE_ARGS = "--simulated-time-factor 0.2 --simulated-running-requests-max 256"
+
+
+@asynccontextmanager
+async def frontend_process(mesh: RunningMesh, number: int) -> AsyncIterator[None]:
+    """One more frontend of the mesh."""
+    flags = ("--discovery-address", mesh.registry, "--http-port", "0", "--telemetry-log-level", "warning")
+    with (mesh.directory / f"more-frontends-{number}.log").open("w") as log:
+        running = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.frontend", *flags, stdout=log, stderr=log
+        )
+    try:
+        yield
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.wait()
+
+
+async def passing(registry: ConsulRegistry, service: str) -> list[Instance]:
+    """The service's instances that take requests."""
+    return [instance for instance in (await registry.instances(service)).instances if instance.takes_requests]
+
+
+async def metric(instances: list[Instance], name: str) -> list[float]:
+    """A metric of each instance."""
+    texts = [await metrics_text(each.host, int(each.meta["metrics_port"])) for each in instances]
+    return [worker_metric(text, name) for text in texts]
+
+
+class Load:
+    """Requests over all frontends until `REQUESTS` are done."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self._urls = urls
+        self._numbers = iter(range(REQUESTS))
+        self.statuses: Counter[int] = Counter()
+        self.problems: list[str] = []
+        self.killing = asyncio.Event()
+
+    async def run(self) -> None:
+        """All of them."""
+        async with asyncio.TaskGroup() as tasks:
+            for url in self._urls:
+                session = aiohttp.ClientSession()
+                clients = [tasks.create_task(self._client(session, url)) for _ in range(AT_A_TIME)]
+                tasks.create_task(_close_after(session, clients))
+
+    async def _client(self, session: aiohttp.ClientSession, url: str) -> None:
+        for number in self._numbers:
+            generator = random.Random(number)
+            prompt = [5 + (generator.randrange(20) * 7 + i) % 200 for i in range(generator.randrange(8, 120))]
+            body = {"model": "demo", "prompt": prompt, "max_tokens": generator.randrange(1, 24), "ignore_eos": True}
+            async with session.post(f"{url}/v1/completions", json=body) as response:
+                answer = await response.json()
+            self.statuses[response.status] += 1
+            if response.status != 200 or answer["usage"]["completion_tokens"] != body["max_tokens"]:
+                self.problems.append(f"{number}: {response.status} {answer}")
+            if sum(self.statuses.values()) >= KILLED_AFTER:
+                self.killing.set()
+
+
+async def _close_after(session: aiohttp.ClientSession, clients: list[asyncio.Task]) -> None:
+    await asyncio.wait(clients)
+    await session.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
+    """All 2 000 are answered in full, and what the dead router had placed is settled at the other one."""
+    argv = argv_simulated("--routers", "2", "--decode", "2", "--log-level", "warning", "--engine-args", ENGINE_ARGS)
+    async with AsyncExitStack() as stack:
+        mesh = await stack.enter_async_context(running_mesh(tmp_path, *argv))
+        registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+        stack.push_async_callback(registry.aclose)
+        for number in range(1, FRONTENDS):
+            await stack.enter_async_context(frontend_process(mesh, number))
+
+        async def everybody_is_there() -> bool:
+            return len(await passing(registry, FRONTEND)) == FRONTENDS and len(await passing(registry, ROUTER)) == 2
+
+        await wait_until(everybody_is_there, 90, "frontends and routers take requests")
+        frontends, routers = await passing(registry, FRONTEND), await passing(registry, ROUTER)
+
+        async def all_see_both() -> bool:
+            return await metric(routers, "kvmesh_router_peers") == [1, 1]
+
+        await wait_until(all_see_both, 20, "the routers know each other")
+        load = Load([f"http://{each.host}:{each.meta['http_port']}" for each in frontends])
+        running = asyncio.create_task(load.run())
+        await load.killing.wait()
+        placed = await metric(routers, "kvmesh_router_placed_requests_total")
+        assert min(placed) > KILLED_AFTER / 4, placed  # Both are in use.
+        doomed = next(pid for pid in mesh.pids("router"))
+        os.kill(doomed, signal.SIGKILL)
+        await running
+        assert not load.problems, load.problems[:5]
+        assert load.statuses == {200: REQUESTS}
+
+        alive = [each for each in routers if not each.instance_id.endswith(f"-{doomed}")]
+        assert len(alive) == 1
+        assert sum(placed) < REQUESTS / 2 < sum(await metric(alive, "kvmesh_router_placed_requests_total"))
+
+        async def nothing_is_left() -> bool:
+            left = await metric(alive, "kvmesh_router_reservations")
+            workers = await passing(registry, DECODE)
+            return left == [0] and sum(await metric(workers, "kvmesh_decode_legs_requests")) == 0
+
+        # The grace of reservations that the dead router made and that nobody adopted is 10 s.
+        await wait_until(nothing_is_left, 15, "no reservation and no leg is left")

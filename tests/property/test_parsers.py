@@ -1,0 +1,101 @@
+"""Any text into any parser: nothing raises, nothing is lost to where pieces end, and time grows with the text."""
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.frontend.parsers.family import WholeFamily
+from services.frontend.parsers.parser import AnswerParser, answer_parser
+from services.frontend.parsers.tables import REASONING_FAMILIES, TOOL_FAMILIES
+from tests.conformance.parser_samples import FILES, SAMPLES, Outcome, joined
+
+TOOLS = SAMPLES[0].tools
+FRAGMENTS = (
+    '{"name": "get_weather", "arguments": {"city": "Paris"}}', '{"name": "now", "parameters": ', "get_weather", "now", "city",
+    "{", "}", "[", "]", "(", ")", '"', "'", "\\", "\\u12", ":", ",", ";", "=", ">", "<", "/", "|", "\n", " ", "\t", "1", "-2.5e3",
+    "true", "None", "null", "functions.now:0", "日本", "🙂", "to=functions.now", "x",
+)  # fmt: skip
+
+
+def parser(tool: str, reasoning: str) -> AnswerParser:
+    tools = TOOL_FAMILIES[tool] if tool else None
+    return answer_parser(tools, REASONING_FAMILIES[reasoning] if reasoning else None, functions=TOOLS)
+
+
+def parse(tool: str, reasoning: str, pieces: Sequence[str]) -> Outcome:
+    reader = parser(tool, reasoning)
+    parts = [part for piece in pieces for part in reader.push(piece)]
+    return joined([*parts, *reader.flush()])
+
+
+def texts(tool: str, reasoning: str) -> st.SearchStrategy[list[str]]:
+    """Texts made of the families' marks and what stands between them, now and then of a recorded answer, cut short."""
+    families = [TOOL_FAMILIES[tool]] if tool else []
+    marks = {mark for family in families for mark in family.marks}
+    marks |= REASONING_FAMILIES[reasoning].marks if reasoning else set()
+    recorded = [sample.text for sample in SAMPLES if sample.tool_parser == tool or sample.reasoning_parser == reasoning]
+    cut = st.builds(lambda text, at: text[:at], st.sampled_from(recorded or [""]), st.integers(0, 200))
+    one = st.one_of(st.sampled_from(sorted(marks) or [""]), st.sampled_from(FRAGMENTS), cut, st.text(max_size=5))
+    return st.lists(one, max_size=16)
+
+
+PAIRS = [*((name, "") for name in TOOL_FAMILIES), *(("hermes", name) for name in REASONING_FAMILIES)]
+
+
+@pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
+def test_any_text_in_any_pieces(tool: str, reasoning: str) -> None:
+    """The fragments one by one, character by character and whole: the same parts."""
+
+    @settings(max_examples=150, deadline=None)
+    @given(texts(tool, reasoning))
+    def check(pieces: list[str]) -> None:
+        whole = parse(tool, reasoning, ["".join(pieces)])
+        assert parse(tool, reasoning, pieces) == whole
+        assert parse(tool, reasoning, "".join(pieces)) == whole
+
+    check()
+
+
+@pytest.mark.parametrize("tool", sorted(TOOL_FAMILIES))
+def test_no_text_is_lost(tool: str) -> None:
+    """While no call came of it, all of a text is content, but for the marks of sections and lists without calls."""
+    if isinstance(TOOL_FAMILIES[tool], WholeFamily):
+        pytest.skip("its marks are no text")
+
+    @settings(max_examples=100, deadline=None)
+    @given(texts(tool, ""))
+    def check(pieces: list[str]) -> None:
+        outcome = parse(tool, "", pieces)
+        if not outcome.calls:
+            assert bare(outcome.content) == bare("".join(pieces))
+
+    marks = sorted(TOOL_FAMILIES[tool].marks, key=len, reverse=True)
+
+    def bare(text: str) -> str:
+        for mark in (*marks, "[", "]"):
+            text = text.replace(mark, "")
+        return "".join(text.split())
+
+    check()
+
+
+@pytest.mark.parametrize("tool", sorted(TOOL_FAMILIES))
+def test_time_grows_with_the_text(tool: str) -> None:
+    """Ten times the text takes some ten times as long, whatever is repeated: marks, beginnings of calls, endless blanks."""
+    starts = [sample.text[: len(sample.text) // 2] for sample in FILES.get(tool, [])][:3]
+    for unit in ["\n", "{", "[", "<", '"', *starts]:
+        short, long = (_spent_s(tool, unit, count) for count in (1_000, 10_000))
+        assert long < 40 * max(short, 0.002), (unit, short, long)
+
+
+def _spent_s(tool: str, unit: str, characters: int) -> float:
+    reader = parser(tool, "")
+    text = (unit * (characters // len(unit) + 1))[:characters]
+    began_s = time.process_time()
+    for at in range(0, characters, 4):
+        reader.push(text[at : at + 4])
+    reader.flush()
+    return time.process_time() - began_s

@@ -1,0 +1,190 @@
+"""The fast evaluation of the cost equals a slow obvious one, candidate by candidate, as docs/routing-cost.md states it."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvmesh.core import Ask, LoadRecord, PerformanceProfile, ReportKind
+from services.router.core import RouterCore
+from services.router.cost import CostSettings
+from services.router.explain import ReportNote
+from services.router.held import add_predicted, by_holder
+from services.router.index import Match
+from services.router.links import Distance
+from services.router.place import Limits
+from services.router.target import Target
+from tests.unit.router_fleets import BLOCK, holds, join
+
+COST = CostSettings(tie_ratio=0.0, learning=False)
+FAR_APART = Limits(local_prefill_tokens_max=0, congested_s=1e9)
+
+
+def slow_distance(first: Target, second: Target) -> Distance:
+    zones = [t.worker.labels.get("zone", "") for t in (first, second)]
+    hosts = [t.worker.address.rpartition(":")[0] for t in (first, second)]
+    if zones[0] != zones[1]:
+        return Distance.FAR
+    return Distance.HOST if hosts[0] == hosts[1] else Distance.ZONE
+
+
+def slow_held(target: Target, ask: Ask, cached: dict[str, int]) -> int:
+    if target.block_size_tokens != ask.block_size_tokens:
+        return 0
+    return min(cached.get(target.ref.worker_id, 0) * BLOCK, ask.prompt_tokens - 1)
+
+
+def slow_cost(prefill: Target, decode: Target, ask: Ask, cached: dict[str, int], now: float) -> float:
+    """One pair, term by term."""
+    base_s, per_token_s, per_pair_s = prefill.coefficients.prefill.values
+    uncached = ask.prompt_tokens - slow_held(prefill, ask, cached)
+    queue_s = max(prefill.until_s - now, COST.overdue_ratio * prefill.prefill_s_in_flight)
+    prefill_s = base_s + per_token_s * uncached + per_pair_s * uncached * (ask.prompt_tokens - uncached / 2)
+    rate = {
+        Distance.HOST: COST.host_bytes_per_s,
+        Distance.ZONE: COST.zone_bytes_per_s,
+        Distance.FAR: COST.far_bytes_per_s,
+    }[slow_distance(prefill, decode)]
+    moved = (ask.prompt_tokens - slow_held(decode, ask, cached)) * prefill.coefficients.kv_bytes_per_token
+    transfer_s = COST.handoff_s + moved / rate
+    _, per_request_s, per_kv_token_s = decode.coefficients.decode.values
+    output = ask.expected_output_tokens or COST.output_tokens
+    newcomer_tokens = ask.prompt_tokens + output
+    to_newcomer_s = per_request_s * decode.requests_active + per_kv_token_s * decode.kv_tokens_active
+    to_others_s = decode.requests_active * (per_request_s + per_kv_token_s * newcomer_tokens)
+    decode_s = COST.decode_weight * output * max(1, ask.choices) * (to_newcomer_s + to_others_s)
+    return queue_s + prefill_s + transfer_s + decode.wait_s() + decode_s
+
+
+def make_fleet(draw: st.DrawFn, *, far: bool, pairs: bool) -> RouterCore:
+    router = RouterCore(router_id="r", generator=Random(1), cost=COST, limits=FAR_APART)
+    seconds = st.floats(1e-5, 1e-2)
+    for role, count in (("prefill", draw(st.integers(1, 4))), ("decode", draw(st.integers(1, 4)))):
+        for i in range(count):
+            name = f"{role[0]}{i}"
+            profile = PerformanceProfile(
+                prefill_base_s=draw(seconds),
+                prefill_s_per_token=draw(seconds) / 10,
+                prefill_s_per_token_pair=1e-8 if pairs else 0.0,
+                decode_s_per_request=draw(seconds) / 10,
+                decode_s_per_kv_token=draw(st.floats(0, 1e-6)),
+                kv_bytes_per_token=100_000,
+            )
+            zone = {"zone": draw(st.sampled_from("ab"))} if far else {}
+            host = draw(st.sampled_from(["h1", "h2"])) if far else name
+            worker = join(router, name, role, profile=profile, labels=zone, address=f"{host}:{i}")
+            [target] = worker.targets
+            running = draw(st.integers(0, 6))
+            slots = draw(st.sampled_from([0, 4, 100]))
+            record = LoadRecord(
+                worker_id=name,
+                epoch=1,
+                running_requests=running,
+                running_requests_max=slots,
+                kv_blocks_used=draw(st.integers(0, 50)),
+                kv_blocks_total=1000,
+                waiting_requests=draw(st.integers(0, 2)),
+                waiting_prompt_tokens=draw(st.integers(0, 500)),
+            )
+            router.fleet.loaded(worker, record, now=0.0)
+            assert target.column >= 0
+    return router
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[RouterCore, dict[str, int], list[tuple[Ask, float]]]:
+    router = make_fleet(draw, far=draw(st.booleans()), pairs=draw(st.booleans()))
+    hashes = list(range(1, 9))
+    cached = {}
+    for name, worker in router.fleet.workers.items():
+        if depth := draw(st.integers(0, 8)):
+            holds(worker, hashes[:depth])
+            cached[name] = depth
+    asks = []
+    now = 0.0
+    for number in range(draw(st.integers(1, 6))):
+        now += draw(st.floats(0, 0.02))
+        ask = Ask(
+            request_id=f"r{number}",
+            model="demo",
+            prompt_tokens=8 * BLOCK + draw(st.integers(0, 40)),
+            block_hashes=hashes,
+            block_size_tokens=draw(st.sampled_from([BLOCK, BLOCK, BLOCK, 32])),
+            expected_output_tokens=draw(st.sampled_from([0, 50])),
+            choices=draw(st.integers(1, 2)),
+        )
+        asks.append((ask, now))
+    return router, cached, asks
+
+
+@settings(max_examples=150, deadline=None)
+@given(fleets())
+def test_the_fast_cost_is_the_slow_cost(case):
+    """The pair taken is the cheapest by the slow cost, and its cost, and every cost told by Explain, is that cost."""
+    router, cached, asks = case
+    for number, (ask, now) in enumerate(asks, 1):
+        # Decisions change the costs: what is expected is worked out before.
+        targets = list(router.fleet.targets())
+        expected = {
+            (p.ref.worker_id, d.ref.worker_id): slow_cost(p, d, ask, cached, now)
+            for p in targets
+            for d in targets
+            if p.worker.role == "prefill" and d.worker.role == "decode"
+        }
+        placed = router.ask("f", number, ask, now=now, wall=now)
+        if ask.block_size_tokens == BLOCK:
+            cached[placed.prefill.worker_id] = len(ask.block_hashes)  # Predicted from now on.
+        choice = router.history.get(ask.request_id).choice
+        assert math.isclose(choice.cost, min(expected.values()), rel_tol=1e-9, abs_tol=1e-12)
+        assert math.isclose(choice.cost, expected[placed.prefill.worker_id, placed.decode.worker_id], rel_tol=1e-9)
+        told = {(p.ref.worker_id, d.ref.worker_id): (cost, terms) for p, d, cost, terms in choice.pairs()}
+        assert told.keys() == expected.keys()
+        for pair, (cost, terms) in told.items():
+            assert math.isclose(cost, expected[pair], rel_tol=1e-9, abs_tol=1e-12)
+            assert math.isclose(sum(value for _, value in terms), cost, rel_tol=1e-9, abs_tol=1e-12)
+            assert [name for name, _ in terms] == ["queue", "prefill", "wait", "decode", "transfer"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    fleets(), st.lists(st.tuples(st.integers(1, 6), st.sampled_from(list(ReportKind)), st.floats(0, 0.1)), max_size=12)
+)
+def test_what_is_promised_comes_back(case, reports):
+    """Whatever is reported in whatever order: sums are those of the reservations, and end at zero."""
+    router, _, asks = case
+    for number, (ask, now) in enumerate(asks, 1):
+        router.ask("f", number, ask, now=now, wall=now)
+    for number, kind, elapsed_s in reports:
+        router.report("f", number, ReportNote(kind=kind, elapsed_s=elapsed_s))
+    open_s = {}
+    for reservation in router.book:
+        if not reservation.is_prefilled:
+            computing = reservation.prefill or reservation.decode
+            open_s[computing] = open_s.get(computing, 0.0) + reservation.prefill_s
+    for target in router.fleet.targets():
+        assert target.prefill_s_in_flight == pytest.approx(open_s.get(target, 0.0), abs=1e-9)
+    for number in range(1, len(asks) + 1):
+        router.report("f", number, ReportNote(kind=ReportKind.CANCELLED, elapsed_s=0.2))
+    for target in router.fleet.targets():
+        sums = (target.requests_in_flight, target.prompt_tokens_in_flight, target.kv_blocks_in_flight)
+        assert (*sums, target.prefill_s_in_flight) == (0, 0, 0, 0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
+    st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
+)
+def test_the_deeper_of_known_and_predicted_counts(known, predicted):
+    """By holder: tokens of the longer prefix, whatever sets the holders come in."""
+
+    def as_sets(by_bit: dict[int, int]) -> tuple[list[int], list[int]]:
+        depths = sorted(set(by_bit.values()))
+        return depths, [sum(1 << bit for bit, depth in by_bit.items() if depth == each) for each in depths]
+
+    depths, sets = as_sets(known)
+    add_predicted(depths, sets, [Match(*found) for found in zip(*as_sets(predicted), strict=True)])
+    held = by_holder(depths, sets, BLOCK, 6).tolist() if depths else [0.0] * 48
+    assert held == [float(BLOCK * max(known.get(bit, 0), predicted.get(bit, 0))) for bit in range(48)]

@@ -1,0 +1,389 @@
+"""The router's index under faults, on virtual time: `python -m tests.simulation.index --seed 7`.
+
+Real parts: the workers' KV feeds, the wire form of every batch, the router's membership, fleet, feeds and index. In between
+stands a client that loses, doubles, delays and swaps batches and breaks streams while faults last; meanwhile workers begin
+anew under their addresses, and the router begins anew with nothing.
+
+When the faults have stopped, the index must be equal to the union of the workers' caches: every tier, every rank, block by
+block, and nothing beside it; and lookups must give what a walk along the prompt gives.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from random import Random
+
+from kvmesh.api.worker.v1 import worker_pb2 as pb
+from kvmesh.clock import SystemClock
+from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier, LoadRecord, WorkerDescription
+from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, View
+from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.rpc.codec.worker import from_kv_batch, to_kv_batch
+from kvmesh.worker.kv_feed import KvFeed
+from services.router.core import RouterCore
+from services.router.feed import Trust
+from services.router.index import bits
+from services.router.membership import Membership
+from services.router.settings import MembershipSettings
+from tests.unit.router_fleets import description
+from tests.virtual_loop import run_virtual
+
+FAULTS_S = 3.0
+SETTLED_WITHIN_S = 8.0
+"""Longest reconnect pause, a snapshot, and one more of each: a stream may have broken just before the faults stopped."""
+
+PROMPTS = 12
+LENGTH = 24
+TIERS = (KvTier.DEVICE, KvTier.DEVICE, KvTier.DEVICE, KvTier.HOST, KvTier.DISK)
+GONE = UnavailableError("the worker's process is gone", reason="worker_gone")
+
+
+def prompt(number: int) -> list[int]:
+    """Prompts of a tree: prompt n parts from prompt n - 1 at depth 2n."""
+    return [1000 * min(number, depth // 2) + depth + 1 for depth in range(LENGTH)]
+
+
+ALL_PROMPTS = [prompt(number) for number in range(PROMPTS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Chances per batch, and how many processes begin anew."""
+
+    lose: float
+    double: float
+    swap: float
+    stall: float
+    break_off: float
+    worker_restarts: int
+    router_restarts: int
+
+    @classmethod
+    def drawn(cls, generator: Random) -> "Faults":
+        """Often one kind dominates: a mix of everything hides what a single kind does."""
+        chances = [generator.choice((0.0, 0.02, 0.2)) for _ in range(5)]
+        return cls(
+            lose=chances[0],
+            double=chances[1],
+            swap=chances[2],
+            stall=chances[3],
+            break_off=chances[4] / 2,
+            worker_restarts=generator.randrange(4),
+            router_restarts=generator.randrange(3),
+        )
+
+
+class CachingWorker:
+    """A worker's cache, and the feed that tells of it. The set of blocks is the truth."""
+
+    def __init__(self, name: str, generator: Random) -> None:
+        self.name = name
+        self.ranks = generator.choice((1, 1, 2))
+        self.epoch = 1
+        self._random = generator
+        self.cached: dict[tuple[int, KvTier], set[int]] = {
+            (rank, tier): set() for rank in range(self.ranks) for tier in KvTier
+        }
+        self.feed = self._make_feed()
+
+    def _make_feed(self) -> KvFeed:
+        history_max = self._random.choice((1, 8, 64))
+        return KvFeed(epoch=self.epoch, history_max=history_max, buffer_max=24, message_blocks_max=24)
+
+    def begin_anew(self) -> None:
+        """Another process under the same address, with an empty cache."""
+        self.feed.close_nowait(GONE)
+        self.epoch += 1
+        for blocks in self.cached.values():
+            blocks.clear()
+        self.feed = self._make_feed()
+
+    def describe(self) -> WorkerDescription:
+        """What it says of itself."""
+        return description(self.name, "decode", epoch=self.epoch, ranks=self.ranks)
+
+    def change(self) -> None:
+        """Something is stored, evicted or cleared, and told in one batch."""
+        events = [self._event() for _ in range(self._random.randint(1, 3))]
+        self.feed.append_nowait(events)
+
+    def _event(self) -> KvEvent:
+        rank, tier = self._random.randrange(self.ranks), self._random.choice(TIERS)
+        held = self.cached[rank, tier]
+        draw = self._random.random()
+        if draw < 0.02:
+            for of in KvTier:
+                self.cached[rank, of].clear()
+            return KvCleared(data_parallel_rank=rank)
+        if draw < 0.4 and held:
+            gone = self._random.sample(sorted(held), min(len(held), self._random.randint(1, 12)))
+            held.difference_update(gone)
+            return KvRemoved(block_hashes=gone, tier=tier, data_parallel_rank=rank)
+        chain = self._random.choice(ALL_PROMPTS)
+        first = self._random.choice((0, 0, 0, self._random.randrange(LENGTH)))
+        run = chain[first : self._random.randint(first + 1, LENGTH)]
+        held.update(run)
+        parent = chain[first - 1] if first else None
+        return KvStored(block_hashes=run, parent_hash=parent, tier=tier, data_parallel_rank=rank)
+
+
+class FaultyClient:
+    """Calls workers as `GrpcWorkerClient` does; what it reads is the wire form of what they say, and not always all of it."""
+
+    def __init__(self, workers: Sequence[CachingWorker], faults: Faults, generator: Random) -> None:
+        self._workers = {f"{worker.name}:1": worker for worker in workers}
+        self._faults = faults
+        self._random = generator
+        self.is_faulty = True
+
+    async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:
+        """At once."""
+        return self._workers[address].describe()
+
+    async def watch_kv(
+        self, address: str, *, resume_at: tuple[int, int] | None = None
+    ) -> AsyncGenerator[KvBatch, None]:
+        """The worker's feed; a stream does not outlive the process."""
+        kept: KvBatch | None = None
+        async with aclosing(self._workers[address].feed.watch(*(resume_at or (None, None)))) as batches:  # type: ignore[type-var]
+            async for batch in batches:
+                await asyncio.sleep(0.001)
+                if self.is_faulty and kept is None and self._random.random() < self._faults.swap:
+                    kept = batch
+                    continue
+                for each in self._passed(batch):
+                    yield self._through_the_wire(each)
+                if kept is not None:
+                    late, kept = kept, None
+                    yield self._through_the_wire(late)
+                await self._suffer()
+
+    async def watch_load(self, address: str, *, interval_s: float) -> AsyncGenerator[LoadRecord, None]:
+        """Nothing to do. It breaks with the process."""
+        worker = self._workers[address]
+        epoch = worker.epoch
+        while worker.epoch == epoch:
+            yield LoadRecord(worker_id=worker.name, epoch=epoch)
+            await asyncio.sleep(1.0)
+        raise GONE
+
+    def _passed(self, batch: KvBatch) -> Iterator[KvBatch]:
+        if self.is_faulty and self._random.random() < self._faults.lose:
+            return
+        yield batch
+        if self.is_faulty and self._random.random() < self._faults.double:
+            yield batch
+
+    async def _suffer(self) -> None:
+        if not self.is_faulty:
+            return
+        if self._random.random() < self._faults.stall:
+            await asyncio.sleep(self._random.uniform(0.1, 1.0))
+        if self._random.random() < self._faults.break_off:
+            raise UnavailableError("the connection broke", reason="connection_broken")
+
+    def _through_the_wire(self, batch: KvBatch) -> KvBatch:
+        return from_kv_batch(pb.WatchKvResponse.FromString(to_kv_batch(batch).SerializeToString()))
+
+
+class ListingRegistry:
+    """Lists the same healthy workers for ever: what the registry notices is not what this is about."""
+
+    def __init__(self, workers: Sequence[CachingWorker]) -> None:
+        self._workers = workers
+
+    async def watch(self, service: str) -> AsyncIterator[View]:
+        """One view."""
+        instances = [
+            Instance(
+                service=DECODE,
+                instance_id=worker.name,
+                host=worker.name,
+                port=1,
+                meta={},
+                tags=(),
+                health=Health.PASSING,
+                is_draining=False,
+            )
+            for worker in self._workers
+            if service != PREFILL
+        ]
+        yield View(service=service, index=1, instances=instances)
+        await asyncio.Event().wait()
+
+
+class IndexSimulation:
+    """Workers, a router that begins anew now and then, and what befalls them, all from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.workers = [CachingWorker(f"w{number}", self.random) for number in range(self.random.randint(1, 4))]
+        self.faults = Faults.drawn(self.random)
+        self.client = FaultyClient(self.workers, self.faults, self.random)
+        self.router: RouterCore
+        self._membership: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Raises AssertionError when the index is not what it must be."""
+        for worker in self.workers:
+            for _ in range(self.random.randrange(40)):
+                worker.change()
+        await self._start_router()
+        async with asyncio.TaskGroup() as tasks:
+            ending = asyncio.get_running_loop().time() + FAULTS_S
+            for worker in self.workers:
+                tasks.create_task(self._keep_changing(worker, ending))
+            for _ in range(self.faults.worker_restarts):
+                tasks.create_task(self._restart_worker())
+            for _ in range(self.faults.router_restarts):
+                tasks.create_task(self._restart_router())
+            tasks.create_task(self._use(ending))
+        self.client.is_faulty = False
+        # A stream cannot tell that its very last message was lost; the next one shows it.
+        for worker in self.workers:
+            worker.change()
+        await self._wait_settled()
+        self.check()
+        await self._stop_router()
+
+    async def _start_router(self) -> None:
+        self.router = RouterCore(router_id="r", generator=self.random)
+        membership = Membership(
+            ListingRegistry(self.workers),  # type: ignore[arg-type]
+            self.client,
+            self.router.fleet,
+            clock=SystemClock(),
+            generator=self.random,
+            settings=MembershipSettings(reconnect_max_s=0.5),
+        )
+        self._membership = asyncio.create_task(membership.run())
+
+    async def _stop_router(self) -> None:
+        assert self._membership is not None
+        self._membership.cancel()
+        await asyncio.wait([self._membership])
+
+    async def _restart_router(self) -> None:
+        await asyncio.sleep(self.random.uniform(0, FAULTS_S))
+        await self._stop_router()
+        await self._start_router()
+
+    async def _restart_worker(self) -> None:
+        await asyncio.sleep(self.random.uniform(0, FAULTS_S))
+        self.random.choice(self.workers).begin_anew()
+
+    async def _keep_changing(self, worker: CachingWorker, ending: float) -> None:
+        while asyncio.get_running_loop().time() < ending:
+            await asyncio.sleep(self.random.expovariate(20))
+            for _ in range(self.random.choice((1, 1, 1, 1, 16))):
+                worker.change()
+
+    async def _use(self, ending: float) -> None:
+        """Placements, sweeps and ends of predictions between the events."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < ending:
+            await asyncio.sleep(self.random.expovariate(20))
+            self.router.index.sweep(self.random.randint(1, 40))
+            self.router.index.expire(loop.time())
+            for known in self.router.fleet.workers.values():
+                if known.feed is not None:
+                    rank = self.random.randrange(len(known.feed.bits))
+                    chain = prompt(self.random.randrange(PROMPTS))[: self.random.randint(1, LENGTH)]
+                    known.feed.placed(rank, chain, now=loop.time(), is_computing=True)
+
+    async def _wait_settled(self) -> None:
+        for _ in range(int(SETTLED_WITHIN_S / 0.1)):
+            if self._is_settled():
+                return
+            await asyncio.sleep(0.1)
+        told = {name: (w.feed and (w.feed.trust, w.feed.reason)) for name, w in self.router.fleet.workers.items()}
+        raise AssertionError(f"not exact {SETTLED_WITHIN_S:g} s after the last fault: {told}")
+
+    def _is_settled(self) -> bool:
+        for worker in self.workers:
+            known = self.router.fleet.workers.get(worker.name)
+            if known is None or known.feed is None or known.feed.trust is not Trust.EXACT:
+                return False
+            if known.feed.resume_at != worker.feed.at:
+                return False
+        return True
+
+    def check(self) -> None:
+        """The index is the union of the caches, before and after the last sweep."""
+        for _ in range(2):
+            for tier, index in self.router.index.tiers.items():
+                union: set[int] = set()
+                for worker in self.workers:
+                    for rank in range(worker.ranks):
+                        held = worker.cached[rank, tier]
+                        bit = self._bit(worker, rank)
+                        assert index.blocks_of(bit) == held, (worker.name, rank, tier)
+                        assert index.count(bit) == len(held), (worker.name, rank, tier)
+                        union |= held
+                assert len(index) >= len(union)
+                self._check_lookups(tier)
+            while self.router.index.sweep(50):
+                pass
+        for tier, index in self.router.index.tiers.items():
+            caches = [blocks for worker in self.workers for (_, of), blocks in worker.cached.items() if of == tier]
+            assert len(index) == len(set().union(*caches)), tier
+
+    def _check_lookups(self, tier: KvTier) -> None:
+        caches = {
+            self._bit(worker, rank): worker.cached[rank, tier]
+            for worker in self.workers
+            for rank in range(worker.ranks)
+        }
+        for asked in ALL_PROMPTS:
+            found = {bit: m.depth for m in self.router.index.tiers[tier].match(asked) for bit in bits(m.holders)}
+            depths = {
+                bit: next((i for i, block in enumerate(asked) if block not in held), LENGTH)
+                for bit, held in caches.items()
+            }
+            assert found == {bit: depth for bit, depth in depths.items() if depth}, (tier, asked)
+
+    def _bit(self, worker: CachingWorker, rank: int) -> int:
+        feed = self.router.fleet.workers[worker.name].feed
+        assert feed is not None
+        return feed.bits[rank]
+
+
+def run(seed: int) -> None:
+    """One run. The AssertionError of a failure names the command that plays it again."""
+    logging.disable(logging.WARNING)
+    try:
+        simulation = IndexSimulation(seed)
+        run_virtual(simulation.run())
+    except (AssertionError, MeshError, ExceptionGroup) as error:
+        raise AssertionError(f"{error!r}\nreplay: python -m tests.simulation.index --seed {seed}") from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def run_many(first: int, count: int) -> None:
+    """One run per seed; the first failure ends it."""
+    for seed in range(first, first + count):
+        run(seed)
+
+
+def main() -> int:
+    """0: the index was right every time."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.index", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    given = parser.parse_args()
+    started_s = time.process_time()
+    run_many(given.seed, given.seeds)
+    print(
+        f"{given.seeds} runs from seed {given.seed} on, all exact, in {time.process_time() - started_s:.1f} s of processor"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Routers that tell each other, without streams: what is said is delivered when the test says so."""
+
+from dataclasses import dataclass
+
+from kvmesh.core import Placement, ReportKind
+from kvmesh.errors import LostError
+from services.router.core import CoreLimits, RouterCore
+from services.router.explain import ReportNote
+from services.router.replica import Replica, ReplicaLimits, Session
+from tests.unit.router_fleets import ask, core, join
+
+GRACE_S = 10.0
+WORKERS = (("p1", "prefill"), ("d1", "decode"), ("d2", "decode"))
+Sums = dict[str, tuple[int, int, int]]
+
+
+@dataclass(eq=False)
+class Stream:
+    """A stream between two routers: each one's session with the other."""
+
+    ends: dict[str, Session]
+
+    def other(self, name: str) -> str:
+        return next(end for end in self.ends if end != name)
+
+
+class Routers:
+    """Cores with the same workers, and the streams between them."""
+
+    def __init__(self, *names: str, limits: ReplicaLimits | None = None, workers=WORKERS) -> None:
+        self.now = 100.0
+        self._limits = limits
+        self._runs = 0
+        self.cores: dict[str, RouterCore] = {}
+        self.replicas: dict[str, Replica] = {}
+        self.streams: list[Stream] = []
+        self._asks = 0
+        for name in names:
+            self.start(name, workers)
+
+    def start(self, name: str, workers=WORKERS) -> None:
+        """A new process."""
+        self._runs += 1
+        router = self.cores[name] = core(
+            router_id=name, run_id=f"run{self._runs}", core_limits=CoreLimits(reservation_grace_s=GRACE_S)
+        )
+        for worker, role in workers:
+            join(router, worker, role)
+        self.replicas[name] = Replica(router, self._limits)
+
+    def connect(self, one: str, other: str) -> Stream:
+        stream = Stream({name: self.replicas[name].began() for name in (one, other)})
+        self.streams.append(stream)
+        return stream
+
+    def cut(self, stream: Stream) -> None:
+        """The stream breaks; both notice."""
+        self.streams.remove(stream)
+        for name, session in stream.ends.items():
+            if name in self.replicas:
+                self.replicas[name].ended(session, now=self.now)
+
+    def kill(self, name: str) -> None:
+        """The process dies; who had a stream with it notices."""
+        del self.replicas[name], self.cores[name]
+        for stream in [stream for stream in self.streams if name in stream.ends]:
+            self.cut(stream)
+
+    def sync(self) -> None:
+        """Everybody says what is to be said, until nothing is."""
+        while any(
+            session.changes or session.changes.is_due for stream in self.streams for session in stream.ends.values()
+        ):
+            for stream in list(self.streams):
+                for name in stream.ends:
+                    self.say(stream, name)
+
+    def say(self, stream: Stream, name: str) -> None:
+        """One of both says what it has to say."""
+        news = self.replicas[name].next_news(stream.ends[name], now=self.now)
+        other = stream.other(name)
+        try:
+            self.replicas[other].heard(stream.ends[other], news, now=self.now)
+        except LostError:
+            self.cut(stream)
+            raise
+
+    def place(
+        self, name: str, *, frontend: str = "f", number: int = 0, tokens: int = 100, **options
+    ) -> tuple[int, Placement]:
+        self._asks += 1
+        number = number or self._asks
+        request = ask(f"r{number}", tokens=tokens, **options)
+        placement = self.cores[name].ask(frontend, number, request, now=self.now, wall=0.0)
+        assert isinstance(placement, Placement)
+        return number, placement
+
+    def report(
+        self, name: str, number: int, kind: ReportKind, *, frontend: str = "f", reservation_id: str = "", **options
+    ) -> None:
+        note = ReportNote(kind=kind, elapsed_s=0.01, reservation_id=reservation_id, **options)
+        self.cores[name].report(frontend, number, note, now=self.now)
+
+    def sums(self, name: str) -> Sums:
+        """What is in flight on each worker, as a router sees it."""
+        return {
+            target.worker.worker_id: (
+                target.requests_in_flight,
+                target.prompt_tokens_in_flight,
+                target.kv_blocks_in_flight,
+            )
+            for target in self.cores[name].fleet.targets()
+        }
+
+    def later(self, seconds: float) -> None:
+        """Time passes, and what has come to its end ends."""
+        self.now += seconds
+        for name in self.cores:
+            list(self.cores[name].expire(now=self.now))
+            self.replicas[name].tick(now=self.now)

@@ -1,0 +1,134 @@
+"""Choices of tools as constraints, and the forced answers read back, whole and in pieces."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvmesh.core import Constraint, ConstraintKind, SamplingParams
+from kvmesh.errors import InvalidRequestError, UnsupportedError
+from services.frontend.parsers.parser import answer_parser
+from services.frontend.parsers.parts import CallArguments, CallBegin, Warned
+from services.frontend.parsers.tables import TOOL_FAMILIES
+from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
+from services.frontend.tool_choice import forced_family, with_tool_constraint
+
+POINT = {"$defs": {"p": {"type": "integer"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/p"}}}
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **({"parameters": parameters} if parameters else {})}}
+
+
+def asked(choice: ToolChoice, *tools: dict[str, Any], **sampling: Any) -> Request:
+    prompt = Conversation(messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice)
+    fields = {"constraint": "response_format"} if "constraint" in sampling else {}
+    return Request(request_id="r", model="m", prompt=prompt, sampling=SamplingParams(**sampling), fields=fields)
+
+
+def schema_of(request: Request) -> Any:
+    constraint = with_tool_constraint(request, TOOL_FAMILIES["hermes"]).sampling.constraint
+    assert constraint is not None and constraint.kind is ConstraintKind.JSON_SCHEMA
+    return json.loads(constraint.text)
+
+
+def test_required_takes_any_tool_with_its_own_arguments() -> None:
+    """References still find their definitions; another tool's arguments do not pass."""
+    schema = schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("go", POINT), tool("stop")))
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid([{"name": "go", "parameters": {"x": 1}}, {"name": "stop", "parameters": {}}])
+    assert not validator.is_valid([{"name": "go", "parameters": {"x": "far"}}])
+    assert not validator.is_valid([{"name": "fly", "parameters": {}}])
+    assert not validator.is_valid([])
+    one = schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED, is_parallel=False), tool("stop")))
+    assert not jsonschema.Draft202012Validator(one).is_valid([{"name": "stop", "parameters": {}}] * 2)
+
+
+def test_named_is_the_tools_own_schema() -> None:
+    """And an object where it has none."""
+    choice = ToolChoice(mode=ToolMode.NAMED, name="go")
+    assert schema_of(asked(choice, tool("stop"), tool("go", POINT))) == POINT
+    assert schema_of(asked(choice, tool("go")))["type"] == "object"
+
+
+def test_what_contradicts_is_refused() -> None:
+    """Two meanings of one definition; another constraint. A response format says nothing of calls."""
+    other = {**POINT, "$defs": {"p": {"type": "string"}}}
+    with pytest.raises(InvalidRequestError) as caught:
+        schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a", POINT), tool("b", other)))
+    assert caught.value.field == "tools"
+    for parameters in ({"$defs": 0.5}, {"description": "x" * 300_000}):
+        with pytest.raises(InvalidRequestError) as caught:
+            schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a", parameters)))
+        assert caught.value.field == "tools"
+    constraint = Constraint(kind=ConstraintKind.JSON_OBJECT)
+    forced = asked(ToolChoice(mode=ToolMode.NAMED, name="a"), tool("a"), constraint=constraint)
+    assert schema_of(forced)["type"] == "object"
+    strict = asked(ToolChoice(strict=("a",)), tool("a"), constraint=constraint)
+    with pytest.raises(InvalidRequestError):
+        with_tool_constraint(strict, TOOL_FAMILIES["hermes"])
+
+
+def test_strict_tools_need_a_family_that_tags_can_say() -> None:
+    """Hermes has them; others are refused with the tool's field instead of a promise that is not kept."""
+    request = asked(ToolChoice(strict=("b",)), tool("a"), tool("b", POINT))
+    constraint = with_tool_constraint(request, TOOL_FAMILIES["hermes"]).sampling.constraint
+    assert constraint is not None and constraint.kind is ConstraintKind.STRUCTURAL_TAG
+    tags = json.loads(constraint.text)["format"]["tags"]
+    assert [tag["content"]["json_schema"] for tag in tags] == [{"type": "object"}, POINT]
+    with pytest.raises(UnsupportedError) as caught:
+        with_tool_constraint(request, TOOL_FAMILIES["pythonic"])
+    assert caught.value.field == "tools[1].function.strict"
+
+
+def test_auto_and_none_ask_for_nothing() -> None:
+    """The request is as it was."""
+    for request in (asked(ToolChoice(), tool("a")), asked(ToolChoice(mode=ToolMode.REQUIRED))):
+        assert with_tool_constraint(request, None) is request
+
+
+LIST = '[{"name": "go", "parameters": {"x": [1, {"y": "a\\"b ü"}]}}, {"name": "stop", "parameters": {}}]'
+ARGUMENTS = '{"x": [1, {"y": "a\\"b ü"}]}'
+
+
+def read(choice: ToolChoice, pieces: list[str]) -> tuple[list[tuple[str, str]], str, list[str]]:
+    """Calls as (name, arguments), content, warnings."""
+    parser = answer_parser(forced_family(choice), None)
+    parts = [part for piece in pieces for part in parser.push(piece)] + list(parser.flush())
+    names = [part.name for part in parts if isinstance(part, CallBegin)]
+    arguments = [""] * len(names)
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.number] += part.text
+    content = "".join(part for part in parts if isinstance(part, str))
+    return list(zip(names, arguments, strict=True)), content, [p.reason for p in parts if isinstance(p, Warned)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "calls"),
+    [
+        (ToolChoice(mode=ToolMode.REQUIRED), LIST, [("go", ARGUMENTS), ("stop", "{}")]),
+        (ToolChoice(mode=ToolMode.REQUIRED), " \n" + LIST.replace(",", " ,\n") + "\n ", None),
+        (ToolChoice(mode=ToolMode.NAMED, name="go"), ARGUMENTS, [("go", ARGUMENTS)]),
+        (ToolChoice(mode=ToolMode.NAMED, name="go"), "\n" + ARGUMENTS + "\n", [("go", ARGUMENTS)]),
+        (ToolChoice(mode=ToolMode.REQUIRED), LIST[:40], None),
+        (ToolChoice(mode=ToolMode.NAMED, name="go"), ARGUMENTS[:9], [("go", ARGUMENTS[:9])]),
+        (ToolChoice(mode=ToolMode.REQUIRED), "I will not.", []),
+        (ToolChoice(mode=ToolMode.REQUIRED), "", []),
+    ],
+)  # fmt: skip
+def test_forced_answers_are_read_the_same_in_any_pieces(choice: ToolChoice, text: str, calls: Any) -> None:
+    """Split at every point, and character by character: the same calls, the same content, nothing dropped."""
+    whole = read(choice, [text])
+    if calls is not None:
+        assert whole[0] == calls
+    assert read(choice, list(text)) == whole
+    for at in range(len(text)):
+        assert read(choice, [text[:at], text[at:]]) == whole
+
+
+def test_an_engine_that_did_not_keep_to_it_is_shown_as_it_is() -> None:
+    """Text instead of calls is content, with a warning."""
+    calls, content, warnings = read(ToolChoice(mode=ToolMode.REQUIRED), ["I will not."])
+    assert (calls, content) == ([], "I will not.") and warnings

@@ -1,0 +1,80 @@
+"""Families found out from what chat templates and tokenizers of real models have in them."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from services.frontend.parsers.parser import answer_parser
+from services.frontend.parsers.select import select
+from services.frontend.parsers.tables import REASONING_FAMILIES, TOOL_ALIASES, TOOL_FAMILIES, tool_family
+
+THINKS = "{{ '<think>' + message.reasoning_content + '</think>' }}"
+DEEPSEEK_V3 = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'"
+DEEPSEEK_V3_1 = "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>'"
+GRANITE = "When a tool is required to answer the user's query, respond with <|tool_call|> followed by a JSON list of tools used."
+HERMES = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+CODER = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"
+GEMMA_4 = "{{ '<|tool_call>call:' + function['name'] + '{' }} <|channel>thought\n"
+FUNCTION_GEMMA = "{{ '<start_function_call>call:' + function['name'] + '{' }} <escape>"
+MINIMAX = '<minimax:tool_call>\n<invoke name="tool-name-1">\n<parameter name="param-key-1">'
+
+
+@pytest.mark.parametrize(
+    ("model", "template", "tokens", "tools", "reasoning"),
+    [
+        ("DeepSeek V3", DEEPSEEK_V3, (), "deepseek_v3", None),
+        ("DeepSeek R1", DEEPSEEK_V3 + THINKS, (), "deepseek_v3", "qwen3"),
+        ("DeepSeek V3.1", DEEPSEEK_V3_1 + THINKS, (), "deepseek_v3", "qwen3"),
+        ("DeepSeek V3.2, which has no template", "", ("｜DSML｜", "<think>", "</think>"), "deepseek_v3_2", "qwen3"),
+        ("Granite 3.1", GRANITE, ("<|tool_call|>",), "granite", None),
+        ("Granite 3.2", GRANITE + " after 'Here is my thought process:'", (), "granite", "granite"),
+        ("Granite 3.3", GRANITE + THINKS + "<response></response>", (), "granite", "granite"),
+        ("Granite 4", HERMES, ("<|tool_call|>", "<tool_call>"), "hermes", None),
+        ("Granite 20B FC", 'begin with "<function_call>"', (), "granite_20b_fc", None),
+        ("Phi 4 mini", "'<|tool|>' + message['tools'] + '<|/tool|>'", ("<|tool_call|>",), "phi4", None),
+        ("Phi 4 mini with vLLM's template", 'functools[{"name": [function name]', (), "phi4", None),
+        ("Jamba 1.5", "{{ '<tool_calls>[' }}", (), "jamba", None),
+        ("Nemotron Nano 2", "<TOOLCALL>[{...}]</TOOLCALL>" + THINKS, (), "nemotron", "nemotron"),
+        ("Nemotron 3", CODER + THINKS, (), "qwen3_coder", "qwen3"),
+        ("MiniMax M2", MINIMAX + THINKS, (), "minimax_m2", "minimax_m2"),
+        ("Gemma 4", GEMMA_4, (), "gemma", "gemma"),
+        ("FunctionGemma", FUNCTION_GEMMA, (), "gemma", None),
+        ("Gemma 3 with vLLM's template", "[func_name1(params_name1=params_value1", (), "pythonic", None),
+        ("Qwen 3", HERMES + THINKS, (), "hermes", "qwen3"),
+    ],
+)  # fmt: skip
+def test_found_out(model: str, template: str, tokens: Sequence[str], tools: str, reasoning: str | None) -> None:
+    """By the template first, then by the tokens; nothing is reported."""
+    found = select("auto", "auto", template=template, added_tokens=tokens)
+    assert found.tools is not None and found.tools.name == tools
+    assert (found.reasoning.name if found.reasoning is not None else None) == reasoning
+    assert not found.problems
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_ALIASES))
+def test_aliases_lead_somewhere(name: str) -> None:
+    """To a family, which fits a model that shows its marks."""
+    family = tool_family(name)
+    assert not select(name, "none", template=family.template_marks[0]).problems
+    assert select(name, "none", template="{{ messages }}").problems
+
+
+def test_any_two_families_can_be_named() -> None:
+    """Where the marks of one begin those of the other, which is reported, reasoning is not read; answers always are."""
+    reported = set()
+    for tools, reasoning in itertools.product(TOOL_FAMILIES, REASONING_FAMILIES):
+        found = select(tools, reasoning, template="")
+        assert not answer_parser(found.tools, found.reasoning).flush()
+        if found.reasoning is None:
+            reported.add((tools, reasoning))
+            assert any("reasoning is not read" in problem for problem in found.problems)
+    assert reported == {("pythonic", "mistral")}
+
+
+def test_special_tokens_are_kept() -> None:
+    """The marks that are tokens of their own reach the readers."""
+    gemma = select("gemma", "gemma", template=GEMMA_4)
+    assert {"<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"} <= gemma.marks(parses_tools=True)
+    assert gemma.marks(parses_tools=False) == {"<|channel>", "<channel|>"}
+    assert "｜DSML｜" in select("deepseek_v3_2", "none", template="").marks(parses_tools=True)

@@ -1,0 +1,207 @@
+"""Coefficients are learned from what is observed, robustly and within bounds; transfers by distance; tiers by credit."""
+
+from random import Random
+
+import pytest
+
+from kvmesh.core import KvTier, LoadRecord, PerformanceProfile, ReportKind
+from services.router.coefficients import Coefficients, Source
+from services.router.core import RouterCore
+from services.router.cost import CostSettings
+from services.router.explain import ReportNote
+from services.router.links import Distance, Links
+from services.router.place import Limits
+from services.router.target import TargetLimits
+from tests.unit.router_fleets import ask, core, holds, join
+
+
+def note(kind: str, elapsed_s: float, **options) -> ReportNote:
+    return ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s, **options)
+
+
+def learned(true_base_s: float, true_per_token_s: float, *, outliers: float = 0.0, rounds: int = 400) -> Coefficients:
+    generator = Random(3)
+    coefficients = Coefficients(None, CostSettings())
+    for _ in range(rounds):
+        tokens = int(2 ** generator.uniform(3, 13))
+        took_s = (true_base_s + true_per_token_s * tokens) * generator.uniform(0.9, 1.1)
+        if generator.random() < outliers:
+            took_s *= 50
+        coefficients.prefill.learn(took_s, 1, tokens, 0)
+    return coefficients
+
+
+@pytest.mark.parametrize(("base_s", "per_token_s"), [(0.004, 0.002), (0.05, 0.0001), (0.001, 0.000002)])
+def test_a_worker_unlike_the_defaults_is_known_after_some_requests(base_s, per_token_s):
+    """Up to fifty times slower or faster; what is wrong by an order at the start is right within a fifth."""
+    coefficients = learned(base_s, per_token_s)
+    for tokens in (100, 1000, 8000):
+        assert coefficients.prefill_s(tokens, tokens) == pytest.approx(base_s + per_token_s * tokens, rel=0.2)
+
+
+def test_outliers_move_little():
+    """One in twenty takes fifty times as long: a stall, not the worker's pace."""
+    coefficients = learned(0.004, 0.0001, outliers=0.05)
+    assert coefficients.prefill_s(2000, 2000) == pytest.approx(0.204, rel=0.3)
+
+
+def test_values_stay_within_bounds_whatever_is_told():
+    """Nonsense times neither break nor drive a coefficient away."""
+    coefficients = Coefficients(None, CostSettings())
+    for took_s in (0.0, -1.0, float("inf"), float("nan")):
+        coefficients.prefill.learn(took_s, 1, 100, 0)
+    assert coefficients.prefill.observations == [0, 0, 0]
+    for _ in range(3000):
+        coefficients.prefill.learn(1e9, 1, 100, 0)
+    assert coefficients.prefill.values[1] <= 0.00004 * 1000.001
+
+
+def test_it_is_said_where_a_value_comes_from():
+    """Default, profile, learned, with the number of observations."""
+    coefficients = Coefficients(PerformanceProfile(prefill_s_per_token=0.001), CostSettings())
+    told = {each.name: each for each in coefficients.told()}
+    assert told["prefill_base_s"].source is Source.DEFAULT
+    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].value) == (Source.PROFILE, 0.001)
+    coefficients.prefill.learn(0.1, 1, 100, 0)
+    told = {each.name: each for each in coefficients.told()}
+    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].observations) == (Source.LEARNED, 1)
+    assert told["decode_step_base_s"].observations == 0
+
+
+def pair(**options) -> RouterCore:
+    router = core(limits=Limits(local_prefill_tokens_max=0, congested_s=1e9), **options)
+    join(router, "p1", "prefill")
+    join(router, "d1", "decode")
+    return router
+
+
+def test_reports_teach_prefill_and_handoff():
+    """Prefill takes 1 ms a token and the handoff 50 ms: predictions come to that."""
+    router = pair()
+    for number in range(1, 80):
+        now, tokens = float(number * 10), 1000
+        placement = router.ask("f", number, ask(f"r{number}", [number], tokens=tokens), now=now, wall=now)
+        router.report("f", number, note("prefilled", 1.0, cached_tokens=0))
+        router.report("f", number, note("first_token", 1.056))
+        router.report("f", number, note("finished", 2.0))
+    assert placement.expected_ttft_s == pytest.approx(1.056, rel=0.05)
+    assert router.fleet.workers["p1"].targets[0].coefficients.prefill_s(500, 500) == pytest.approx(0.5, rel=0.1)
+
+
+def test_what_was_cached_after_all_is_taken_into_account():
+    """The worker computed less than the router thought: the pace is per token that it did compute."""
+    router = pair()
+    for number in range(1, 120):
+        now = float(number * 10)
+        router.ask("f", number, ask(f"r{number}", [number], tokens=2000), now=now, wall=now)
+        router.report("f", number, note("prefilled", 0.1, cached_tokens=1000))
+        router.report("f", number, note("finished", 2.0))
+    assert router.fleet.workers["p1"].targets[0].coefficients.prefill_s(1000, 1000) == pytest.approx(0.1, rel=0.1)
+
+
+def test_load_records_teach_steps_and_throughput():
+    """Pure decode steps give the step's coefficients, a queue that never empties the prefill's."""
+    router = pair()
+    worker = router.fleet.workers["d1"]
+    [target] = worker.targets
+    record = {"worker_id": "d1", "epoch": 1}
+    for number in range(1, 400):
+        running = 1 + number % 50
+        told = LoadRecord(
+            **record, sequence=number, step=number, step_s=0.02 + 0.001 * running, running_requests=running
+        )
+        router.fleet.loaded(worker, told, now=number / 10)
+    assert target.coefficients.step_s(40, 0) == pytest.approx(0.06, rel=0.1)
+    assert target.coefficients.step_s(2, 0) == pytest.approx(0.022, rel=0.25)
+    for number in range(400, 700):
+        told = LoadRecord(
+            **record,
+            sequence=number,
+            step=number,
+            taken_at_s=number / 10,
+            prompt_tokens_total=number * 100,
+            waiting_requests=3,
+            waiting_prompt_tokens=5000,
+        )
+        router.fleet.loaded(worker, told, now=number / 10)
+    assert target.coefficients.prefill_s(100, 100) == pytest.approx(0.1, rel=0.2)
+
+
+def test_learning_can_be_turned_off():
+    """Then what is set or told stays."""
+    router = pair(cost=CostSettings(learning=False))
+    router.ask("f", 1, ask("r1", [1], tokens=1000), now=0.0, wall=0.0)
+    router.report("f", 1, note("prefilled", 9.0))
+    assert router.fleet.workers["p1"].targets[0].coefficients.prefill.values[1] == 0.00004
+
+
+def test_near_pairs_are_taken_and_never_believed_slower():
+    """A decode worker on the prefill worker's host receives sooner; slow reads there do not send traffic to other zones."""
+    router = core(limits=Limits(congested_s=1e9))
+    join(router, "p1", "prefill", address="h1:1", labels={"zone": "a"})
+    join(router, "d1", "decode", address="h1:2", labels={"zone": "a"})
+    join(router, "d2", "decode", address="h2:1", labels={"zone": "a"})
+    join(router, "d3", "decode", address="h3:1", labels={"zone": "b"})
+    for number in range(1, 6):
+        assert (
+            router.ask(
+                "f", number, ask(f"r{number}", [number], tokens=50_000), now=number * 9.0, wall=0
+            ).decode.worker_id
+            == "d1"
+        )
+        router.report("f", number, note("finished", 0.0))
+    links = Links(CostSettings())
+    for _ in range(100):
+        links.learn(Distance.HOST, 1e9, 5.0)
+    host, zone, far = links.lines
+    assert host[1] == pytest.approx(5e-9, rel=0.1)
+    assert host <= zone <= far
+
+
+def test_slower_tiers_count_for_their_credit():
+    """Blocks in host memory save three quarters of their computation by default, and those on the device all of it."""
+    router = core()
+    for name in ("d1", "d2", "d3"):
+        join(router, name, "decode")
+    holds(router.fleet.workers["d1"], [1, 2])
+    bit = router.fleet.workers["d2"].feed.bits[0]
+    router.index.tiers[KvTier.HOST].stored(bit, [1, 2, 3, 4])
+    what = ask("r1", [1, 2, 3, 4], tokens=65)
+    held = router._placer._overlap.held_tokens(what)
+    assert held[router.fleet.workers["d1"].feed.bits[0]] == 32
+    assert held[bit] == 48
+    assert router.ask("f", 1, what, now=0.0, wall=0.0).decode.worker_id == "d2"
+
+
+def test_a_congested_prefill_pool_is_passed_by():
+    """A decode worker computes the prompt itself when the wait is long and its steps have room for chunks."""
+    router = core(limits=Limits(congested_s=0.5))
+    join(router, "p1", "prefill")
+    join(router, "d1", "decode")
+    for number in (1, 2):
+        what = ask(f"r{number}", [number], tokens=10_000)
+        assert router.ask("f", number, what, now=0.0, wall=0.0).prefill is not None
+    placement = router.ask("f", 3, ask("r3", [3], tokens=2000), now=0.0, wall=0.0)
+    assert (placement.prefill, placement.reasons[0]) == (None, "prefill_congested")
+
+
+def test_decode_within_its_latency_comes_before_a_congested_pool():
+    """A decode worker that runs requests and would miss its inter-token latency with a chunk is left alone."""
+    slow = PerformanceProfile(itl_target_s=0.01)
+    router = core(limits=Limits(congested_s=0.1), target_limits=TargetLimits())
+    join(router, "p1", "prefill")
+    worker = join(router, "d1", "decode", profile=slow)
+    router.fleet.loaded(worker, LoadRecord(worker_id="d1", epoch=1, running_requests=2), now=0.0)
+    for number in range(1, 6):
+        assert (
+            router.ask("f", number, ask(f"r{number}", [number], tokens=10_000), now=0.0, wall=0.0).prefill is not None
+        )
+
+
+def test_a_prompt_of_less_than_a_block_is_not_handed_over():
+    """There is nothing to move that is worth a second leg."""
+    router = core()
+    join(router, "p1", "prefill")
+    join(router, "d1", "decode")
+    assert router.ask("f", 1, ask("r1", [], tokens=15), now=0.0, wall=0.0).reasons == ("short_prompt", "least_loaded")
+    assert router.ask("f", 2, ask("r2", [1], tokens=16), now=0.0, wall=0.0).prefill is not None

@@ -1,0 +1,140 @@
+"""Policies beyond the default one, and how a user adds one."""
+
+import sys
+from collections import Counter
+from random import Random
+
+import pytest
+
+from bench.policies.dynamo_cost import DynamoCostPolicy
+from kvmesh.errors import InvalidRequestError
+from services.router.core import RouterCore
+from services.router.cost import CostSettings
+from services.router.explain import weighed_candidates
+from services.router.policies import GROUP, POLICIES, PolicyContext, make_policy
+from services.router.target import TargetLimits
+from tests.unit.router_fleets import ask, core, holds, join
+
+CONTEXT = PolicyContext(cost=CostSettings(), generator=Random(1))
+
+
+def fleet(policy: str, decodes: int = 4, **options) -> RouterCore:
+    router = core(policy=policy, **options)
+    for i in range(decodes):
+        join(router, f"d{i}", "decode")
+    return router
+
+
+def where(router: RouterCore, number: int, **options) -> str:
+    name = options.pop("name", f"r{number}")
+    return router.ask("f", number, ask(name, [number], **options), now=0.0, wall=0.0).decode.worker_id
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "pinned"])
+def test_every_policy_places_says_so_and_explains(name):
+    """The literal table holds nothing that does not work: pairs, reasons, terms that add up."""
+    router = fleet(name)
+    join(router, "p0", "prefill")
+    placement = router.ask("f", 1, ask("r1", [1, 2]), now=0.0, wall=0.0)
+    assert placement.prefill is not None and placement.prefill.worker_id == "p0"
+    assert placement.reasons == (("least_loaded",) if name == "kv" else (name,))
+    assert (placement.expected_ttft_s is not None) == (name == "kv")
+    choice = router.history.get("r1").choice
+    for candidate in weighed_candidates(choice):
+        assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
+
+
+def test_power_of_two_takes_the_less_loaded_of_two():
+    """Never the most loaded one of two or more, and over time everybody."""
+    router = fleet("power_of_two", decodes=3)
+    placed = Counter(where(router, number) for number in range(1, 61))
+    assert set(placed) == {"d0", "d1", "d2"}
+    assert max(placed.values()) - min(placed.values()) <= 2
+
+
+def test_a_session_always_hashes_to_the_same_worker_and_few_move_when_one_leaves():
+    """Rendezvous hashing: only the sessions of the worker that left go elsewhere."""
+    router = fleet("consistent_hash")
+    sessions = [f"session-{i}" for i in range(80)]
+    before = {s: where(router, i, session_id=s) for i, s in enumerate(sessions, 1)}
+    assert set(before.values()) == {"d0", "d1", "d2", "d3"}
+    assert before == {s: where(router, 100 + i, session_id=s) for i, s in enumerate(sessions)}
+    router.fleet.unregistered("d2")
+    after = {s: where(router, 200 + i, session_id=s) for i, s in enumerate(sessions)}
+    assert all(after[s] == before[s] for s in sessions if before[s] != "d2")
+    assert {after[s] for s in sessions if before[s] == "d2"} == {"d0", "d1", "d3"}
+
+
+def test_without_a_session_the_first_block_decides():
+    """Prompts that begin alike meet where the beginning is cached."""
+    router = fleet("consistent_hash")
+    assert len({where(router, n, name=f"r{n}") for n in range(1, 20)}) > 1
+    placed = {router.ask("g", n, ask(f"g{n}", [7, n]), now=0.0, wall=0.0).decode.worker_id for n in range(1, 20)}
+    assert len(placed) == 1
+
+
+def test_full_workers_are_passed_over_by_every_policy():
+    """Limits hold whatever weighs."""
+    for name in ("round_robin", "random", "least_loaded", "power_of_two", "consistent_hash", "kv"):
+        router = fleet(name, decodes=2, target_limits=TargetLimits(requests_per_decode_max=3))
+        placed = Counter(where(router, number, session_id="s") for number in range(1, 7))
+        assert placed == {"d0": 3, "d1": 3}
+
+
+def test_pinned_places_only_where_it_is_told():
+    """For tests: an ask without a pin is refused by its field."""
+    router = fleet("pinned")
+    assert where(router, 1, pinned_decode_worker_id="d3") == "d3"
+    with pytest.raises(InvalidRequestError) as refusal:
+        where(router, 2)
+    assert refusal.value.field == "pinned_decode_worker_id"
+
+
+def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path, monkeypatch):
+    """A file with a class and a line of metadata is all it takes."""
+    (tmp_path / "last_named.py").write_text(
+        "import numpy as np\n"
+        "from services.router.policies import Policy\n"
+        "class LastNamed(Policy):\n"
+        "    name = 'last_named'\n"
+        "    def weigh(self, candidates):\n"
+        "        return {'place': -np.arange(len(candidates.targets), dtype=float)}\n"
+    )
+    metadata = tmp_path / "last_named-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: last-named\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        f"[{GROUP}]\nlast_named = last_named:LastNamed\nbroken = last_named:np\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    router = fleet("last_named")
+    assert [where(router, number) for number in (1, 2)] == ["d3", "d3"]
+    assert router.ask("f", 3, ask("r3", [1]), now=0.0, wall=0.0).reasons == ("no_prefill_pool", "last_named")
+    with pytest.raises(InvalidRequestError, match="not a subclass"):
+        make_policy("broken", CONTEXT)
+    del sys.modules["last_named"]
+
+
+def test_the_cost_function_to_compare_with():
+    """Blocks to compute and blocks held, as Dynamo's router weighs them."""
+    router = core(policy=DynamoCostPolicy)
+    for name in ("p1", "p2"):
+        join(router, name, "prefill")
+    for name in ("d1", "d2"):
+        join(router, name, "decode")
+    holds(router.fleet.workers["p1"], [1, 2, 3])
+    placement = router.ask("f", 1, ask("r1", [1, 2, 3, 4]), now=0.0, wall=0.0)
+    assert (placement.prefill.worker_id, placement.cached_tokens) == ("p1", 48)
+    choice = router.history.get("r1").choice
+    costs = {(p.ref.worker_id, d.ref.worker_id): cost for p, d, cost, _ in choice.pairs()}
+    assert costs["p1", "d1"] == (4 - 3) + 4 + 4
+    assert costs["p2", "d1"] == 4 + 4 + 4
+    other = "d2" if placement.decode.worker_id == "d1" else "d1"
+    assert router.ask("f", 2, ask("r2", [7, 8]), now=0.0, wall=0.0).decode.worker_id == other
+
+
+def test_an_unknown_policy_is_refused_with_what_there_is():
+    """A slip of the pen is told at the start."""
+    with pytest.raises(InvalidRequestError, match="kv, least_loaded, pinned") as refusal:
+        make_policy("kw", CONTEXT)
+    assert refusal.value.field == "policy"

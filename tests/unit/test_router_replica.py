@@ -1,0 +1,307 @@
+"""What routers tell each other: counted once, ended once, whoever is lost."""
+
+import pytest
+
+from kvmesh.core import PeerNews, ReportKind, ReservationNews
+from kvmesh.errors import InvalidRequestError, LostError
+from services.router.replica import ReplicaLimits
+from tests.unit.router_fleets import join
+from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
+
+NOTHING = {"p1": (0, 0, 0), "d1": (0, 0, 0), "d2": (0, 0, 0)}
+
+
+def pair(**options) -> Routers:
+    routers = Routers("a", "b", **options)
+    routers.connect("a", "b")
+    routers.sync()
+    return routers
+
+
+def test_a_placement_counts_at_the_peer_as_at_its_maker():
+    """All three sums of both workers, until it is prefilled, and until it is settled."""
+    routers = pair()
+    number, _ = routers.place("a")
+    assert routers.sums("b") == NOTHING
+    routers.sync()
+    assert routers.sums("b") == routers.sums("a") != NOTHING
+    assert routers.sums("b")["p1"] == (1, 100, 0)
+    routers.report("a", number, ReportKind.PREFILLED)
+    routers.sync()
+    assert routers.sums("b") == routers.sums("a")
+    assert routers.sums("b")["p1"] == (0, 0, 0)
+    routers.report("a", number, ReportKind.FINISHED)
+    routers.sync()
+    assert routers.sums("b") == routers.sums("a") == NOTHING
+
+
+def test_what_begins_and_ends_between_two_messages_is_not_told():
+    """A settled reservation that the peer never heard of costs no message."""
+    routers = pair()
+    number, _ = routers.place("a")
+    routers.report("a", number, ReportKind.FAILED)
+    assert not any(session.changes for stream in routers.streams for session in stream.ends.values())
+
+
+def test_a_snapshot_tells_what_was_there_before():
+    """In parts, with what changes meanwhile."""
+    routers = Routers("a", "b", limits=ReplicaLimits(batch_max=3))
+    numbers = [routers.place("a")[0] for _ in range(8)]
+    routers.report("a", numbers[0], ReportKind.PREFILLED)
+    stream = routers.connect("a", "b")
+    routers.say(stream, "a")
+    assert not routers.replicas["b"].has_heard("a")
+    routers.report("a", numbers[1], ReportKind.FINISHED)
+    routers.report("a", numbers[7], ReportKind.FINISHED)
+    routers.place("a")
+    routers.sync()
+    assert routers.replicas["b"].has_heard("a")
+    assert routers.sums("b") == routers.sums("a")
+    assert len(routers.cores["b"].book) == 7
+
+
+def test_a_report_at_the_other_router_settles_at_both():
+    """Frontends report where they can; the reservation's id, or their own number, says of what."""
+    routers = pair()
+    by_id, placement = routers.place("a")
+    by_number, _ = routers.place("a")
+    routers.sync()
+    routers.report("b", by_id, ReportKind.FINISHED, reservation_id=placement.reservation_id)
+    routers.report("b", by_number, ReportKind.CANCELLED)
+    assert routers.sums("b") == NOTHING
+    routers.sync()
+    assert routers.sums("a") == NOTHING
+
+
+def test_an_id_of_another_frontend_settles_nothing():
+    """A frontend cannot end what is not its own."""
+    routers = pair()
+    _, placement = routers.place("a")
+    routers.sync()
+    routers.report("b", 1, ReportKind.FINISHED, frontend="stranger", reservation_id=placement.reservation_id)
+    routers.sync()
+    assert routers.sums("a") == routers.sums("b") != NOTHING
+
+
+def test_a_lost_router_leaves_what_is_adopted():
+    """What is adopted goes on beyond the grace; the rest ends with it."""
+    routers = pair()
+    adopted, placement = routers.place("a")
+    routers.place("a")
+    routers.sync()
+    routers.kill("a")
+    routers.report("b", adopted, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
+    assert routers.sums("b")["p1"] == (2, 200, 0)  # That does not mean that the prompt is computed.
+    routers.later(GRACE_S + 1)
+    assert routers.sums("b")["p1"] == (1, 100, 0)
+    routers.later(1000)
+    routers.report("b", adopted, ReportKind.FINISHED, reservation_id=placement.reservation_id)
+    assert routers.sums("b") == NOTHING
+
+
+def test_an_adoption_before_the_loss_is_noticed_counts():
+    """The frontend may be faster than the stream between the routers."""
+    routers = pair()
+    number, placement = routers.place("a")
+    routers.sync()
+    routers.report("b", number, ReportKind.PREFILLED, reservation_id=placement.reservation_id)
+    routers.kill("a")
+    routers.later(GRACE_S + 1)
+    assert len(routers.cores["b"].book) == 1
+
+
+def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not_know():
+    """A third router hears that what the lost one had placed is in use, and when it is over."""
+    routers = Routers("a", "b", "c")
+    for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
+        routers.connect(one, other)
+    routers.sync()
+    number, placement = routers.place("a")
+    routers.sync()
+    routers.kill("a")
+    routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
+    routers.sync()
+    routers.later(GRACE_S + 1)
+    assert routers.sums("b") == routers.sums("c") != NOTHING
+    routers.report("b", number, ReportKind.FINISHED, reservation_id=placement.reservation_id)
+    routers.sync()
+    assert routers.sums("b") == routers.sums("c") == NOTHING
+
+
+def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
+    """The stream to the maker broke, the maker lives: the adoption at the other router reaches it before the grace is over."""
+    routers = pair()
+    number, placement = routers.place("a")
+    routers.sync()
+    routers.cores["a"].stream_ended("f", now=routers.now)
+    routers.report("b", number, ReportKind.PREFILLED, reservation_id=placement.reservation_id)
+    routers.sync()
+    routers.later(GRACE_S + 1)
+    assert routers.sums("a") == routers.sums("b") != NOTHING
+
+
+def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
+    """The adoption makes the router responsible: the end of that stream begins the grace."""
+    routers = pair()
+    number, placement = routers.place("a")
+    routers.sync()
+    routers.kill("a")
+    routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
+    routers.cores["b"].stream_ended("f", now=routers.now)
+    routers.later(GRACE_S + 1)
+    assert routers.sums("b") == NOTHING
+
+
+def test_a_router_that_comes_back_as_a_new_process_learns_all():
+    """Its own earlier work too, from those who kept it; what it makes now does not meet the old ids."""
+    routers = pair()
+    number, placement = routers.place("a")
+    routers.place("b")
+    routers.sync()
+    routers.kill("a")
+    routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
+    routers.start("a")
+    routers.connect("a", "b")
+    routers.sync()
+    assert routers.sums("a") == routers.sums("b")
+    assert len(routers.cores["a"].book) == 2
+    _, newer = routers.place("a")
+    assert newer.reservation_id != placement.reservation_id
+    routers.report("b", number, ReportKind.FINISHED)
+    routers.sync()
+    assert routers.sums("a") == routers.sums("b")
+    assert len(routers.cores["a"].book) == 2
+
+
+def test_a_stream_that_is_opened_anew_mends_what_was_missed():
+    """Changes while no stream stands are in the snapshots of both sides."""
+    routers = pair()
+    gone, _ = routers.place("a")
+    kept, _ = routers.place("a")
+    routers.sync()
+    routers.cut(routers.streams[0])
+    routers.report("a", gone, ReportKind.FINISHED)
+    routers.report("a", kept, ReportKind.PREFILLED)
+    routers.place("b")
+    routers.connect("a", "b")
+    routers.sync()
+    assert routers.sums("a") == routers.sums("b")
+    assert len(routers.cores["b"].book) == 2
+    routers.later(GRACE_S + 1)
+    assert len(routers.cores["b"].book) == 2  # The grace that the cut began is over with the snapshot.
+
+
+def test_the_same_ask_at_another_router_replaces_the_first():
+    """A frontend that gave a router up before its answer came holds one reservation, not two."""
+    routers = pair()
+    number, _ = routers.place("a")
+    routers.sync()
+    routers.place("b", number=number)
+    routers.sync()
+    assert len(routers.cores["a"].book) == len(routers.cores["b"].book) == 1
+    assert routers.sums("a") == routers.sums("b")
+
+
+def test_reservations_of_unknown_workers_wait_for_them():
+    """The registry may be ahead at one router; they are bounded, and they end as others do."""
+    routers = Routers("a", "b", limits=ReplicaLimits(strangers_max=2))
+    for worker in ("d1", "d2"):
+        routers.cores["b"].fleet.unregistered(worker)
+    routers.connect("a", "b")
+    numbers = [routers.place("a")[0] for _ in range(3)]
+    routers.sync()
+    replica = routers.replicas["b"]
+    assert (len(routers.cores["b"].book), replica.strangers, replica.counts.ignored) == (0, 2, 1)
+    routers.report("a", numbers[0], ReportKind.PREFILLED)
+    routers.report("a", numbers[1], ReportKind.FINISHED)
+    routers.sync()
+    for worker, role in WORKERS[1:]:
+        join(routers.cores["b"], worker, role)
+    routers.later(0.1)
+    assert (len(routers.cores["b"].book), replica.strangers) == (1, 0)
+    assert routers.sums("b")["p1"] == (0, 0, 0)
+
+
+def test_a_gap_ends_the_stream():
+    """A lost message may have been an end: the stream is of no use any more."""
+    routers = pair()
+    routers.place("a")
+    stream = routers.streams[0]
+    routers.replicas["a"].next_news(stream.ends["a"], now=routers.now)  # Lost on the way.
+    with pytest.raises(LostError) as lost:
+        routers.say(stream, "a")
+    assert lost.value.reason == "sequence_gap"
+
+
+def test_a_peer_that_takes_nothing_is_given_up():
+    """What is kept for it is bounded."""
+    routers = pair(limits=ReplicaLimits(changes_max=5))
+    changes = routers.streams[0].ends["a"].changes
+    for _ in range(6):
+        routers.place("a")
+    assert changes.is_overrun
+    routers.place("a")
+    assert len(changes) == 0
+
+
+def test_the_first_message_says_who_speaks():
+    """Bad introductions are refused by field."""
+    replica = pair().replicas["a"]
+    for router_id, run_id, field in (("", "x", "router_id"), ("b", "", "run_id"), ("a", "x", "router_id")):
+        news = PeerNews(sequence=1, router_id=router_id, run_id=run_id)
+        with pytest.raises(InvalidRequestError) as refused:
+            replica.heard(replica.began(), news, now=0.0)
+        assert refused.value.field == field
+
+
+def test_peers_cannot_fill_the_book():
+    """Beyond the limit of reservations what peers tell is not counted, and ends without harm."""
+    routers = pair()
+    core = routers.cores["b"]
+    core._core_limits = type(core.limits)(reservations_max=1)
+    numbers = [routers.place("a")[0] for _ in range(2)]
+    routers.sync()
+    assert len(core.book) == 1
+    for number in numbers:
+        routers.report("a", number, ReportKind.FINISHED)
+    routers.sync()
+    assert routers.sums("b") == NOTHING
+
+
+def test_sessions_and_untold_blocks_are_learned():
+    """A session keeps its workers at the other router; an engine that tells no events is believed there as here."""
+    routers = Routers("a", "b", workers=())
+    for router in routers.cores.values():
+        join(router, "d1", "decode", features=())
+        join(router, "d2", "decode", features=())
+    routers.connect("a", "b")
+    _, first = routers.place("a", session_id="s", hashes=[1, 2, 3], tokens=60)
+    routers.sync()
+    _, second = routers.place("b", session_id="s", hashes=[1, 2, 3], tokens=60)
+    assert second.decode.worker_id == first.decode.worker_id
+    assert second.cached_tokens == 48
+    assert "session" in second.reasons
+
+
+def test_news_of_unknown_ids_is_ignored():
+    """Ends cross on the wire."""
+    routers = pair()
+    stream = routers.streams[0]
+    session = stream.ends["b"]
+    news = PeerNews(sequence=session.heard + 1, prefilled_ids=["x"], settled_ids=["y"])
+    routers.replicas["b"].heard(session, news, now=routers.now)
+    assert routers.sums("b") == NOTHING
+    unknown_rank = ReservationNews(
+        reservation_id="z",
+        request_id="r",
+        frontend_id="f",
+        ask_id=1,
+        decode_worker_id="d1",
+        decode_rank=7,
+        ends_after_s=5,
+    )
+    routers.replicas["b"].heard(
+        session, PeerNews(sequence=session.heard + 1, reservations=[unknown_rank]), now=routers.now
+    )
+    assert routers.sums("b") == NOTHING
+    assert routers.replicas["b"].strangers == 1

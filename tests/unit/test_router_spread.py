@@ -1,0 +1,206 @@
+"""Nobody starves: single-turn load on an idle fleet, a hot prefix on a cold one, one session, loaded and unlike workers."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from kvmesh.core import LoadRecord, PerformanceProfile, ReportKind
+from services.router.core import RouterCore
+from services.router.cost import CostSettings
+from services.router.explain import ReportNote
+from services.router.place import Limits
+from tests.unit.router_fleets import ask, core, holds, join
+
+
+def note(kind: str, elapsed_s: float) -> ReportNote:
+    return ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s)
+
+
+def decodes(count: int, **options) -> RouterCore:
+    router = core(**options)
+    for i in range(count):
+        join(router, f"d{i}", "decode")
+    return router
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_request_after_the_other_leaves_no_worker_idle(seed):
+    """Single-turn load over five decode workers, each request over before the next: all are used, and about evenly."""
+    router = RouterCore(router_id="r", generator=Random(seed))
+    for i in range(5):
+        join(router, f"d{i}", "decode")
+    placed = Counter()
+    for number in range(1, 101):
+        now = float(number)
+        placement = router.ask("f", number, ask(f"r{number}", [number * 10, number * 10 + 1]), now=now, wall=now)
+        placed[placement.decode.worker_id] += 1
+        router.report("f", number, note("first_token", 0.01))
+        router.report("f", number, note("finished", 0.1))
+    assert len(placed) == 5
+    assert min(placed.values()) >= 10
+
+
+def test_decode_behind_one_prefill_worker_is_used_evenly():
+    """The same with a prefill worker in front: every decode worker gets its part while requests overlap."""
+    router = decodes(5)
+    join(router, "p1", "prefill")
+    placed = Counter()
+    for number in range(1, 101):
+        placed[router.ask("f", number, ask(f"r{number}", [number]), now=number / 10, wall=0.0).decode.worker_id] += 1
+        router.report("f", number, note("prefilled", 0.01))
+        if number > 20:
+            router.report("f", number - 20, note("finished", 2.0))
+    assert len(placed) == 5
+    assert min(placed.values()) >= 15
+
+
+def test_a_hot_prefix_on_a_cold_fleet_spreads():
+    """A burst of prompts that share nearly all of what one worker holds: the others take some before it drowns."""
+    router = decodes(5)
+    prefix = list(range(1, 33))
+    holds(router.fleet.workers["d0"], prefix)
+    placed = Counter(
+        router.ask("f", n, ask(f"r{n}", [*prefix, 1000 + n]), now=0.0, wall=0.0).decode.worker_id for n in range(1, 41)
+    )
+    assert len(placed) == 5
+    assert placed["d0"] == max(placed.values())
+    assert placed["d0"] < 25
+
+
+def test_a_holder_is_preferred_while_it_is_free():
+    """The spread is not the loss of the cache: one after the other they all go to the holder."""
+    router = decodes(5)
+    prefix = list(range(1, 33))
+    holds(router.fleet.workers["d3"], prefix)
+    for number in range(1, 20):
+        now = float(number)
+        assert (
+            router.ask("f", number, ask(f"r{number}", [*prefix, 1000 + number]), now=now, wall=now).decode.worker_id
+            == "d3"
+        )
+        router.report("f", number, note("finished", 0.5))
+
+
+def test_faster_workers_get_more():
+    """A prefill worker twice as fast takes about twice the prompts."""
+    router = core(limits=Limits(congested_s=1e9))
+    join(router, "d0", "decode")
+    for name, per_token_s in (("p1", 0.0001), ("p2", 0.00005)):
+        profile = PerformanceProfile(prefill_base_s=0.0001, prefill_s_per_token=per_token_s)
+        join(router, name, "prefill", profile=profile)
+    placed = Counter(
+        router.ask("f", n, ask(f"r{n}", [n], tokens=1000), now=0.0, wall=0.0).prefill.worker_id for n in range(1, 91)
+    )
+    assert 54 <= placed["p2"] <= 66
+
+
+def test_a_queue_shrinks_as_time_passes_without_reports():
+    """Promised work is taken for done at the pace of its worker, but never all of it before the worker says so."""
+    router = core()
+    join(router, "d0", "decode")
+    [target] = join(router, "p1", "prefill").targets
+    router.ask("f", 1, ask("r1", [1], tokens=100_000), now=10.0, wall=0.0)
+    assert target.queue_s(10.0) == pytest.approx(4.004)
+    assert target.queue_s(12.0) == pytest.approx(2.004)
+    assert target.queue_s(14.0) == pytest.approx(0.4004)
+    router.report("f", 1, note("prefilled", 4.5))
+    assert target.queue_s(14.5) == 0.0
+
+
+def test_a_worker_that_is_late_still_has_its_queue():
+    """When the first of two is done late, the second one begins then."""
+    router = core()
+    join(router, "d0", "decode")
+    [target] = join(router, "p1", "prefill").targets
+    for number in (1, 2):
+        router.ask("f", number, ask(f"r{number}", [number], tokens=10_000), now=0.0, wall=0.0)
+    router.report("f", 1, note("prefilled", 0.7))
+    assert target.queue_s(0.7) == pytest.approx(target.prefill_s_in_flight)
+    assert target.queue_s(0.7) == pytest.approx(0.404)
+
+
+def test_work_of_others_counts():
+    """Waiting requests that this router did not place are ahead of its own ones too."""
+    router = core()
+    join(router, "d0", "decode")
+    worker = join(router, "p1", "prefill")
+    record = LoadRecord(worker_id="p1", epoch=1, waiting_requests=4, waiting_prompt_tokens=40_000)
+    router.fleet.loaded(worker, record, now=5.0)
+    assert worker.targets[0].queue_s(5.0) == pytest.approx(4 * 0.004 + 40_000 * 0.00004)
+    assert worker.targets[0].queue_s(6.0) == pytest.approx(0.616)
+    join(router, "p2", "prefill")
+    assert router.ask("f", 1, ask("r1", [1, 2]), now=5.0, wall=0.0).prefill.worker_id == "p2"
+
+
+def test_a_full_batch_is_a_wait():
+    """A decode worker whose slots are taken costs the time until one is free."""
+    router = decodes(2)
+    record = LoadRecord(worker_id="d0", epoch=1, running_requests=8, running_requests_max=8)
+    router.fleet.loaded(router.fleet.workers["d0"], record, now=0.0)
+    [target] = router.fleet.workers["d0"].targets
+    assert target.wait_s() == pytest.approx(256 * (0.006 + 8 * 0.00002) / 8)
+    assert router.ask("f", 1, ask("r1", [1]), now=0.0, wall=0.0).decode.worker_id == "d1"
+
+
+def test_a_worker_whose_blocks_run_out_gets_nothing_until_they_are_back():
+    """The busy threshold is on by default, and is the worker's own word."""
+    router = decodes(2)
+    worker = router.fleet.workers["d0"]
+    router.ask("f", 1, ask("r1", [1], pinned_decode_worker_id="d0"), now=0.0, wall=0.0)
+    for used, takes in ((960, False), (500, True)):
+        router.fleet.loaded(
+            worker, LoadRecord(worker_id="d0", epoch=1, kv_blocks_used=used, kv_blocks_total=1000), now=1.0
+        )
+        assert worker.targets[0].takes_requests is takes
+
+
+def test_a_session_leans_to_where_it_was_until_it_is_forgotten():
+    """A preference with a time: it wins between equals, loses against a queue, and ends."""
+    router = decodes(4, limits=Limits(session_s=100.0), cost=CostSettings(preference_s=0.05))
+    first = router.ask("f", 1, ask("r1", [1], session_id="s"), now=0.0, wall=0.0).decode.worker_id
+    router.report("f", 1, note("finished", 1.0))
+    for number in range(2, 10):
+        placement = router.ask("f", number, ask(f"r{number}", [number], session_id="s"), now=number, wall=0.0)
+        assert (placement.decode.worker_id, placement.reasons[-1]) == (first, "session")
+        router.report("f", number, note("finished", 1.0))
+    router.ask("f", 20, ask("r20", [20], tokens=100_000, pinned_decode_worker_id=first), now=10.0, wall=0.0)
+    moved = router.ask("f", 21, ask("r21", [21], session_id="s"), now=10.0, wall=0.0)
+    assert moved.decode.worker_id != first and "session" not in moved.reasons
+    late = router.ask("f", 22, ask("r22", [22], session_id="s"), now=500.0, wall=0.0)
+    assert "session" not in late.reasons
+
+
+def test_adapters_stay_where_they_ran():
+    """Of workers that have an adapter, those that have run it lately are taken first."""
+    router = core()
+    for i in range(4):
+        join(router, f"d{i}", "decode", adapters=("poems", "prose"))
+    first = router.ask("f", 1, ask("r1", [1], adapter="poems"), now=0.0, wall=0.0).decode.worker_id
+    router.report("f", 1, note("finished", 1.0))
+    for number in range(2, 12):
+        assert (
+            router.ask("f", number, ask(f"r{number}", [number], adapter="poems"), now=number, wall=0.0).decode.worker_id
+            == first
+        )
+        router.report("f", number, note("finished", 0.5))
+
+
+def test_a_temperature_takes_everybody_and_the_cheapest_most():
+    """Softmax over seconds, from the seeded generator."""
+
+    def run() -> Counter[str]:
+        router = decodes(3, cost=CostSettings(temperature=0.02, learning=False))
+        holds(router.fleet.workers["d1"], list(range(1, 33)))
+        placed = Counter()
+        for number in range(1, 301):
+            now = float(number)
+            placed[router.ask("f", number, ask(f"r{number}", [*range(1, 33)]), now=now, wall=now).decode.worker_id] += 1
+            router.report("f", number, note("finished", 0.5))
+        return placed
+
+    placed = run()
+    assert placed == run()
+    # 511 of 512 tokens cached save 0.02044 s: e times less likely each, and some.
+    assert placed["d1"] / placed["d0"] == pytest.approx(2.78, rel=0.35)
+    assert set(placed) == {"d0", "d1", "d2"}
