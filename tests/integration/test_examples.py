@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from kvmesh.client import AsyncClient, ClientSettings, Constraint, ConstraintKind, Options, SamplingParams
+from kvmesh.core import FinishReason
 from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, grpc_address, running_mesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -75,3 +77,26 @@ async def test_curl(mesh: tuple[RunningMesh, str]) -> None:
     status, out, err = await run("sh", "examples/curl.sh", mesh[0].url)
     assert status == 0, err + out
     assert "data: [DONE]" in out and '"max_model_len"' in out and '"status":"validating"' in out.replace(" ", "")
+
+
+async def test_the_client_against_real_processes(mesh: tuple[RunningMesh, str]) -> None:
+    """What simulated engines can do beyond text: vectors, log-probabilities of prompts, grammars, forced calls."""
+    sampling = SamplingParams(max_tokens=64, logprobs=2, prompt_logprobs=1)
+    schema = '{"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"]}'
+    shaped = SamplingParams(max_tokens=200, constraint=Constraint(kind=ConstraintKind.JSON_SCHEMA, text=schema))
+    tool = {"type": "function", "function": {"name": "look", "parameters": json.loads(schema)}}
+    question = [{"role": "user", "content": "Which city?"}]
+    async with AsyncClient(mesh[1], ClientSettings(timeout_s=30.0)) as client:
+        found = await client.embed("demo", ["one text", "another"], dimensions=16)
+        assert [len(vector) for vector in found.vectors] == [16, 16] and found.usage.prompt_tokens > 0
+        token_ids = await client.tokenize("demo", "one text")
+        assert (await client.embed("demo", [token_ids], dimensions=16)).vectors[0] == pytest.approx(found.vectors[0])
+        answer = await client.generate("demo", "one text", sampling=sampling, options=Options(choices=2), echoes=True)
+        for choice in answer.choices:
+            assert choice.text.startswith("one text") and len(choice.prompt_logprobs or ()) == len(token_ids) - 1
+            assert choice.logprobs and all(len(each.alternatives) == 2 for each in choice.logprobs)
+        answer = await client.chat("demo", question, sampling=shaped)
+        assert json.loads(answer.choices[0].text)["city"] in ("Rome", "Paris")
+        answer = await client.chat("demo", question, tools=[tool], tool_choice="required")
+        assert answer.choices[0].finish_reason is FinishReason.TOOL_CALLS
+        assert all(json.loads(call.arguments)["city"] in ("Rome", "Paris") for call in answer.choices[0].tool_calls)
