@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+from contextlib import suppress
 from random import Random, SystemRandom
 
 import grpc.aio
@@ -33,6 +34,7 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.openai.http import HttpServer
 from services.frontend.pipeline import Pipeline
+from services.frontend.processes import supervise
 from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.settings import FrontendSettings
 
@@ -121,6 +123,7 @@ class Frontend:
             self.metrics_server,
             self.server,
             *self.apps.parts,
+            _Joining(self),
             self.http,
             self.announcement,
         ]
@@ -174,6 +177,24 @@ class _Announcement:
             await self._presence.aclose()
 
 
+class _Joining:
+    """Before a process shares a port with others: it waits until it can answer what it will be given."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def start(self) -> None:
+        """Bounded, because a mesh without a worker needs somebody to say so."""
+        settings = self._frontend.settings.http
+        if settings.shares_port:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(settings.share_after_s):
+                    await self._frontend.models.wait_served()
+
+    async def aclose(self) -> None:
+        """Nothing to do."""
+
+
 class _Closing:
     """The parts that need no start, as one part: closed last."""
 
@@ -199,6 +220,8 @@ def main() -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = load_or_exit(FrontendSettings, program="python -m services.frontend", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="frontend")
+    if settings.processes > 1:
+        return run_process(lambda: supervise(settings, sys.argv[1:], SystemClock()))
     return run_process(lambda: serve(settings))
 
 

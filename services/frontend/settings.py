@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
-from kvmesh.lifecycle import LifecycleSettings
+from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
 from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
@@ -25,6 +25,14 @@ class HttpSettings:
 
     host: str = setting("127.0.0.1", "Address the HTTP API listens on.")
     port: int = setting(8000, "Port of the HTTP API; 0: a free one.", min=0, max=65535)
+    shares_port: bool = setting(
+        False, "Whether other processes listen on the port too and the kernel spreads connections; see `processes`."
+    )
+    share_after_s: float = setting(
+        10.0,
+        "Longest wait for a model before a process joins a shared port: until then it would only refuse what others can answer.",
+        min=0,
+    )
     body_bytes_max: int = setting(8 << 20, "Largest request body; a million tokens of text is about 5 MB.", min=1024)
     header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
     headers_max: int = setting(128, "Most headers.", min=8, max=1024)
@@ -80,7 +88,9 @@ class PipelineSettings:
     )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
     release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
-    placement_attempts: int = setting(3, "Placements of one request before its first token.", min=1, max=16)
+    placement_attempts: int = setting(
+        3, "Placements of one request while nothing of its answer was shown.", min=1, max=16
+    )
     retry_after_s: float = setting(1.0, "What a refused client is told to wait.", min=0.1)
     drain_notice_s: float = setting(
         0.0,
@@ -112,6 +122,10 @@ class FrontendSettings:
     """A frontend process."""
 
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
+    processes: int = setting(
+        1, "Processes that share the HTTP port, one for each core that the frontend may fill.", min=1, max=256
+    )
+    supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
     tool_parser: str = setting(
         "auto",
         "How tool calls are read: a family, auto (found out from the model's chat template and tokens), none, or vllm:NAME "

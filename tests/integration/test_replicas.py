@@ -133,5 +133,5 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
             workers = await passing(registry, DECODE)
             return left == [0] and sum(await metric(workers, "kvmesh_decode_legs_requests")) == 0
 
-        # The grace of reservations that the dead router made and that nobody claimed is 10 s.
+        # The grace of reservations that the dead router made and that nobody adopted is 10 s.
         await wait_until(nothing_is_left, 15, "no reservation and no leg is left")

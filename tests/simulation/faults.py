@@ -38,6 +38,19 @@ async def kill_decode(mesh: SimulatedMesh) -> None:
     await mesh.kill("decode-0")
 
 
+async def kill_decode_held(mesh: SimulatedMesh) -> None:
+    """A decode worker dies when all that a request has of it is a token that makes no text yet: the begin of a character."""
+    await mesh.world.clock.sleep(FAULT_AT_S)
+    seen = len(mesh.world.trace.lines)
+    while True:
+        lines, seen = mesh.world.trace.lines[seen:], len(mesh.world.trace.lines)
+        firsts = [mesh.ledgers[line.split()[-2]] for line in lines if line.endswith(" first_token")]
+        if any(each.phase is Phase.SUBMITTED and each.placements[-1][1] == "decode-0" for each in firsts):
+            break
+        await mesh.world.clock.sleep(0.001)
+    await mesh.kill("decode-0")
+
+
 async def kill_prefill(mesh: SimulatedMesh) -> None:
     """A prefill worker dies while it computes."""
     await _until_busy(mesh, "prefill-0", 1)
@@ -173,6 +186,7 @@ _KINDS: dict[str, Callable[[SimulatedMesh, str, Random], Awaitable[None]]] = {
 SCRIPTS: dict[str, Script] = {
     "none": no_faults,
     "kill-decode": kill_decode,
+    "kill-decode-held": kill_decode_held,
     "kill-prefill": kill_prefill,
     "drain": drain,
     "partition": partition,

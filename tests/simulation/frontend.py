@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -120,10 +120,12 @@ class _WatchedRouter:
     world: World
     on_phase: OnPhase
     on_placed: Callable[[str, str, str], None]
+    asked: dict[int, str] = field(default_factory=dict)
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         self.on_phase(ask.request_id, Phase.ASKING)
         placed = await self.inner.place(ask, timeout_s=timeout_s)
+        self.asked[placed.ask_id] = ask.request_id
         prefill, decode = placed.placement.prefill, placed.placement.decode.worker_id
         prefill_id = prefill.worker_id if prefill is not None else "-"
         self.world.trace.note("placed", ask.request_id, prefill_id, decode, placed.placement.cached_tokens)
@@ -131,7 +133,7 @@ class _WatchedRouter:
         return placed
 
     def report_nowait(self, ask_id: int, kind: ReportKind, **details: Any) -> None:
-        self.world.trace.note("report", ask_id, kind.value)
+        self.world.trace.note("report", ask_id, self.asked[ask_id], kind.value)
         self.inner.report_nowait(ask_id, kind, **details)
 
 
