@@ -37,7 +37,7 @@ from services.frontend.kserve.servicer import KserveServicer
 from services.frontend.kserve.settings import KserveSettings
 from services.frontend.models import ServedModel, StaticModels
 from services.frontend.servicer import SERVICE_NAME, InferenceServicer
-from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import TEMPLATE, FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
 
 TEXT = "Hello! one two three"
 USER = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="Hi")
@@ -163,6 +163,34 @@ async def test_prompts_are_cut_continued_and_bare(served: Served) -> None:
     request = pb.GenerateRequest(model="tiny", text="Hello", add_special_tokens=False)
     _ = [each async for each in served.stub.Generate(request, metadata=GOOD)]
     assert list(served.mesh.generations[-1].token_ids) == text.tokenise("Hello", adds_special_tokens=False)
+
+
+async def test_reasoning_is_told_apart(tmp_path: Path) -> None:
+    """It comes as reasoning, or not at all when the client says so; its tokens are counted either way."""
+    directory = write_model(tmp_path)
+    opened = TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}"
+    (directory / "chat_template.jinja").write_text(opened)
+    model = served_model(directory)
+    mesh = FakeMesh(answer=lambda _: tokens_of(model.text, "I wonder.</think>Yes."))
+    server = RpcServer(
+        RpcSettings(grace_s=0.1),
+        service_names=[SERVICE_NAME],
+        add_services=lambda server: add_InferenceServiceServicer_to_server(
+            InferenceServicer(make_pipeline(mesh, StaticModels([model]))), server
+        ),
+        interceptors=server_interceptors(Telemetry.create("frontend")),
+    )
+    await server.start()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        for stream in (True, False):
+            for excluded, wanted in ((False, "I wonder."), (True, "")):
+                options = pb.GenerationOptions(stream=stream)
+                request = pb.ChatRequest(model="tiny", messages=[USER], options=options, exclude_reasoning=excluded)
+                responses = [each async for each in InferenceServiceStub(channel).Chat(request)]  # type: ignore[misc]
+                assert "".join(each.text for each in responses) == "Yes."
+                assert "".join(each.reasoning for each in responses) == wanted
+                assert responses[-1].usage.reasoning_tokens > 0
+    await server.aclose()
 
 
 def details(error: grpc.aio.AioRpcError) -> dict[type[Message], Any]:
