@@ -30,7 +30,7 @@ class ReplayShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What came out. `fairness` is Jain's index of busy seconds within the pool that computes prompts."""
+    """What came out. Fairness is Jain's index of the workers' busy seconds, in the pool that computes prompts and in the decode pool."""
 
     requests: int
     hit_rate: float
@@ -173,7 +173,7 @@ class Replay:
             hit_rate=sum(job.cached_tokens for job in self.jobs) / prompt,
             ttft_s=sorted(job.first_token_s - job.arrived_s for job in self.jobs),
             fairness=jain([engine.busy_s for engine in computing]),
-            decode_fairness=jain([engine.output_tokens for engine in self.decodes]),
+            decode_fairness=jain([engine.busy_s for engine in self.decodes]),
             utilisation=sum(engine.busy_s for engine in computing) / len(computing) / max(arrivals_s, 1e-9),
             span_s=span_s,
             placing_cpu_s=self._placing_cpu_s,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from bench.policies.dynamo_cost import DynamoCostPolicy
 from bench.replay.engine import Job, ReplayEngine
 from kvmesh.core import (
     Ask,
@@ -73,7 +74,8 @@ class RouterPlacer:
         self._engines = {engine.name: engine for engine in (*replay.prefills, *replay.decodes)}
         self._waiting: dict[int, Job] = {}
         self._sequences: dict[str, int] = {}
-        self.core = RouterCore(router_id="replay", policy=policy, generator=replay.random)
+        known = {"dynamo_cost": DynamoCostPolicy}.get(policy, policy)
+        self.core = RouterCore(router_id="replay", policy=known, generator=replay.random)
         for engine in replay.prefills:
             self._join(engine, Role.PREFILL)
         for engine in replay.decodes:

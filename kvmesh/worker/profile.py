@@ -19,7 +19,9 @@ class ProfileSettings:
     decode_s_per_request: float | None = setting(None, "seconds that each running request adds to a step", min=0)
     decode_s_per_kv_token: float | None = setting(None, "seconds that each token held in KV adds to a step", min=0)
     kv_bytes_per_token: int | None = setting(None, "bytes of KV per token", min=1)
-    transfer_bytes_per_s: float | None = setting(None, "bytes of KV per second that it receives", min=1)
+    transfer_bytes_per_s: float | None = setting(
+        None, "bytes of KV per second that it receives", unit="bytes per second", min=1
+    )
     itl_target_s: float | None = setting(None, "inter-token latency it should keep", min=1e-6)
 
 

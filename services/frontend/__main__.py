@@ -9,6 +9,7 @@ from random import Random, SystemRandom
 
 import grpc.aio
 
+from kvmesh.api.inference.grpc_service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, Registration, Registry
@@ -27,6 +28,8 @@ from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.apps import Apps, AppSettings
+from services.frontend.kserve.servicer import SERVICE_NAME as KSERVE_NAME
+from services.frontend.kserve.servicer import KserveServicer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.openai.http import HttpServer
@@ -56,13 +59,15 @@ class Frontend:
         )
         self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
+        self.prefill = GrpcPrefillClient(
+            self.channels,
+            frontend_id=self.instance_id,
+            probe_interval_s=settings.pipeline.prefill_probe_interval_s,
+            probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
+        )
         self.pipeline = Pipeline(
             models=self.models,
-            prefill=GrpcPrefillClient(
-                self.channels,
-                probe_interval_s=settings.pipeline.prefill_probe_interval_s,
-                probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
-            ),
+            prefill=self.prefill,
             links=self.links,
             router=self.router,
             clock=clock,
@@ -88,7 +93,7 @@ class Frontend:
         )
         self.server = RpcServer(
             settings.rpc,
-            service_names=[SERVICE_NAME],
+            service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve.is_on else [])],
             add_services=self._add_services,
             interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],
         )
@@ -101,7 +106,11 @@ class Frontend:
         self.announcement = _Announcement(self)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.pipeline), server)
+        # The parts of the other APIs start after the server, so batches are asked for when a call comes.
+        servicer = InferenceServicer(self.pipeline, lambda: self.apps.batches.calls)
+        add_InferenceServiceServicer_to_server(servicer, server)
+        if self.settings.kserve.is_on:
+            add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline, self.settings.kserve), server)
 
     async def run(self) -> None:
         """Until a signal. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
@@ -130,6 +139,7 @@ class Frontend:
         """What is closed after everything that used it."""
         await self.pipeline.aclose()
         await self.links.aclose()
+        await self.prefill.aclose()
         await self.channels.aclose()
         await self.registry.aclose()
 

@@ -11,6 +11,7 @@ from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.batches.settings import BatchSettings
+from services.frontend.kserve.settings import KserveSettings
 from services.frontend.parsers.select import ParserNames
 from services.frontend.remote.process import check_installed
 from services.frontend.remote.settings import RemoteSettings
@@ -87,7 +88,9 @@ class PipelineSettings:
     )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
     release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
-    placement_attempts: int = setting(3, "Placements of one request before its first token.", min=1, max=16)
+    placement_attempts: int = setting(
+        3, "Placements of one request while nothing of its answer was shown.", min=1, max=16
+    )
     retry_after_s: float = setting(1.0, "What a refused client is told to wait.", min=0.1)
     drain_notice_s: float = setting(
         0.0,
@@ -145,6 +148,7 @@ class FrontendSettings:
     )
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    kserve: KserveSettings = field(default_factory=KserveSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)

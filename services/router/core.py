@@ -151,7 +151,7 @@ class RouterCore:
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
-        self.book.claim(reservation)
+        self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
         self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
@@ -161,7 +161,7 @@ class RouterCore:
             self.book.settle(reservation)
             self._end_predictions(reservation)
         elif note.kind is not ReportKind.PROGRESS or note.output_tokens:
-            self.book.prefilled(reservation, now=_time_of(reservation, note))
+            self.book.prefilled(reservation, now=_time_of(reservation, note) if now is None else now)
         return reservation
 
     def stream_ended(self, frontend_id: str, *, now: float) -> None:
@@ -207,7 +207,7 @@ class RouterCore:
         """
         told = self.book.told(frontend_id, ask_id)
         if told is not None and told.request_id == request_id:
-            self.book.claim(told)
+            self.book.adopt(told)
             self.book.settle(told)
         known = self.book.get(frontend_id, ask_id)
         if known is None:
@@ -317,14 +317,12 @@ def _time_of(reservation: Reservation, note: ReportNote) -> float | None:
 
 def _untold_blocks(ask: Ask, choice: Choice) -> Sequence[int]:
     """What peers cannot hear of from the workers themselves."""
-    workers = (target.worker for target in (choice.prefill, choice.decode) if target is not None)
-    is_told = all(
-        worker.feed is None
-        or worker.feed.trust is not Trust.APPROXIMATE
-        or worker.block_size_tokens != ask.block_size_tokens
-        for worker in workers
-    )
-    return () if is_told else ask.block_hashes
+    for target in (choice.prefill, choice.decode):
+        if target is None or (feed := target.worker.feed) is None:
+            continue
+        if feed.trust is Trust.APPROXIMATE and target.worker.block_size_tokens == ask.block_size_tokens:
+            return ask.block_hashes
+    return ()
 
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:

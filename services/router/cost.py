@@ -27,11 +27,13 @@ class CostSettings:
     )
     kv_bytes_per_token: int = setting(131_072, "Bytes of KV per token; 8 heads of 128, 32 layers, 2 bytes.", min=1)
     handoff_s: float = setting(0.002, "Seconds that a handoff takes whatever its size: one more call, one read.", min=0)
-    host_bytes_per_s: float = setting(20e9, "Bytes of KV per second between workers of one host.", min=1)
-    zone_bytes_per_s: float = setting(
-        10e9, "The same between hosts of one zone; without zone labels all are in one.", min=1
+    host_bytes_per_s: float = setting(
+        20e9, "Bytes of KV per second between workers of one host.", unit="bytes per second", min=1
     )
-    far_bytes_per_s: float = setting(2.5e9, "The same between zones.", min=1)
+    zone_bytes_per_s: float = setting(
+        10e9, "The same between hosts of one zone; without zone labels all are in one.", unit="bytes per second", min=1
+    )
+    far_bytes_per_s: float = setting(2.5e9, "The same between zones.", unit="bytes per second", min=1)
     zone_label: str = setting("zone", "Label that names the zone of a worker.")
     itl_target_s: float = setting(0.1, "Inter-token latency to keep by workers that state none.", min=0.0001)
     chunk_tokens: int = setting(

@@ -146,7 +146,8 @@ class Target:
         left_s = self.prefill_s_in_flight + self.told_s
         if now is not None and now >= self.seen_s:
             self.seen_s = now
-            self.until_s = now + left_s
+            # With nothing left there is no moment to wait for, whatever the clock of who asks next.
+            self.until_s = now + left_s if left_s else 0.0
         else:
             self.until_s = min(self.until_s, self.seen_s + left_s)
         self.refresh_queue()

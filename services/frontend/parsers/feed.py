@@ -24,6 +24,7 @@ Found = Generator[None, None, str]
 Asked = Generator[None, None, bool]
 Reader = Callable[["Feed"], "Steps"]
 Emit = Callable[[str], None]
+ToPart = Callable[[str], Part]
 
 HELD_CHARACTERS_MAX = 65_536
 """Longest text that a reader may hold back before it knows what it is; longer ones are content."""
@@ -132,6 +133,10 @@ class Feed:
         if text:
             self.parts.append(CallArguments(self._calls - 1, text))
         self.kept = self.at
+
+    def to_arguments(self, text: str) -> Part:
+        """What `add_arguments` would have made."""
+        return CallArguments(self._calls - 1, text)
 
     def settle(self) -> None:
         """All text up to the cursor was syntax of what was delivered: should reading fail from here on, it is no content."""
@@ -242,8 +247,16 @@ class Feed:
 
         return emit
 
-    def stream_until(self, marks: Marks, emit: Emit) -> Found:
-        """Hands text out as it comes, up to a mark, which stays and is returned; empty at the end of the answer."""
+    def wait_quickly(self, special: re.Pattern[str], to_part: ToPart | None) -> Steps:
+        """Until there is more text. `to_part`: makes of a piece without a match what reading it would have made."""
+        if to_part is not None and self.kept == len(self.text):
+            self.plain, self.plain_kind = special, to_part
+        yield
+        self.plain = None
+
+    def stream_until(self, marks: Marks, emit: Emit, quick: Callable[[], ToPart | None] = lambda: None) -> Found:
+        """Hands text out as it comes, up to a mark, which stays and is returned; empty at the end of the answer. `quick`: see
+        `wait_quickly`; it is asked each time."""
         while True:
             found = marks.find(self.text, self.at)
             end = found[0] if found else len(self.text) if self.is_over else marks.held(self.text, self.at)
@@ -253,7 +266,7 @@ class Feed:
                 emit(text)
             if found or self.is_over:
                 return found[1] if found else ""
-            yield
+            yield from self.wait_quickly(marks.starts, quick())
 
     def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> Found:
         """`stream_until` for content and reasoning, with the quick path open while nothing is held back."""

@@ -12,7 +12,7 @@ from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Mal
 from services.frontend.parsers.hermes import close_call
 from services.frontend.parsers.json_text import inner, quoted
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.parts import TRUNCATED
+from services.frontend.parsers.parts import TRUNCATED, Part
 from services.frontend.parsers.python_text import DEPTH_MAX, malformed
 from services.frontend.parsers.section import unexpected
 from services.frontend.parsers.typed_values import ANYTHING, to_json, types_of
@@ -124,7 +124,12 @@ def _stream_text(feed: Feed, call: _Call, types: frozenset[str]) -> Steps:
         feed.add_arguments(to_json(text, types))
         return
     feed.add_arguments('"')
-    if not (yield from feed.stream_until(call.quotes, lambda text: feed.add_arguments(inner(text)))):
+
+    def to_part(piece: str) -> Part:
+        return feed.to_arguments(inner(piece))
+
+    emitted = feed.stream_until(call.quotes, lambda piece: feed.add_arguments(inner(piece)), lambda: to_part)
+    if not (yield from emitted):
         raise Malformed(TRUNCATED)
     yield from feed.expect(call.quote)
     feed.add_arguments('"')

@@ -11,7 +11,7 @@ from services.frontend.parsers.family import WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Steps
 from services.frontend.parsers.json_text import is_object
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, UNKNOWN_TOOL, Reasoning
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, UNKNOWN_TOOL, Part, Reasoning
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -84,7 +84,11 @@ def _read_call(feed: Feed, name: str) -> Steps:
         said.append(text)
         feed.add_arguments(text)
 
-    mark = yield from feed.stream_until(_BODY_ENDS, emit)
+    def to_part(text: str) -> Part:
+        said.append(text)
+        return feed.to_arguments(text)
+
+    mark = yield from feed.stream_until(_BODY_ENDS, emit, lambda: to_part)
     document = "".join(said)
     if is_object(document):
         return

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Malformed, Steps
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Malformed, Steps, ToPart
 from services.frontend.parsers.json_text import is_object, stream_container, stream_string, stream_value, take_string
-from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, TRUNCATED, UNKNOWN_TOOL
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, TRUNCATED, UNKNOWN_TOOL, Part
 
 ID_KEYS = ("id", "tool_call_id")
 _OTHER_KEYS = ("type", "index", "description")
@@ -117,18 +117,22 @@ def stream_arguments(feed: Feed) -> Steps:
         said.append(text)
         feed.add_arguments(text)
 
-    yield from _document(feed, (yield from feed.peek()), emit)
+    def to_part(text: str) -> Part:
+        said.append(text)
+        return feed.to_arguments(text)
+
+    yield from _document(feed, (yield from feed.peek()), emit, to_part)
     if not is_object("".join(said)):
         feed.warn(ARGUMENTS_MALFORMED)
 
 
-def _document(feed: Feed, character: str, emit: Emit) -> Steps:
+def _document(feed: Feed, character: str, emit: Emit, to_part: ToPart | None = None) -> Steps:
     if character == '"':
         yield from stream_string(feed, emit)
     elif character == "n":
         yield from feed.expect("null")
         emit("{}")
     elif character == "{":
-        yield from stream_container(feed, emit)
+        yield from stream_container(feed, emit, to_part)
     else:
         raise Malformed(MALFORMED if character else TRUNCATED)

@@ -6,7 +6,8 @@ from collections.abc import Generator
 
 import orjson
 
-from services.frontend.parsers.feed import HELD_CHARACTERS_MAX, Emit, Feed, Found, Malformed, Steps
+from services.frontend.parsers.feed import HELD_CHARACTERS_MAX, Emit, Feed, Found, Malformed, Steps, ToPart
+from services.frontend.parsers.parts import TRUNCATED
 
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
@@ -16,14 +17,18 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\
 _HEXADECIMAL = re.compile(r"[0-9A-Fa-f]{4}\Z")
 
 
+# `json.dumps` with arguments makes an encoder each time.
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def quoted(text: str) -> str:
     """A JSON string, with its quotes."""
-    return json.dumps(text, ensure_ascii=False)
+    return _encode(text)
 
 
 def inner(text: str) -> str:
     """A piece of a JSON string. Pieces may be joined, since each character stands for itself."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return _encode(text)[1:-1]
 
 
 def is_object(text: str) -> bool:
@@ -34,8 +39,8 @@ def is_object(text: str) -> bool:
         return False
 
 
-def stream_container(feed: Feed, emit: Emit) -> Steps:
-    """An object or array at the cursor, handed out as it comes.
+def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> Steps:
+    """An object or array at the cursor, handed out as it comes. `to_part`: see `Feed.wait_quickly`.
 
     Control characters inside strings, which JSON forbids and models write, are escaped. Brackets that do not match are
     malformed; what else is wrong with the document is not looked at here.
@@ -47,7 +52,9 @@ def stream_container(feed: Feed, emit: Emit) -> Steps:
         found = pattern.search(feed.text, feed.at)
         if found is None:
             _hand_out(feed, len(feed.text), emit)
-            yield from feed.wait()
+            if feed.is_over:
+                raise Malformed(TRUNCATED)
+            yield from feed.wait_quickly(pattern, to_part)
             continue
         _hand_out(feed, found.start(), emit)
         character = found.group()

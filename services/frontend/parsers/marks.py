@@ -23,7 +23,7 @@ class Marks:
     """A set of marks of which none begins another. `starts` matches where a mark may begin, by its first characters: the quick
     way to say no."""
 
-    __slots__ = ("_marks", "_pattern", "starts")
+    __slots__ = ("_longest", "_marks", "_pattern", "starts")
 
     def __init__(self, marks: Iterable[str]) -> None:
         self._marks = tuple(dict.fromkeys(marks))
@@ -31,6 +31,7 @@ class Marks:
             others = (each for each in self._marks if each != mark)
             if not mark or any(each.startswith(mark) for each in others):
                 raise ValueError(f"the mark {mark!r} is empty or begins another one")
+        self._longest = max(map(len, self._marks), default=0)
         # Without marks: a pattern that matches nowhere.
         self._pattern = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)")
         starts = dict.fromkeys(_start(mark[:START_CHARACTERS]) for mark in self._marks)
@@ -43,8 +44,7 @@ class Marks:
 
     def held(self, text: str, start: int) -> int:
         """Where the part of `text[start:]` begins that may still become a mark; its end when there is none."""
-        longest = max((len(mark) for mark in self._marks), default=1) - 1
-        at = max(start, len(text) - longest)
+        at = max(start, len(text) - self._longest + 1)
         while (found := self.starts.search(text, at)) is not None:
             tail = text[found.start() :]
             if any(len(mark) > len(tail) and mark.startswith(tail) for mark in self._marks):

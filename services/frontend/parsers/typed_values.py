@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from services.frontend.parsers.feed import Feed, Found, Malformed
+from services.frontend.parsers.feed import Feed, Found, Malformed, ToPart
 from services.frontend.parsers.json_text import inner, quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import TRUNCATED
@@ -78,7 +78,10 @@ def _stream_text(feed: Feed, ends: Marks, types: frozenset[str], *, is_padded: b
             feed.add_arguments(("" if begun else '"') + inner(said))
             begun = True
 
-    mark = yield from feed.stream_until(ends, emit)
+    def quick() -> ToPart | None:
+        return (lambda text: feed.to_arguments(inner(text))) if begun and not held else None
+
+    mark = yield from feed.stream_until(ends, emit, quick)
     if not begun and held.removesuffix("\n") == "null" and mark:
         feed.add_arguments("null")
         return mark
