@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from kvmesh.clock import SystemClock
 from services.frontend.fast_tokenise import TEXTS, reference_ids
-from services.frontend.remember import SEGMENT_CHARACTERS_MIN, Remembering, cuts_of, segments, safe_cuts
+from services.frontend.remember import SEGMENT_CHARACTERS_MIN, Remembering, cuts_of, safe_cuts, segments
 from services.frontend.request import Conversation
 from services.frontend.text_model import load_text_model
 
