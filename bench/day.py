@@ -5,16 +5,20 @@ python -m bench.day --traces DIR --hours 1 --speed 12 --share 1 --tokens-scale 0
 
 The trace is Azure's conversation trace of 2023, about an hour long, repeated until the day is full: every hour is alike. What is
 scaled: time (`--speed`), how many of the requests are sent (`--share`, picked by a seed), and their lengths (`--tokens-scale`).
-Engines take no time. The load is open: requests are sent when they are due, whatever is still in flight. Status 1 when any
-request failed or a process's memory still grew in the second half of the day.
+Engines take no time. Requests are sent when they are due, whatever is in flight, up to `--in-flight`: a machine that cannot keep
+up with the speed takes longer for its day, which the last line says, instead of refusing. Status 1 when any request failed or a
+process's memory still grew in the second half of the day.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -26,13 +30,16 @@ from bench.mesh import Served, running_mesh
 from bench.processes import own_rss_mib, process_use
 from bench.prompts import one_token_words, trace_prompt
 from bench.scenarios import FLAT_OUT
+from bench.services import DEMO_MODEL
+from bench.side_parts import roomy_model
 from bench.table import render
 from bench.target import LoadRequest, LoadResult, Target
-from bench.traces import TraceRequest, generate_trace, load_trace
+from bench.traces import TraceRequest, load_trace
 from kvmesh.lifecycle import run
 
 TRACE = "AzureLLMInferenceTrace_conv.csv.gz"
 GENERATED_REQUESTS, GENERATED_RATE_PER_S = 20_000, 5.4
+PROMPT_TOKENS_MEDIAN, OUTPUT_TOKENS_MEDIAN = 1000, 130
 HOUR_S = 3600.0
 ERRORS_SHOWN = 5
 GROWTH_MIB_MAX, GROWTH_SHARE_MAX = 8.0, 0.05
@@ -68,6 +75,7 @@ class Day(Target):
         self._nothing = LoadResult()
         self.hours = [Hour() for _ in range(hours)]
         self.now = 0
+        self.took_s = 0.0
         self.error_samples: list[str] = []
 
     async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
@@ -76,7 +84,8 @@ class Day(Target):
         hour = self.hours[self.now]
         hour.in_flight_max = max(hour.in_flight_max, self._in_flight)
         try:
-            result = await self._inner.send(request, intended_at_s)
+            # From now: what waited for the machine to keep up waited in the client.
+            result = await self._inner.send(request, time.perf_counter())
         finally:
             self._in_flight -= 1
         hour = self.hours[self.now]
@@ -124,23 +133,31 @@ async def replay(served: Served, trace: Sequence[TraceRequest], options: argpars
         for request in requests
     )
     day = Day(HttpTarget(served.url, served.model, timeout_s=60.0), options.samples)
-    watching = asyncio.create_task(_watch(day, served, day_s / options.speed))
     try:
-        await open_loop(day, arrive(arrivals))
+        began_s = time.perf_counter()
+        await open_loop(
+            day, _watched(arrive(arrivals), day, served, day_s / options.speed), in_flight_max=options.in_flight
+        )
+        day.took_s = time.perf_counter() - began_s
         day.hours[day.now].rss_mib = resident(served)
     finally:
-        watching.cancel()
         await day.aclose()
     return day
 
 
-async def _watch(day: Day, served: Served, seconds: float) -> None:
-    """Turns the hours and takes memory at the end of each."""
-    for number in range(len(day.hours) - 1):
-        await asyncio.sleep(seconds / len(day.hours))
-        day.hours[number].rss_mib = resident(served)
-        day.now = number + 1
-        _tell(f"{number + 1} of {len(day.hours)}: {day.hours[number].requests} requests")
+async def _watched(
+    arrivals: AsyncIterator[tuple[LoadRequest, float]], day: Day, served: Served, seconds: float
+) -> AsyncIterator[tuple[LoadRequest, float]]:
+    """The same; turns the hours by the day's own time, however late it is, and takes memory at the end of each."""
+    begin_s: float | None = None
+    async for request, at_s in arrivals:
+        begin_s = at_s if begin_s is None else begin_s
+        while day.now < min(len(day.hours) - 1, int((at_s - begin_s) / seconds * len(day.hours))):
+            hour = day.hours[day.now]
+            hour.rss_mib = resident(served)
+            day.now += 1
+            _tell(f"{day.now} of {len(day.hours)}: {hour.requests} requests, {hour.errors} errors")
+        yield request, at_s
 
 
 def resident(served: Served) -> Mapping[str, float]:
@@ -164,8 +181,10 @@ def memory_rows(hours: Sequence[Hour]) -> list[list[str]]:
 
 async def _main(options: argparse.Namespace) -> int:
     trace = _trace(options.traces)
-    async with running_mesh(FLAT_OUT) as served:
-        day = await replay(served, trace, options)
+    with tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-") as folder:
+        kind = replace(FLAT_OUT, model_dir=roomy_model(DEMO_MODEL, Path(folder)))
+        async with running_mesh(kind) as served:
+            day = await replay(served, trace, options)
     memory = memory_rows(day.hours)
     errors = sum(hour.errors for hour in day.hours)
     requests = sum(hour.requests for hour in day.hours)
@@ -175,6 +194,7 @@ async def _main(options: argparse.Namespace) -> int:
     )
     print(render(HOUR_COLUMNS, [hour.row(number + 1) for number, hour in enumerate(day.hours)]), "\n")
     print(render(MEMORY_COLUMNS, memory))
+    print(f"\nTook {day.took_s:.0f} s; {options.hours * HOUR_S / options.speed:.0f} s were asked for.")
     for sample in day.error_samples:
         _tell(f"error: {sample}")
     if options.json:
@@ -190,7 +210,25 @@ def _trace(folder: Path | None) -> list[TraceRequest]:
     if path is not None and path.exists():
         return load_trace(path)
     _tell(f"no {TRACE}: a generated trace stands in")
-    return generate_trace(GENERATED_REQUESTS, rate_per_s=GENERATED_RATE_PER_S, seed=1)
+    return generated(GENERATED_REQUESTS, seed=1)
+
+
+def generated(requests: int, *, seed: int) -> list[TraceRequest]:
+    """An hour like Azure's for machines without the file: its rate, and its quartiles of lengths roughly."""
+    rng = random.Random(seed)
+    at_s, made = 0.0, []
+    for _ in range(requests):
+        at_s += rng.expovariate(GENERATED_RATE_PER_S)
+        prompt, answer = (
+            rng.lognormvariate(math.log(PROMPT_TOKENS_MEDIAN), 0.9),
+            rng.lognormvariate(math.log(OUTPUT_TOKENS_MEDIAN), 0.8),
+        )
+        made.append(
+            TraceRequest(
+                at_s=at_s, prompt_tokens=min(8192, round(prompt) + 1), output_tokens=min(1000, round(answer) + 1)
+            )
+        )
+    return made
 
 
 def _tell(text: str) -> None:
@@ -206,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--speed", type=float, default=180.0, help="the day's time runs this much faster")
     parser.add_argument("--share", type=float, default=0.2, help="of the requests that are sent")
     parser.add_argument("--tokens-scale", type=float, default=1 / 16, help="prompts and answers are multiplied by this")
+    parser.add_argument("--in-flight", type=int, default=128, help="requests at a time; more wait in the client")
     parser.add_argument("--samples", type=int, default=24, help="rows of the table")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--memory-may-grow", action="store_true", help="for runs too short to fill what is bounded")
