@@ -99,6 +99,8 @@ def _environment(folder: Path, run_dir: Path) -> Mapping[str, str]:
     return {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        # It keeps copies of every model it is shown in the home directory.
+        "HOME": str(run_dir),
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(run_dir / "kv"),
         "DYN_REQUEST_PLANE": "tcp",

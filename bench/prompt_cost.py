@@ -22,7 +22,7 @@ from kvmesh.core import SamplingParams
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.lifecycle import run
 from services.frontend.models import ServedModel
-from services.frontend.prepare import prepare, tokens_of
+from services.frontend.prepare import hashes_of, prepare, tokens_of
 from services.frontend.request import Conversation, Request
 from services.frontend.settings import PipelineSettings
 from services.frontend.text_model import TextModel, load_text_model
@@ -97,7 +97,8 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, secon
         request = Request(
             request_id=str(prompts), model="demo", prompt=asked[prompts % len(asked)], sampling=SamplingParams(max_tokens=1)
         )  # fmt: skip
-        prepare(request, served, await tokens_of(request, served, PipelineSettings()), attempt_timeout_s=1.0)
+        token_ids = await tokens_of(request, served, PipelineSettings())
+        prepare(request, served, token_ids, await hashes_of(token_ids, request, served), attempt_timeout_s=1.0)
         prompts += 1
     await ticking
     found = percentiles(late_s)

@@ -29,7 +29,7 @@ from services.frontend.choice import Choice
 from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
-from services.frontend.prepare import Prepared, check_request, prepare, tokens_of
+from services.frontend.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
 from services.frontend.remote.relay import relayed
 from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
@@ -114,7 +114,8 @@ class Pipeline:
         request = with_tool_constraint(request, model.text.selection.tools)
         check_request(request, model, self.settings)
         token_ids = await tokens_of(request, model, self.settings)
-        return prepare(request, model, token_ids, attempt_timeout_s=self._timeout_s(request, began_s))
+        hashes = await hashes_of(token_ids, request, model)
+        return prepare(request, model, token_ids, hashes, attempt_timeout_s=self._timeout_s(request, began_s))
 
     async def run(self, prepared: Prepared, outlet: Outlet, *, began_s: float) -> Answer:
         """Runs a request to its end; its text goes to `outlet`. `began_s`: when the client's request arrived.

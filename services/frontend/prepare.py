@@ -1,4 +1,4 @@
-"""A request made ready: checked against its model, rendered, tokenised, hashed. Only `tokens_of` may wait."""
+"""A request made ready: checked against its model, rendered, tokenised, hashed. Only `tokens_of` and `hashes_of` may wait."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -21,6 +21,9 @@ _NEEDS: tuple[tuple[str, str, str], ...] = (
     ("logprobs", "logprobs", "give log-probabilities"),
     ("logit_bias", "logit_bias", "bias logits"),
 )
+SLOW_TOKENISER_FACTOR = 16
+"""How much longer the reference library takes for a text than the quick one, at least."""
+_HASHED_AT_ONCE_TOKENS = 16_384
 _PROMPT_CHARACTERS_PER_TOKEN = 64
 """No tokenizer in use has longer tokens on average; a text beyond that is too long whatever its tokens are."""
 
@@ -91,7 +94,7 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
         raise InvalidRequestError(f"{field} must not be empty", field=field)
     if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
         raise _too_long(f"the prompt has {len(text)} characters", field, model)
-    if len(text) <= settings.inline_characters_max:
+    if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
         return _kept(_tokenised(text, request, model), request, model)
     return _kept(await asyncio.to_thread(_tokenised, text, request, model), request, model)
 
@@ -101,6 +104,24 @@ def _tokenised(text: str, request: Request, model: ServedModel) -> list[int]:
     if isinstance(request.prompt, Conversation):
         return model.text.tokenise_prompt(text, salt=request.cache_salt)
     return model.text.tokenise(text, adds_special_tokens=request.adds_special_tokens)
+
+
+async def hashes_of(token_ids: list[int], request: Request, model: ServedModel) -> list[int]:
+    """Names of the prompt's blocks. After every third of a millisecond of work it is the turn of others."""
+    size = model.block_size_tokens
+    if not size or len(token_ids) > model.context_tokens_max:
+        # Without blocks, or about to be refused.
+        return []
+    seed = seed_hash(request.adapter or model.adapter, request.cache_salt)
+    if len(token_ids) <= _HASHED_AT_ONCE_TOKENS:
+        return block_hashes(token_ids, size, seed=seed)
+    hashes: list[int] = []
+    step = max(1, _HASHED_AT_ONCE_TOKENS // size) * size
+    for begin in range(0, len(token_ids) - size + 1, step):
+        # Not in a thread: it would hold the interpreter just as long, and the event loop would wait for it longer.
+        hashes += block_hashes(token_ids[begin : begin + step], size, seed=hashes[-1] if hashes else seed)
+        await asyncio.sleep(0)
+    return hashes
 
 
 def _characters(conversation: Conversation) -> int:
@@ -137,8 +158,10 @@ def checked_ids(token_ids: list[int], field: str, model: ServedModel) -> list[in
     return token_ids
 
 
-def prepare(request: Request, model: ServedModel, token_ids: list[int], *, attempt_timeout_s: float) -> Prepared:
-    """The rest, once the prompt's length is known."""
+def prepare(
+    request: Request, model: ServedModel, token_ids: list[int], hashes: list[int], *, attempt_timeout_s: float
+) -> Prepared:
+    """The rest, once the prompt's length is known. `hashes` are the prompt's, of `hashes_of`."""
     sampling = _sampling_for(request, model, len(token_ids))
     adapter = request.adapter or model.adapter
     generation = Generation(
@@ -150,14 +173,12 @@ def prepare(request: Request, model: ServedModel, token_ids: list[int], *, attem
         priority=request.priority,
         traceparent=request.traceparent,
     )
-    size = model.block_size_tokens
-    seed = seed_hash(adapter, request.cache_salt)
     ask = Ask(
         request_id=request.request_id,
         model=model.name,
         prompt_tokens=len(token_ids),
-        block_hashes=block_hashes(token_ids, size, seed=seed) if size else (),
-        block_size_tokens=size,
+        block_hashes=hashes,
+        block_size_tokens=model.block_size_tokens,
         expected_output_tokens=sampling.max_tokens or 0,
         adapter=adapter,
         tenant=current_caller.get().tenant,

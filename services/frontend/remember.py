@@ -1,8 +1,8 @@
 """The tokens of a conversation's earlier turns, kept, so that its next turn has only its new part tokenised.
 
 A text can be cut before certain special tokens without changing any token: tokenizers take special tokens out of a text first and
-treat what lies between them by itself. Chat templates put such tokens between messages. So a prompt is cut there into pieces, and a
-piece that was seen before is not tokenised again, whoever's conversation it was in: a long system prompt counts as well.
+treat what lies between them by itself. Chat templates put such tokens between messages. So a prompt is cut there into segments, and a
+segment that was seen before is not tokenised again, whoever's conversation it was in: a long system prompt counts as well.
 
 Where to cut is told by the tokenizer's own rules (`safe_cuts`) and proven on samples when a model is loaded (`cuts_of`).
 """
@@ -14,7 +14,7 @@ from threading import Lock
 from tokenizers import AddedToken, Tokenizer
 
 Encode = Callable[[str], list[int]]
-PIECE_CHARACTERS_MIN = 512
+SEGMENT_CHARACTERS_MIN = 512
 """Shorter stretches between two cuts are taken together with the next one: looking one up has its price too."""
 CUTS_MAX = 4
 SAMPLES = (
@@ -26,15 +26,15 @@ SAMPLES = (
 class Remembering:
     """Encodes like `encode`, which may be any function that can be cut before `cuts`. For any thread.
 
-    1. It holds pieces of at most `characters_max` characters together; the least recently used go first.
-    2. Pieces of different salts never meet.
+    1. It holds segments of at most `characters_max` characters together; the least recently used go first.
+    2. Segments of different salts never meet.
     """
 
     def __init__(self, encode: Encode, cuts: Sequence[str], *, characters_max: int) -> None:
         self._encode = encode
         self._cuts = tuple(cuts)
         self._characters_max = characters_max
-        self._pieces: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._segments: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
         self._characters = 0
         self._lock = Lock()
         self.characters_known = 0
@@ -47,43 +47,43 @@ class Remembering:
 
     def encode(self, text: str, *, salt: str = "") -> list[int]:
         """Token ids of a text, without special tokens around it."""
-        if len(text) < 2 * PIECE_CHARACTERS_MIN:
+        if len(text) < 2 * SEGMENT_CHARACTERS_MIN:
             return self._encode(text)
         token_ids: list[int] = []
-        *stable, last = pieces(text, self._cuts)
-        for piece in stable:
-            token_ids += self._piece(salt, piece)
-        # The last piece is where the next turn goes on, so it will not come again as it is.
+        *stable, last = segments(text, self._cuts)
+        for segment in stable:
+            token_ids += self._segment(salt, segment)
+        # The last segment is where the next turn goes on, so it will not come again as it is.
         token_ids += self._encode(last)
         return token_ids
 
-    def _piece(self, salt: str, piece: str) -> list[int]:
-        key = (salt, piece)
+    def _segment(self, salt: str, segment: str) -> list[int]:
+        key = (salt, segment)
         with self._lock:
-            known = self._pieces.get(key)
+            known = self._segments.get(key)
             if known is not None:
-                self._pieces.move_to_end(key)
-                self.characters_known += len(piece)
+                self._segments.move_to_end(key)
+                self.characters_known += len(segment)
                 return known
-        found = self._encode(piece)
+        found = self._encode(segment)
         with self._lock:
-            if key not in self._pieces and len(piece) <= self._characters_max:
-                self._pieces[key] = found
-                self._characters += len(piece)
+            if key not in self._segments and len(segment) <= self._characters_max:
+                self._segments[key] = found
+                self._characters += len(segment)
                 while self._characters > self._characters_max:
-                    (_, oldest), _ = self._pieces.popitem(last=False)
+                    (_, oldest), _ = self._segments.popitem(last=False)
                     self._characters -= len(oldest)
         return found
 
 
-def pieces(text: str, cuts: Iterable[str]) -> Iterator[str]:
-    """The text in pieces of at least PIECE_CHARACTERS_MIN, each but the first beginning with a cut; at least one piece.
+def segments(text: str, cuts: Iterable[str]) -> Iterator[str]:
+    """The text in segments of at least SEGMENT_CHARACTERS_MIN, each but the first beginning with a cut; at least one segment.
 
-    Where a piece ends depends on what comes before only, so that a text and its continuation begin with the same pieces.
+    Where a segment ends depends on what comes before only, so that a text and its continuation begin with the same segments.
     """
     begin = 0
     while True:
-        found = [at for cut in cuts if (at := text.find(cut, begin + PIECE_CHARACTERS_MIN)) >= 0]
+        found = [at for cut in cuts if (at := text.find(cut, begin + SEGMENT_CHARACTERS_MIN)) >= 0]
         if not found:
             yield text[begin:]
             return

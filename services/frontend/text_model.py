@@ -73,6 +73,11 @@ class TextModel:
         return self.tokenise(text, adds_special_tokens=False)
 
     @property
+    def is_fast(self) -> bool:
+        """Whether the quick tokenizer is used."""
+        return self._fast is not None
+
+    @property
     def is_remembering(self) -> bool:
         """Whether earlier parts of conversations are not tokenised again."""
         return self._remembering is not None

@@ -1,6 +1,8 @@
 """The fast tokenizer gives the reference's tokens for every text, or is not used."""
 
 import json
+import os
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +34,32 @@ def test_it_gives_the_same_tokens(text: str, adds_special_tokens: bool) -> None:
     assert FAST is not None
     wanted = reference_ids(REFERENCE, text, adds_special_tokens=adds_special_tokens)
     assert FAST.encode(text, adds_special_tokens=adds_special_tokens) == wanted
+
+
+def _installed() -> list[Path]:
+    """Every tokenizer that some installed package or the local cache of models brings."""
+    folders = [
+        Path(sysconfig.get_paths()["purelib"]),
+        Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser(),
+    ]
+    return sorted(path for folder in folders if folder.is_dir() for path in folder.rglob("tokenizer.json"))
+
+
+def test_installed_tokenizers_are_exact_or_refused() -> None:
+    """Of whatever is on this machine, however many that are; long texts and documents too."""
+    for path in [DEMO, *_installed()]:
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception:
+            continue
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        fast = load_fast(path, tokenizer)
+        for text in [*CORPUS, "".join(CORPUS) * 20] if fast is not None else ():
+            for adds in (False, True):
+                wanted = reference_ids(tokenizer, text, adds_special_tokens=adds)
+                assert fast is not None
+                assert fast.encode(text, adds_special_tokens=adds) == wanted, (path, text[:80])
 
 
 def test_one_that_differs_is_not_used(tmp_path: Path) -> None:

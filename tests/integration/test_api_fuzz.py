@@ -8,6 +8,7 @@ import pytest
 
 from services.frontend.models import ServedModel
 from tests.frontend_mesh import FakeMesh, served_model, write_model
+from tests.fuzz import fuzz
 from tests.fuzz_bodies import ANSWERS, FIELDS, body_of
 from tests.integration.test_frontend_http import frontend
 
@@ -41,3 +42,11 @@ async def test_mutated_bodies(model: ServedModel, seed: int, tmp_path: Path) -> 
         assert running.pipeline.in_flight == 0
         assert not running.mesh.running and not running.mesh.handles
     assert statuses[200] > ROUNDS / 10 and statuses[400] > ROUNDS / 4
+
+
+@pytest.mark.parametrize("seed", [3])
+async def test_all_json_endpoints(seed: int, tmp_path: Path) -> None:
+    """Responses, messages and batches too, and bytes that are not JSON; `python -m tests.fuzz` does it with 100 000 bodies."""
+    findings = await fuzz(tmp_path, bodies=2000, seed=seed)
+    assert not findings.failures, findings.failures[0]
+    assert findings.statuses[200] > 200 and findings.statuses[400] > 1000

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kvmesh.clock import SystemClock
 from kvmesh.core import ConstraintKind, Generation, ReportKind
 from kvmesh.errors import InternalError, LostError, OverloadedError, UnavailableError
+from kvmesh.kv.blocks import block_hashes
 from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
@@ -784,6 +785,9 @@ async def test_long_prompts_are_tokenised_beside_the_loop(model: ServedModel) ->
     """In a thread, with the same tokens."""
     large = replace(model, context_tokens_max=100_000)
     async with frontend([large], FakeMesh(answer=lambda _: [2]), inline_characters_max=10) as running:
-        text = "Hello! How are you? " * 500
+        text = "Hello! How are you? " * 3000
         await running.post(COMPLETIONS, prompt_of(text))
-        assert list(running.mesh.generations[0].token_ids) == model.text.tokenise(text, adds_special_tokens=True)
+        token_ids = model.text.tokenise(text, adds_special_tokens=True)
+        assert list(running.mesh.generations[0].token_ids) == token_ids
+        assert len(token_ids) > 16_384
+        assert list(running.mesh.asks[0].block_hashes) == block_hashes(token_ids, model.block_size_tokens)

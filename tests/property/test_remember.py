@@ -1,4 +1,4 @@
-"""Remembered pieces of prompts give the tokens of the whole, or are not used."""
+"""Remembered segments of prompts give the tokens of the whole, or are not used."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from kvmesh.clock import SystemClock
 from services.frontend.fast_tokenise import TEXTS, reference_ids
-from services.frontend.remember import PIECE_CHARACTERS_MIN, Remembering, cuts_of, pieces, safe_cuts
+from services.frontend.remember import SEGMENT_CHARACTERS_MIN, Remembering, cuts_of, safe_cuts, segments
 from services.frontend.request import Conversation
 from services.frontend.text_model import load_text_model
 
@@ -47,12 +47,12 @@ def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[
     st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "x" * 100, "y" * 700, "<|im_"]), max_size=30).map("".join)
 )
 def test_a_text_and_its_continuation_begin_alike(text: str) -> None:
-    """Pieces join to the text; all but the last are the first pieces of whatever the text goes on with."""
-    found = list(pieces(text, CUTS))
+    """Segments join to the text; all but the last are the first segments of whatever the text goes on with."""
+    found = list(segments(text, CUTS))
     assert "".join(found) == text
-    assert all(piece.startswith(CUTS) for piece in found[1:])
-    assert all(len(piece) >= PIECE_CHARACTERS_MIN for piece in found[:-1])
-    longer = list(pieces(text + "<|im_start|>user\n" + "z" * 2000 + "<|im_end|>", CUTS))
+    assert all(segment.startswith(CUTS) for segment in found[1:])
+    assert all(len(segment) >= SEGMENT_CHARACTERS_MIN for segment in found[:-1])
+    longer = list(segments(text + "<|im_start|>user\n" + "z" * 2000 + "<|im_end|>", CUTS))
     assert longer[: len(found) - 1] == found[:-1]
 
 

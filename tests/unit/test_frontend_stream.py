@@ -1,0 +1,94 @@
+"""What an event stream writes to its socket, and in how many writes."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from services.frontend.models import ServedModel
+from services.frontend.openai.chat_request import read_chat
+from services.frontend.openai.chunks import ChatChunks
+from services.frontend.openai.stream import EventStream
+from tests.frontend_mesh import served_model, write_model
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+BUFFER_BYTES_MAX = 1000
+
+
+class Socket(asyncio.Transport):
+    """Keeps each write; `unsent` is how many bytes a slow client has left in the buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.unsent = 0
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+def stream_of(model: ServedModel, choices: int) -> tuple[EventStream, Socket]:
+    socket = Socket()
+    asked = read_chat(
+        {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": choices, "stream": True}, "r"
+    )
+    chunks = ChatChunks(asked, model, 1, [1, 2])
+    stream = EventStream(socket, HEAD, chunks, choices=choices, is_chunked=False, buffer_bytes_max=BUFFER_BYTES_MAX)
+    return stream, socket
+
+
+def deltas(data: bytes) -> list[tuple[int, str]]:
+    """Choice and text of each event that has text."""
+    events = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
+    found = [(each["index"], each["delta"].get("content")) for event in events for each in event["choices"]]
+    return [(choice, text) for choice, text in found if text]
+
+
+async def test_choices_share_a_write(model: ServedModel) -> None:
+    """All chunks of one engine step leave together, in the order in which they came."""
+    stream, socket = stream_of(model, 3)
+    for step in range(4):
+        for choice in range(3):
+            stream.on_text(choice, f"t{step}", [7], None)
+        await asyncio.sleep(0)
+    assert len(socket.writes) == 4
+    assert socket.writes[0].startswith(HEAD)
+    for step, data in enumerate(socket.writes):
+        assert deltas(data) == [(choice, f"t{step}") for choice in range(3)]
+
+
+async def test_one_choice_is_written_at_once(model: ServedModel) -> None:
+    """Nothing waits for the loop's next turn; only the text differs from chunk to chunk."""
+    stream, socket = stream_of(model, 1)
+    stream.on_text(0, "a", [7], None)
+    stream.on_text(0, 'b"\n\u00e9', [8], None)
+    stream.on_text(0, "c", [9], None)
+    assert len(socket.writes) == 3
+    assert deltas(b"".join(socket.writes)) == [(0, "a"), (0, 'b"\n\u00e9'), (0, "c")]
+    assert socket.writes[2] == socket.writes[1].replace(json.dumps('b"\n\u00e9', ensure_ascii=False).encode(), b'"c"')
+
+
+async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None:
+    """While too much is unsent nothing is written; then all of it is one chunk, and nothing is lost."""
+    stream, socket = stream_of(model, 1)
+    stream.on_text(0, "a", [7], None)
+    socket.unsent = BUFFER_BYTES_MAX + 1
+    for _ in range(50):
+        stream.on_text(0, "x", [8], None)
+    assert len(socket.writes) == 1
+    socket.unsent = 0
+    stream.on_text(0, "b", [9], None)
+    assert len(socket.writes) == 2
+    assert deltas(socket.writes[1]) == [(0, "x" * 50 + "b")]
