@@ -35,8 +35,9 @@ class RouterMetrics:
             "cached_prompt_tokens", "Those believed to be cached where they were placed."
         )
         self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
-        for reason in (*_REASONS, core.policy_name):
-            self._placed.labels(reason)
+        # Looking a label's values up takes longer than counting.
+        self._placed_by = {reason: self._placed.labels(reason) for reason in (*_REASONS, core.policy_name)}
+        self._reports_by = {kind.value: self._reports.labels(kind.value) for kind in ReportKind}
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
         self._waits = instruments.histogram(
@@ -108,7 +109,11 @@ class RouterMetrics:
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
         """A request was placed."""
-        self._placed.labels(placement.reasons[0]).inc()
+        reason = placement.reasons[0]
+        child = self._placed_by.get(reason)
+        if child is None:
+            child = self._placed_by[reason] = self._placed.labels(reason)
+        child.inc()
         self._prompt.inc(prompt_tokens)
         self._cached.inc(placement.cached_tokens)
         self._seconds.observe(elapsed_s)
@@ -131,7 +136,7 @@ class RouterMetrics:
 
     def reported(self, kind: str) -> None:
         """A report came."""
-        self._reports.labels(kind).inc()
+        self._reports_by[kind].inc()
 
     def expired(self, count: int) -> None:
         """Reservations ran out."""
