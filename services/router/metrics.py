@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+from prometheus_client import Histogram
+
 from kvmesh.core import Placement, ReportKind, Role
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
@@ -71,6 +73,7 @@ class RouterMetrics:
             ("phase", "worker"),
             buckets=RATIO_BUCKETS,
         )
+        self._errors_by: dict[tuple[str, str], Histogram] = {}
         self._labels = WorkerLabels(core.health.settings.labelled_workers_max)
         self._health_events = instruments.counter("health_events", "News of workers' health by kind.", ("kind",))
         for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
@@ -157,13 +160,18 @@ class RouterMetrics:
         """Drops what is kept under the names of workers that have left."""
         for label in self._labels.left(self._core.fleet.workers):
             for phase in PHASES:
+                self._errors_by.pop((phase, label), None)
                 with suppress(KeyError):
                     self._errors.remove(phase, label)
 
     def _error(self, phase: str, target: Target, expected_s: float | None, observed_s: float) -> None:
         ratio = error_ratio(expected_s, observed_s)
         if ratio is not None:
-            self._errors.labels(phase, self._labels.label(target.worker.worker_id)).observe(ratio)
+            key = (phase, self._labels.label(target.worker.worker_id))
+            child = self._errors_by.get(key)
+            if child is None:
+                child = self._errors_by[key] = self._errors.labels(*key)
+            child.observe(ratio)
 
     def _waiting(self, name: str) -> tuple[int, int]:
         """Requests and tokens of a class of priorities."""

@@ -23,11 +23,11 @@ from kvmesh.rpc.codec.router import (
     Report,
     WorkerView,
     check_ask_id,
+    fill_placement,
     from_ask,
     report_as,
     reports_in,
     to_explanation,
-    to_placement,
     to_worker_view,
 )
 from kvmesh.rpc.codec.scalars import required_text
@@ -260,7 +260,9 @@ def _response(said: Reply | Notice) -> pb.RouteResponse:
         return pb.RouteResponse(queued=pb.Queued(ask_ids=said.ask_ids))
     if isinstance(said.outcome, MeshError):
         return pb.RouteResponse(refusal=pb.Refusal(ask_id=said.ask_id, error=to_detail(said.outcome)))
-    return pb.RouteResponse(placement=to_placement(said.ask_id, said.outcome))
+    response = pb.RouteResponse()
+    fill_placement(response.placement, said.ask_id, said.outcome)
+    return response
 
 
 def explanation(record: Record) -> Explanation:

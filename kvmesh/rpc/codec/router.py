@@ -13,6 +13,7 @@ from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length,
 from kvmesh.core import Ask, KvTier, LoadRecord, Placement, ReportKind, Role, WorkerRef
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.codec.scalars import (
+    fill_duration,
     from_duration,
     from_timestamp,
     known_enum,
@@ -23,7 +24,7 @@ from kvmesh.rpc.codec.scalars import (
     to_duration,
     to_timestamp,
 )
-from kvmesh.rpc.codec.types import from_worker_ref, to_worker_ref
+from kvmesh.rpc.codec.types import fill_worker_ref, from_worker_ref, to_worker_ref
 from kvmesh.rpc.codec.worker import (
     HANDOFF_NUMBERS,
     HANDOFFS,
@@ -215,19 +216,28 @@ def from_ask(message: pb.Ask) -> Ask:
 
 def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
     """The wire form."""
-    return pb.Placement(
-        ask_id=ask_id,
-        reservation_id=placement.reservation_id,
-        prefill=to_worker_ref(placement.prefill) if placement.prefill is not None else None,
-        decode=to_worker_ref(placement.decode),
-        handoff=HANDOFF_NUMBERS[placement.handoff] if placement.handoff is not None else None,
-        rendezvous_address=placement.rendezvous_address,
-        cached_tokens=placement.cached_tokens,
-        expected_ttft=to_duration(placement.expected_ttft_s) if placement.expected_ttft_s is not None else None,
-        reasons=placement.reasons,
-        queued=to_duration(placement.queued_s) if placement.queued_s is not None else None,
-        decode_cached_tokens=placement.decode_cached_tokens,
-    )
+    message = pb.Placement()
+    fill_placement(message, ask_id, placement)
+    return message
+
+
+def fill_placement(message: pb.Placement, ask_id: int, placement: Placement) -> None:
+    """Writes the wire form into an answer: field by field takes a third of what messages in messages take that are copied."""
+    message.ask_id = ask_id
+    message.reservation_id = placement.reservation_id
+    if placement.prefill is not None:
+        fill_worker_ref(message.prefill, placement.prefill)
+    fill_worker_ref(message.decode, placement.decode)
+    if placement.handoff is not None:
+        message.handoff = HANDOFF_NUMBERS[placement.handoff]
+    message.rendezvous_address = placement.rendezvous_address
+    message.cached_tokens = placement.cached_tokens
+    message.decode_cached_tokens = placement.decode_cached_tokens
+    if placement.expected_ttft_s is not None:
+        fill_duration(message.expected_ttft, placement.expected_ttft_s)
+    message.reasons.extend(placement.reasons)
+    if placement.queued_s is not None:
+        fill_duration(message.queued, placement.queued_s)
 
 
 def from_placement(message: pb.Placement) -> Placement:
@@ -374,7 +384,7 @@ def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
         cost_unit=explanation.cost_unit,
     )
     if explanation.placement is not None:
-        message.placement.CopyFrom(to_placement(explanation.ask_id, explanation.placement))
+        fill_placement(message.placement, explanation.ask_id, explanation.placement)
     for candidate in explanation.candidates:
         message.candidates.add(
             prefill=to_worker_ref(candidate.prefill) if candidate.prefill is not None else None,
