@@ -35,6 +35,7 @@ class MeshShape:
     log_level: str
     run_dir: Path
     engine_argv: Sequence[str] = ()
+    frontend_processes: int = 1
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
@@ -53,6 +54,7 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
                     *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
                     # Meshes on one machine must not run each other's batches.
                     *("--state-dir", str(shape.run_dir / "state")),
+                    *("--processes", str(shape.frontend_processes)),
                 ),
             )
         ],

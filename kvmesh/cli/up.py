@@ -39,6 +39,7 @@ class UpSettings:
     prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
     decode: int = setting(1, "decode workers", min=1, max=64)
     routers: int = setting(1, "routers, all active; with two, one may die and no request fails", min=1, max=16)
+    frontend_processes: int = setting(1, "frontend processes that share the HTTP port", min=1, max=64)
     host: str = setting("127.0.0.1", "address the frontend listens on")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
@@ -153,6 +154,7 @@ class Mesh:
             log_level=settings.log_level,
             run_dir=Path(settings.run_dir).resolve(),
             engine_argv=tuple(shlex.split(settings.engine_args)),
+            frontend_processes=settings.frontend_processes,
         )
 
     async def _start_children(self, plan: MeshPlan) -> None:

@@ -6,6 +6,7 @@ from kvmesh.lifecycle.process_main import run_process
 from kvmesh.lifecycle.queue import BoundedQueue, QueueClosedError
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 from kvmesh.lifecycle.signals import run_until_signalled, stop_on_signals
+from kvmesh.lifecycle.supervise import Supervisor, SupervisorSettings, SupervisorStatistics
 
 __all__ = [
     "BoundedQueue",
@@ -14,6 +15,9 @@ __all__ = [
     "PartFailedError",
     "QueueClosedError",
     "RunningPart",
+    "Supervisor",
+    "SupervisorSettings",
+    "SupervisorStatistics",
     "die_with_parent",
     "run",
     "run_parts",

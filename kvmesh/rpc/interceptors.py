@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from kvmesh.errors import InternalError, MeshError
+from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.channels import ChannelInterceptor
 from kvmesh.rpc.status import abort_with
 from kvmesh.telemetry import Telemetry, event_logger
@@ -45,17 +46,40 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         """Wraps the method's handler."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        return None if handler is None else wrap_handler(handler, lambda inner: _translating(inner, method))
+        if handler is None:
+            return None
+        if not handler.request_streaming and handler.request_deserializer is not None:
+            handler = handler._replace(request_deserializer=_lenient(handler.request_deserializer))
+        return wrap_handler(handler, lambda inner: _translating(inner, method))
+
+
+class _Undecodable:
+    """Stands for a request that is no message of its type: gRPC itself would call it a defect of the server."""
+
+
+def _lenient(deserialize: Any) -> Any:
+    def decode(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Undecodable()
+
+    return decode
 
 
 def _translating(inner: Any, method: Any) -> Any:
     async def behave(request: Any, context: Any) -> Any:
         try:
+            if type(request) is _Undecodable:
+                raise DecodeError
             return await inner(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except MeshError as error:
             await abort_with(context, error)
+        except DecodeError:
+            # Of a stream's message it is raised where the servicer reads it.
+            await abort_with(context, InvalidRequestError("the message cannot be decoded", reason="invalid_message"))
         except Exception as error:  # noqa: BLE001 (the boundary that keeps defects from clients; logged)
             if isinstance(error, NotImplementedError) and context.code() in _UNIMPLEMENTED:
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, "method not implemented")

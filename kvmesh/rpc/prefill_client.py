@@ -1,6 +1,7 @@
-"""Calls PrefillService over pooled channels."""
+"""Calls PrefillService over pooled channels: on one standing stream per worker, or a call for each prompt without it."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from grpc import StatusCode
@@ -16,14 +17,32 @@ from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import PrefillResult
 from kvmesh.rpc.codec.legs import from_prefill_response
 from kvmesh.rpc.codec.types import to_generation, to_rendezvous
+from kvmesh.rpc.prefill_link import NoAttachError, PrefillLink
 from kvmesh.rpc.status import from_rpc_error
+
+PLAIN_WORKERS_MAX = 1024
+"""Workers without Attach that are remembered."""
 
 
 class GrpcPrefillClient:
-    """Implements `kvmesh.rpc.clients.PrefillClient`."""
+    """Implements `kvmesh.rpc.clients.PrefillClient`.
 
-    def __init__(self, channels: Channels, *, probe_interval_s: float = 3.0, probe_timeout_s: float = 2.0) -> None:
+    While prompts are computed their worker is asked now and then whether it still answers: how long a prompt may take nobody
+    can say in advance, and a hung process keeps its connections.
+    """
+
+    def __init__(
+        self,
+        channels: Channels,
+        *,
+        frontend_id: str = "frontend",
+        probe_interval_s: float = 3.0,
+        probe_timeout_s: float = 2.0,
+    ) -> None:
         self._channels = channels
+        self._frontend_id = frontend_id
+        self._links: dict[WorkerRef, PrefillLink] = {}
+        self._plain: dict[WorkerRef, None] = {}
         self.probe_interval_s = probe_interval_s
         self._probe_timeout_s = probe_timeout_s
 
@@ -47,6 +66,42 @@ class GrpcPrefillClient:
             rendezvous=None if rendezvous is None else to_rendezvous(rendezvous),
             reservation_id=reservation_id,
         )
+        if _key(worker) not in self._plain:
+            try:
+                return from_prefill_response(await self._link(_key(worker)).prefill(request, timeout_s))
+            except NoAttachError:
+                self._remember_plain(_key(worker))
+        return await self._prefill_alone(worker, request, timeout_s)
+
+    def _link(self, worker: WorkerRef) -> PrefillLink:
+        """The worker's stream; it is opened when there is none."""
+        link = self._links.get(worker)
+        if link is None:
+            link = self._links[worker] = PrefillLink(
+                worker,
+                self._stub(worker).Attach(),
+                frontend_id=self._frontend_id,
+                is_alive=lambda: self.is_alive(worker),
+                probe_interval_s=self.probe_interval_s,
+                on_end=self._forget,
+            )
+        return link
+
+    def _forget(self, link: PrefillLink) -> None:
+        if self._links.get(link.worker) is link:
+            del self._links[link.worker]
+
+    def _remember_plain(self, worker: WorkerRef) -> None:
+        if len(self._plain) >= PLAIN_WORKERS_MAX:
+            del self._plain[next(iter(self._plain))]
+        self._plain[worker] = None
+
+    async def aclose(self) -> None:
+        """Ends all streams; prompts on them fail as lost."""
+        for link in list(self._links.values()):
+            await link.aclose()
+
+    async def _prefill_alone(self, worker: WorkerRef, request: pb.PrefillRequest, timeout_s: float) -> PrefillResult:
         call = self._stub(worker).Prefill(request, timeout=timeout_s)
         probing = _Probing(self, worker, call)
         try:
@@ -79,6 +134,11 @@ class GrpcPrefillClient:
             await self._stub(worker).ReleaseKv(pb.ReleaseKvRequest(handle_id=handle_id), timeout=timeout_s)
         except AioRpcError as error:
             raise from_rpc_error(error, where=worker.worker_id) from error
+
+
+def _key(worker: WorkerRef) -> WorkerRef:
+    """One stream serves all ranks of a worker."""
+    return worker if not worker.data_parallel_rank else replace(worker, data_parallel_rank=0)
 
 
 class _Probing:

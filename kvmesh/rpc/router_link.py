@@ -5,8 +5,8 @@
    or on the next one, as long as its own time lasts.
 2. A router that for `answer_timeout_s` neither answers an ask nor says that it waits in its queue counts as hung: its stream is
    given up. An ask that waits there has all of its own time, not only that of placing.
-3. Reports go to the router that placed. When that stream breaks, the link claims at another router what is in flight, and
-   reports there, naming the reservation. Without any stream, claims and reports wait for the next one.
+3. Reports go to the router that placed. When that stream breaks, the link has another router adopt what is in flight, and
+   reports there, naming the reservation. Without any stream, both wait for the next one.
 """
 
 import asyncio
@@ -39,7 +39,9 @@ class RouterLinkSettings:
     """Bounds of the link to the routers."""
 
     routers: int = setting(2, "Routers to keep a stream to; a second one takes over at once.", min=1, max=16)
-    answer_timeout_s: float = setting(2.0, "A router that leaves an ask unanswered for so long is given up.", min=0.01)
+    answer_timeout_s: float = setting(
+        2.0, "A router that leaves an ask, or a new stream, unanswered for so long is given up.", min=0.01
+    )
     report_delay_s: float = setting(
         0.01,
         "Longest time for which news of a request waits to be sent with others; failures are told at once. 0: none waits.",
@@ -95,7 +97,10 @@ class GrpcRouterLink:
         self._random = generator
         self._settings = settings or RouterLinkSettings()
         self._routers: dict[str, Instance] = {}
+        self._taken: set[str] = set()
+        """Routers to which a stream stands or is tried."""
         self._streams: dict[str, RouterStream] = {}
+        """Those that stand."""
         self._viewed = asyncio.Event()
         self._freed = asyncio.Event()
         self._pending: dict[int, _Pending] = {}
@@ -247,7 +252,7 @@ class GrpcRouterLink:
         """A router without a stream and not tried since the last one that stood, healthy ones first; None: there is none."""
         healthy = [router for router in self._routers.values() if router.takes_requests]
         routers = healthy or [r for r in self._routers.values() if r.health is not Health.CRITICAL]
-        fresh = [r for r in routers if r.instance_id not in tried and r.instance_id not in self._streams]
+        fresh = [r for r in routers if r.instance_id not in tried and r.instance_id not in self._taken]
         return self._random.choice(fresh) if fresh else None
 
     async def _keep_stream(self) -> None:
@@ -278,28 +283,31 @@ class GrpcRouterLink:
     # One stream
 
     async def _use(self, router: Instance) -> bool:
-        """One stream, until it breaks. True: the router answered something."""
+        """One stream, until it breaks. True: it stood."""
         stub: Any = RouterServiceStub(self._channels.channel(router.address))
-        delay_s = self._settings.report_delay_s
-        stream = RouterStream(stub.Route(), router.instance_id, self._frontend_id, report_delay_s=delay_s)
-        self._streams[router.instance_id] = stream
-        self._on_begun(stream)
+        settings = self._settings
+        stream = RouterStream(
+            stub.Route(), router.instance_id, self._frontend_id, report_delay_s=settings.report_delay_s
+        )
+        self._taken.add(router.instance_id)
         try:
-            problem = await stream.run(self._on_message)
+            problem = await stream.run(self._on_begun, self._on_message, connect_timeout_s=settings.answer_timeout_s)
         finally:
-            del self._streams[router.instance_id]
+            self._taken.discard(router.instance_id)
             self._messages_of_past_streams += stream.messages_sent
-            self._on_broken(stream)
+            if self._streams.pop(router.instance_id, None) is not None:
+                self._on_broken(stream)
         self.streams_broken += 1
         data = {"router": router.instance_id, "reason": problem.reason, "message": problem.message}
         log.warning("router_stream_broken", extra={"data": data})
-        return stream.has_answered
+        return stream.has_stood
 
     def _on_begun(self, stream: RouterStream) -> None:
         """What waited for a stream goes out on this one."""
+        self._streams[stream.router_id] = stream
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
-                self._claim(ask_id, placed, stream)
+                self._have_adopted(ask_id, placed, stream)
         unsent, self._unsent = self._unsent, []
         for ask_id, report in unsent:
             stream.report(ask_id, report)
@@ -312,7 +320,7 @@ class GrpcRouterLink:
         other = self._any_stream()
         for ask_id, placed in self._in_flight.items():
             if placed.stream is stream and other is not None:
-                self._claim(ask_id, placed, other)
+                self._have_adopted(ask_id, placed, other)
         for ask_id, report in stream.take_reports():
             self._send_report(stream, ask_id, report)
         for ask_id, pending in self._pending.items():
@@ -321,7 +329,7 @@ class GrpcRouterLink:
                 self._send_ask(ask_id, pending)
         self._freed = _renewed(self._freed)
 
-    def _claim(self, ask_id: int, placed: _InFlight, stream: RouterStream) -> None:
+    def _have_adopted(self, ask_id: int, placed: _InFlight, stream: RouterStream) -> None:
         """Says that a request is in flight which another router placed, or this one on an earlier stream."""
         placed.stream, placed.is_moved = stream, True
         elapsed_s = placed.prefilled_after_s

@@ -24,8 +24,9 @@ class RouterStream:
 
     def __init__(self, call: Any, router_id: str, frontend_id: str, *, report_delay_s: float) -> None:
         self.router_id = router_id
-        self.has_answered = False
-        self.is_up = True
+        self.has_stood = False
+        """The router said once that it hears."""
+        self.is_up = False
         self.messages_sent = 0
         self._call = call
         self._report_delay_s = report_delay_s
@@ -67,16 +68,31 @@ class RouterStream:
         reports, self._reports = self._reports, []
         return reports
 
-    async def run(self, on_message: Callable[["RouterStream", pb.RouteResponse], None]) -> MeshError:
-        """Writes and reads until the stream breaks; gives what broke it."""
+    async def run(
+        self,
+        on_standing: Callable[["RouterStream"], None],
+        on_message: Callable[["RouterStream", pb.RouteResponse], None],
+        *,
+        connect_timeout_s: float,
+    ) -> MeshError:
+        """Writes and reads until the stream breaks; gives what broke it.
+
+        It stands when the router's initial metadata comes: a host that does not even refuse never sends any.
+        """
         writing = asyncio.create_task(self._write(), name=f"route-write-{self.router_id}")
         try:
+            async with asyncio.timeout(connect_timeout_s):
+                await self._call.initial_metadata()
+            if not self._call.done():  # A call that failed has initial metadata too.
+                self.is_up = self.has_stood = True
+                on_standing(self)
             while (message := await self._call.read()) is not EOF:
-                self.has_answered = True
                 on_message(self, message)
             return UnavailableError("the router ended the stream", reason="stream_ended")
         except AioRpcError as error:
             return from_rpc_error(error, where=self.router_id)
+        except TimeoutError:
+            return UnavailableError("the router did not say that it hears", reason="router_silent")
         except asyncio.CancelledError:
             if not self._call.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise

@@ -16,6 +16,9 @@ from kvmesh.worker.worker import Worker
 CARD_PREFIX = "kvmesh/workers/"
 SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 
+LABEL_PREFIX = "label-"
+"""Registry meta `label-zone: a` is the label zone=a; routers read it so."""
+
 
 class _WithCard:
     """A registry that hears the card again with every registration: one that forgot the instance has forgotten that too."""
@@ -100,6 +103,7 @@ class Membership:
                 "kv_compatibility_hash": description.kv_compatibility_hash,
                 "block_size_tokens": str(description.block_size_tokens),
                 "metrics_port": str(self._metrics_port),
+                **{f"{LABEL_PREFIX}{name}": value for name, value in self._worker.settings.label_values.items()},
             },
         )
 

@@ -1,5 +1,6 @@
 """Settings that prefill and decode workers share."""
 
+import re
 from dataclasses import dataclass
 
 from kvmesh.discovery.settings import DiscoverySettings
@@ -9,6 +10,8 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import group, required, setting
 from kvmesh.telemetry import TelemetrySettings
 from kvmesh.worker.profile import ProfileSettings
+
+_LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}=[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,12 @@ class WorkerSettings:
     drain_timeout_s: float = setting(30.0, "longest wait for requests in flight when draining", min=0.0)
     heartbeat_s: float = setting(2.0, "longest silence on a frontend stream; a frontend gives up after three", min=0.05)
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
+    frame_interval_s: float = setting(
+        0.002,
+        "least time between two step frames of a stream; steps that come faster share one, which costs both sides less",
+        min=0.0,
+        max=0.1,
+    )
     kv_batch_interval_s: float = setting(
         0.02,
         "KV events of this time travel as one batch; a message per engine step costs both sides more",
@@ -33,7 +42,22 @@ class WorkerSettings:
         4096, "step frames a slow frontend may lag behind before its stream is ended", min=1
     )
     lease_check_s: float = setting(0.5, "how often expired leases and deadlines are looked for", min=0.01)
+    labels: tuple[str, ...] = setting(
+        (),
+        "NAME=VALUE each; requests can ask for them, and `zone=...` tells the router how near workers are to each other",
+    )
     profile: ProfileSettings = group(ProfileSettings)
+
+    def __post_init__(self) -> None:
+        """Labels become part of registry keys, so their characters are few."""
+        for label in self.labels:
+            if not _LABEL.fullmatch(label):
+                raise ValueError(f"labels: {label!r} is not NAME=VALUE of A-Z a-z 0-9 . _ -, 64 characters each")
+
+    @property
+    def label_values(self) -> dict[str, str]:
+        """Labels by name."""
+        return dict(label.split("=", 1) for label in self.labels)
 
 
 SET_BY_HOST = ("model", "model_dir", "served_name", "role")

@@ -117,22 +117,58 @@ class FrameOutlet:
             shares.append(following.share)
         return _frame(step, shares)
 
-    async def frames(self, heartbeat_s: float) -> AsyncIterator[pb.AttachResponse]:
-        """Frames as they come, and an empty one after each `heartbeat_s` of silence."""
-        heartbeat = pb.AttachResponse(frame=pb.StepFrame())
-        while True:
-            while self._waiting:
-                yield pb.AttachResponse(frame=self._take())
-            if self.error is not None:
-                raise self.error
-            if self.is_closed:
-                return
-            self._wakeup.clear()
-            try:
-                async with asyncio.timeout(heartbeat_s):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                yield heartbeat
+    async def frames(self, heartbeat_s: float, interval_s: float = 0.0) -> AsyncIterator[pb.AttachResponse]:
+        """Frames as they come, but `interval_s` apart, and an empty one after each `heartbeat_s` of silence.
+
+        A step that comes after a longer pause than the interval, as all of an engine that is slower, does not wait.
+        """
+        loop = asyncio.get_running_loop()
+        pulse = _Pulse(heartbeat_s, self._wakeup)
+        began_s = float("-inf")
+        try:
+            while True:
+                if self._waiting:
+                    if (left_s := began_s + interval_s - loop.time()) > 0:
+                        await asyncio.sleep(left_s)
+                    began_s = pulse.heard_at_s = loop.time()
+                    yield pb.AttachResponse(frame=self._take())
+                    continue
+                if self.error is not None:
+                    raise self.error
+                if self.is_closed:
+                    return
+                self._wakeup.clear()
+                await self._wakeup.wait()
+                if pulse.is_due:
+                    pulse.is_due = False
+                    yield pb.AttachResponse(frame=pb.StepFrame())
+        finally:
+            pulse.end()
+
+
+class _Pulse:
+    """Wakes the writer of a stream after each `interval_s` of silence. One timer per interval, not one per frame."""
+
+    def __init__(self, interval_s: float, wakeup: asyncio.Event) -> None:
+        self._interval_s = interval_s
+        self._wakeup = wakeup
+        self._loop = asyncio.get_running_loop()
+        self.heard_at_s = self._loop.time()
+        self.is_due = False
+        self._timer = self._loop.call_later(interval_s, self._look)
+
+    def _look(self) -> None:
+        left_s = self.heard_at_s + self._interval_s - self._loop.time()
+        if left_s <= 0:
+            self.heard_at_s = self._loop.time()
+            self.is_due = True
+            self._wakeup.set()
+            left_s = self._interval_s
+        self._timer = self._loop.call_later(left_s, self._look)
+
+    def end(self) -> None:
+        """No more."""
+        self._timer.cancel()
 
 
 def _frame(step: int, shares: Sequence[LinkStep]) -> pb.StepFrame:

@@ -13,7 +13,7 @@ from kvmesh.api.decode.v1 import decode_pb2_grpc
 from kvmesh.checks import check_length
 from kvmesh.core import FinishReason
 from kvmesh.engines.base import EngineFinish, Leg
-from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, MeshError
+from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.clients import LegFinish
 from kvmesh.rpc.codec.embed import from_embed_request, to_embed_response
 from kvmesh.rpc.codec.legs import (
@@ -27,6 +27,7 @@ from kvmesh.rpc.codec.legs import (
 from kvmesh.rpc.codec.scalars import required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
+from kvmesh.rpc.first_message import first_message
 from kvmesh.worker.direct import DirectCalls, raise_failure
 from kvmesh.worker.worker import Link, Submission, Worker
 from services.decode.admit import DecodeAdmission
@@ -36,8 +37,6 @@ from services.decode.frames import FrameOutlet, engine_finish_to_pb
 log = logging.getLogger(__name__)
 
 SUBMISSIONS_PER_MESSAGE = 1024
-HELLO_TIMEOUT_S = 10.0
-"""Longest silence of a stream that was opened and says nothing."""
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
@@ -57,7 +56,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
     ) -> None:
         """All requests of one frontend; see the protocol in decode.proto."""
-        first = await _first_message(request_iterator)
+        first = await first_message(request_iterator)
         if first is None or not first.HasField("hello"):
             raise InvalidRequestError("the first message must be hello", field="hello")
         settings = self._worker.settings
@@ -68,7 +67,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         try:
             await context.write(pb.AttachResponse(welcome=self._welcome()))
             reader = asyncio.create_task(self._read_requests(first, request_iterator, link, outlet))
-            async for response in outlet.frames(settings.heartbeat_s):
+            async for response in outlet.frames(settings.heartbeat_s, settings.frame_interval_s):
                 await context.write(response)
         finally:
             link.close_nowait()
@@ -184,11 +183,3 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         else:
             return to_embed_response(embed_result([task.result() for task in tasks]))
         raise failure
-
-
-async def _first_message(requests: AsyncIterator[pb.AttachRequest]) -> pb.AttachRequest | None:
-    try:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            return await anext(aiter(requests), None)
-    except TimeoutError:
-        raise DeadlineError(f"no hello within {HELLO_TIMEOUT_S:g} s", reason="no_hello") from None

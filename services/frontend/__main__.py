@@ -4,10 +4,12 @@ import asyncio
 import os
 import socket
 import sys
+from contextlib import suppress
 from random import Random, SystemRandom
 
 import grpc.aio
 
+from kvmesh.api.inference.grpc_service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, Registration, Registry
@@ -26,10 +28,13 @@ from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.apps import Apps, AppSettings
+from services.frontend.kserve.servicer import SERVICE_NAME as KSERVE_NAME
+from services.frontend.kserve.servicer import KserveServicer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.openai.http import HttpServer
 from services.frontend.pipeline import Pipeline
+from services.frontend.processes import supervise
 from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.settings import FrontendSettings
 
@@ -54,13 +59,15 @@ class Frontend:
         )
         self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
+        self.prefill = GrpcPrefillClient(
+            self.channels,
+            frontend_id=self.instance_id,
+            probe_interval_s=settings.pipeline.prefill_probe_interval_s,
+            probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
+        )
         self.pipeline = Pipeline(
             models=self.models,
-            prefill=GrpcPrefillClient(
-                self.channels,
-                probe_interval_s=settings.pipeline.prefill_probe_interval_s,
-                probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
-            ),
+            prefill=self.prefill,
             links=self.links,
             router=self.router,
             clock=clock,
@@ -86,7 +93,7 @@ class Frontend:
         )
         self.server = RpcServer(
             settings.rpc,
-            service_names=[SERVICE_NAME],
+            service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve.is_on else [])],
             add_services=self._add_services,
             interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],
         )
@@ -99,7 +106,11 @@ class Frontend:
         self.announcement = _Announcement(self)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        add_InferenceServiceServicer_to_server(InferenceServicer(self.pipeline), server)
+        # The parts of the other APIs start after the server, so batches are asked for when a call comes.
+        servicer = InferenceServicer(self.pipeline, lambda: self.apps.batches.calls)
+        add_InferenceServiceServicer_to_server(servicer, server)
+        if self.settings.kserve.is_on:
+            add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline, self.settings.kserve), server)
 
     async def run(self) -> None:
         """Until a signal. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
@@ -112,6 +123,7 @@ class Frontend:
             self.metrics_server,
             self.server,
             *self.apps.parts,
+            _Joining(self),
             self.http,
             self.announcement,
         ]
@@ -127,6 +139,7 @@ class Frontend:
         """What is closed after everything that used it."""
         await self.pipeline.aclose()
         await self.links.aclose()
+        await self.prefill.aclose()
         await self.channels.aclose()
         await self.registry.aclose()
 
@@ -164,6 +177,24 @@ class _Announcement:
             await self._presence.aclose()
 
 
+class _Joining:
+    """Before a process shares a port with others: it waits until it can answer what it will be given."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def start(self) -> None:
+        """Bounded, because a mesh without a worker needs somebody to say so."""
+        settings = self._frontend.settings.http
+        if settings.shares_port:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(settings.share_after_s):
+                    await self._frontend.models.wait_served()
+
+    async def aclose(self) -> None:
+        """Nothing to do."""
+
+
 class _Closing:
     """The parts that need no start, as one part: closed last."""
 
@@ -189,6 +220,8 @@ def main() -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = load_or_exit(FrontendSettings, program="python -m services.frontend", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="frontend")
+    if settings.processes > 1:
+        return run_process(lambda: supervise(settings, sys.argv[1:], SystemClock()))
     return run_process(lambda: serve(settings))
 
 

@@ -71,9 +71,12 @@ class Attempt:
         self.usage = Usage()
 
     @property
-    def has_token(self) -> bool:
-        """True once any choice has received a token: from then on the request cannot be placed anew."""
-        return self._has_token
+    def has_shown(self) -> bool:
+        """True once the outlet has anything of an answer: from then on the request cannot be placed anew.
+
+        Tokens that are held back, such as the first bytes of a character or what may become a stop string, are not shown.
+        """
+        return any(choice.has_shown for choice in self._choices)
 
     @property
     def failed_worker_id(self) -> str:

@@ -17,11 +17,13 @@ class Choice:
 
     1. After `close` or the end nothing reaches the outlet.
     2. `on_over` is called exactly once unless `close` came first: with None after `on_end`, or with the leg's failure.
+    3. While `has_shown` is false the outlet has neither text nor an end of this choice, however many tokens have come.
     """
 
     __slots__ = (
         "_cancel", "_clock", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
-        "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "finish", "heard_at_s", "tokens",
+        "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "finish", "has_shown", "heard_at_s",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +57,7 @@ class Choice:
         self._held_ids: list[int] = []
         self._held_logprobs: list[TokenLogprob] = []
         self.tokens = 0
+        self.has_shown = False
         self.heard_at_s = clock.now()
         self.finish: LegFinish | None = None
 
@@ -88,6 +91,7 @@ class Choice:
             if self._held_ids:
                 self._emit(text, token_ids, logprobs)
             else:
+                self.has_shown = True
                 self._outlet.on_text(self._number, text, token_ids, logprobs)
         else:
             self._hold(token_ids, logprobs)
@@ -125,6 +129,7 @@ class Choice:
         """With the tokens that were held back for want of text."""
         self._hold(token_ids, logprobs)
         entries = self._held_logprobs if logprobs is not None or self._held_logprobs else None
+        self.has_shown = True
         self._outlet.on_text(self._number, text, self._held_ids, entries)
         self._held_ids, self._held_logprobs = [], []
 
@@ -161,7 +166,7 @@ class Choice:
             self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched, output_tokens=self.tokens))
 
     def _end(self, ending: Ending) -> None:
-        self._is_over = True
+        self._is_over = self.has_shown = True
         self._outlet.on_end(self._number, ending)
         self._on_over(self, None)
 

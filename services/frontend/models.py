@@ -115,6 +115,7 @@ class DiscoveredModels:
         self._problems: dict[str, str] = {}
         self._refusals: dict[str, UnsupportedError] = {}
         self._changed = asyncio.Event()
+        self._serves = asyncio.Event()
 
     def find(self, name: str) -> ServedModel:
         """See Models."""
@@ -142,6 +143,10 @@ class DiscoveredModels:
 
     async def start(self) -> None:
         """Nothing to wait for: models come and go."""
+
+    async def wait_served(self) -> None:
+        """Until a model could be asked for the first time."""
+        await self._serves.wait()
 
     async def aclose(self) -> None:
         """Ends parser processes; `run` is cancelled by whoever runs it."""
@@ -199,6 +204,8 @@ class DiscoveredModels:
         served = with_adapters(served)
         self._tell_changes(served, problems)
         self._served, self._problems = served, problems
+        if served:
+            self._serves.set()
         return not problems
 
     def _tell_changes(self, served: Mapping[str, ServedModel], problems: Mapping[str, str]) -> None:
@@ -287,6 +294,7 @@ class DiscoveredModels:
             reasoning_parser=self._parsers.reasoning_parser(card.name),
             limits=self._settings.template,
             is_fast=self._settings.fast_tokenizer,
+            remembered_characters_max=self._settings.remembered_characters_max,
         )
         for problem in text.selection.problems:
             _log.warning("parser_does_not_fit", model=card.name, why=problem)

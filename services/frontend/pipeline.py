@@ -42,7 +42,7 @@ class Pipeline:
     """Runs requests.
 
     1. `run` leaves nothing behind: no leg, no reservation, no handle, whichever way it ends.
-    2. A request is placed again only while none of its choices has received a token.
+    2. A request is placed again only while its outlet has neither text nor an end of any choice.
     3. At most `requests_max` requests are in flight.
     """
 
@@ -212,7 +212,7 @@ class Pipeline:
                 await attempt.run(run.choices(attempt))
             except RETRIABLE as error:
                 first_failure = first_failure or error
-                if attempt.has_token or number + 1 == self.settings.placement_attempts:
+                if attempt.has_shown or number + 1 == self.settings.placement_attempts:
                     raise
                 if attempt.failed_worker_id:
                     excluded.append(attempt.failed_worker_id)
@@ -302,14 +302,15 @@ class _Run:
         self._choices: list[Choice] = []
         self.ttft_s: float | None = None
         self.attempt: Attempt | None = None
-        """The newest one. Only the last one can have given tokens."""
+        """The newest one. Only the last one can have shown anything; what others received is nobody's usage."""
 
     def spent(self) -> Usage:
         """What the request has used so far, whichever way it ended: nothing before it was placed."""
         return self.usage(self.attempt) if self.attempt is not None else Usage()
 
     def choices(self, attempt: Attempt) -> list[Choice]:
-        """Fresh choices for an attempt; nothing of an earlier one was shown."""
+        """Fresh choices for an attempt; nothing of an earlier one was shown, so its first token was none."""
+        self.ttft_s = None
 
         def on_first() -> None:
             if self.ttft_s is None:

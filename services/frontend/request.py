@@ -114,7 +114,10 @@ class Outlet(Protocol):
         ...
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """Log-probabilities of the prompt's tokens from the second on, before the choice's text; only when asked for."""
+        """Log-probabilities of the prompt's tokens from the second on, before the choice's text; only when asked for.
+
+        Comes once more when the request is placed again: the last ones count.
+        """
         ...
 
 

@@ -1,19 +1,16 @@
 """InferenceService: protobuf to the pipeline and back, no decisions."""
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from grpc.aio import ServicerContext
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
-from kvmesh.api.inference.v1 import inference_pb2_grpc
 from kvmesh.core import FinishReason
-from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.codec.inference import (
-    ChatCall,
+    MODEL_CHARACTERS_MAX,
     GenerateCall,
     Options,
     ToolCallPiece,
@@ -28,32 +25,27 @@ from kvmesh.rpc.codec.inference import (
 )
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
-from kvmesh.rpc.http_status import http_status
-from kvmesh.telemetry import current_traceparent
-from services.frontend.answering import News, PulledOutlet
-from services.frontend.embed import EmbedRequest
-from services.frontend.metrics import UNKNOWN_MODEL
+from services.frontend.access.caller import current_caller
+from services.frontend.answering import News
+from services.frontend.asking import chat_request, conversation_of, embed_request, generate_request
+from services.frontend.batches.calls import BatchCalls
+from services.frontend.batches.servicer import BatchServicer
+from services.frontend.models import ServedModel
 from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.pipeline import Pipeline
-from services.frontend.prepare import Prepared, tokens_of
+from services.frontend.prepare import Prepared, checked_ids, tokens_of
 from services.frontend.reading import Reading, reading_of
-from services.frontend.request import Answer, Conversation, Prompt, Request, ToolChoice, ToolMode
+from services.frontend.request import Prompt, Request
+from services.frontend.running import Running, accounted
 
-_log = logging.getLogger(__name__)
 SERVICE_NAME = "kvmesh.inference.v1.InferenceService"
-_SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias", "constraint",
-)  # fmt: skip
-_FIELDS = {name: f"options.sampling.{name}" for name in _SAMPLING_FIELDS} | {
-    name: f"options.{name}" for name in ("choices", "priority", "cache_salt", "adapter", "request_id")
-}
 
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer(BatchServicer):
     """Serves gRPC clients. Failures leave as MeshError; the server's interceptor makes statuses of them."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, batches: Callable[[], BatchCalls | None] = lambda: None) -> None:
+        super().__init__(batches)
         self._pipeline = pipeline
 
     async def Generate(
@@ -61,8 +53,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         began_s = self._pipeline.clock.now()
         call = from_generate_request(request)
-        asked = self._request(call.model, call.prompt, call.options, context, prompt_field="prompt")
-        async with _Running(self._pipeline, asked, call.options, began_s) as running:
+        asked = generate_request(self._pipeline, call, remaining_s(context))
+        async with Running(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
             echo = _echo(call, running.prepared) if call.echoes else ""
             opened: set[int] = set()
             async for news in running.news():
@@ -82,9 +74,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any]) -> AsyncIterator[pb.ChatResponse]:
         began_s = self._pipeline.clock.now()
         call = from_chat_request(request)
-        conversation = _conversation(call)
-        asked = self._request(call.model, conversation, call.options, context, prompt_field="messages")
-        async with _Running(self._pipeline, asked, call.options, began_s) as running:
+        asked, conversation = chat_request(self._pipeline, call, remaining_s(context))
+        async with Running(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
             reading = reading_of(
                 running.prepared.model,
                 conversation,
@@ -93,6 +84,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 choices=asked.choices,
                 parses_tools=call.tool_choice != "none",
                 constraint=running.prepared.generation.sampling.constraint,
+                includes_reasoning=call.includes_reasoning,
             )
             async for news in running.news():
                 response = _chat_response(asked.request_id, news, call.options, reading)
@@ -103,163 +95,65 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
         began_s = self._pipeline.clock.now()
-        call = from_embed_request(request)
-        asked = Request(
-            request_id=self._pipeline.new_id(),
-            model=call.model,
-            prompt="",
-            timeout_s=_timeout_s(None, remaining_s(context)),
-            traceparent=current_traceparent(),
-        )
-        embed = EmbedRequest(asked=asked, inputs=call.inputs, dimensions=call.dimensions, inputs_name=call.inputs_name)
-        result = await self._pipeline.embed(embed, began_s=began_s)
+        embed = embed_request(self._pipeline, from_embed_request(request), remaining_s(context))
+        with accounted(self._pipeline, embed.asked, began_s) as used:
+            result = await self._pipeline.embed(embed, began_s=began_s)
+            used.append(result.usage)
         return to_embed_response(result)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
-        model = self._pipeline.models.find(required_text(request.model, "model", 256))
+        model = self._model(request.model)
         kind = request.WhichOneof("input")
         if kind == "text":
-            token_ids = model.text.tokenise(request.text, adds_special_tokens=request.add_special_tokens)
+            prompt: Prompt = request.text
+            field = "text"
         elif kind == "chat":
-            prompt = _conversation(from_chat_request(request.chat, prefix="chat."))
-            asked = Request(request_id="", model=model.name, prompt=prompt, fields={"prompt": "chat.messages"})
-            token_ids = await tokens_of(asked, model, self._pipeline.settings)
+            # The model is named once, outside; what the conversation says of it counts for nothing.
+            request.chat.model = request.chat.model or request.model
+            prompt = conversation_of(from_chat_request(request.chat, prefix="chat."), prefix="chat.")
+            field = "chat.messages"
         else:
             raise InvalidRequestError("text or chat must be given", field="input")
+        asked = Request(
+            request_id="",
+            model=model.name,
+            prompt=prompt,
+            adds_special_tokens=request.add_special_tokens,
+            fields={"prompt": field},
+        )
+        token_ids = await tokens_of(asked, model, self._pipeline.settings) if prompt else []
         return pb.TokenizeResponse(token_ids=token_ids, context_tokens_max=model.context_tokens_max)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: ServicerContext[Any, Any]
+    ) -> pb.DetokenizeResponse:
+        model = self._model(request.model)
+        if len(request.token_ids) > model.context_tokens_max:
+            raise InvalidRequestError(f"token_ids must have at most {model.context_tokens_max} ids", field="token_ids")
+        token_ids = checked_ids(list(request.token_ids), "token_ids", model)
+        return pb.DetokenizeResponse(text=model.text.decode(token_ids, skip_special_tokens=request.skip_special_tokens))
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: ServicerContext[Any, Any]
     ) -> pb.ListModelsResponse:
+        caller = current_caller.get()
         models = [
             pb.Model(
                 name=model.name,
                 context_tokens_max=model.context_tokens_max,
                 features=sorted(model.features),
                 workers_ready=model.workers_ready,
-                adapters=model.adapters,
+                adapters=[adapter for adapter in model.adapters if caller.allows(adapter)],
             )
             for model in self._pipeline.models.served()
+            if caller.allows(model.name)
         ]
         return pb.ListModelsResponse(models=models)
 
-    def _request(
-        self, model: str, prompt: Prompt, options: Options, context: ServicerContext[Any, Any], *, prompt_field: str
-    ) -> Request:
-        if options.media:
-            raise UnsupportedError("no worker takes media", field="options.media", reason="media_unsupported")
-        return Request(
-            request_id=options.request_id or self._pipeline.new_id(),
-            model=model,
-            prompt=prompt,
-            sampling=options.sampling,
-            choices=options.choices,
-            adapter=options.adapter,
-            cache_salt=options.cache_salt,
-            priority=options.priority,
-            session_id=options.session_id,
-            timeout_s=_timeout_s(options.timeout_s, remaining_s(context)),
-            traceparent=current_traceparent(),
-            fields=_FIELDS | {"prompt": prompt_field},
-        )
-
-
-class _Running:
-    """A request in a task of its own, so that its text can be taken while it runs. Leaving cancels what is left of it."""
-
-    def __init__(self, pipeline: Pipeline, request: Request, options: Options, began_s: float) -> None:
-        self._pipeline = pipeline
-        self._request = request
-        self._began_s = began_s
-        self._outlet = PulledOutlet(is_whole=not options.is_stream)
-        self._task: asyncio.Task[Answer] | None = None
-        self._prepared: Prepared | None = None
-
-    @property
-    def prepared(self) -> Prepared:
-        """The request as it was submitted."""
-        assert self._prepared is not None
-        return self._prepared
-
-    @property
-    def answer(self) -> Answer:
-        """Totals, once `news` has ended."""
-        assert self._task is not None
-        return self._task.result()
-
-    async def __aenter__(self) -> "_Running":
-        try:
-            self._prepared = await self._pipeline.prepare(self._request, began_s=self._began_s)
-        except MeshError as error:
-            self._account(error)
-            raise
-        run = self._pipeline.run(self._prepared, self._outlet, began_s=self._began_s)
-        self._task = asyncio.create_task(run, name=f"request {self._request.request_id}")
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        assert self._task is not None
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        self._account(error)
-
-    async def news(self) -> AsyncIterator[News]:
-        """What is new, as long as there is something. Raises the request's failure after what came before it."""
-        task = self._task
-        assert task is not None
-        while True:
-            for news in self._outlet.take():
-                yield news
-            if task.done():
-                break
-            await self._outlet.wait(task)
-        for news in self._outlet.take():
-            yield news
-        task.result()
-
-    def _account(self, error: BaseException | None) -> None:
-        """Counts and logs the request, once."""
-        code, reason = 200, "ok"
-        if isinstance(error, MeshError):
-            code, reason = http_status(error)[0], error.reason
-        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
-            code, reason = 499, "client_gone"
-        elif error is not None:
-            code, reason = 500, "internal"
-        model = UNKNOWN_MODEL if self._prepared is None else self._prepared.model.name
-        self._pipeline.metrics.requests.labels(model, str(code)).inc()
-        is_answered = error is None and self._task is not None
-        usage = self.answer.usage if is_answered else None
-        data = {
-            "request_id": self._request.request_id,
-            "path": "grpc",
-            "model": model,
-            "code": code,
-            "reason": reason,
-            "prompt_tokens": usage.prompt_tokens if usage else 0,
-            "output_tokens": usage.output_tokens if usage else 0,
-            "duration_s": round(self._pipeline.clock.now() - self._began_s, 6),
-        }
-        _log.info("request_finished", extra={"data": data})
-
-
-def _conversation(call: ChatCall) -> Conversation:
-    return Conversation(
-        messages=call.messages,
-        tools=call.tools if call.tool_choice != "none" else (),
-        tool_choice=_tool_choice(call),
-        arguments=call.template_arguments,
-    )
-
-
-def _tool_choice(call: ChatCall) -> ToolChoice:
-    mode, _, name = call.tool_choice.partition(":")
-    if mode in ("required", "named") and not call.tools:
-        raise InvalidRequestError("tool_choice needs tools", field="tool_choice")
-    if mode == "named" and name not in [tool["function"]["name"] for tool in call.tools]:
-        raise InvalidRequestError("tool_name must be the name of one of the tools", field="tool_name")
-    return ToolChoice(mode=ToolMode(mode), name=name)
+    def _model(self, name: str) -> ServedModel:
+        model = self._pipeline.models.find(required_text(name, "model", MODEL_CHARACTERS_MAX))
+        current_caller.get().check_model(model.adapter or model.name)
+        return model
 
 
 def _chat_response(request_id: str, news: News, options: Options, reading: Reading | None) -> pb.ChatResponse | None:
@@ -314,10 +208,3 @@ def _pieces(reading: Reading, choice: int, parts: Sequence[Part]) -> tuple[ToolC
 
 def _echo(call: GenerateCall, prepared: Prepared) -> str:
     return call.prompt if isinstance(call.prompt, str) else prepared.model.text.decode(prepared.generation.token_ids)
-
-
-def _timeout_s(own_s: float | None, call_s: float | None) -> float | None:
-    limits = [limit for limit in (own_s, call_s) if limit is not None]
-    if limits and min(limits) <= 0:
-        raise DeadlineError("the caller's deadline has passed")
-    return min(limits, default=None)

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
-from kvmesh.lifecycle import LifecycleSettings
+from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
 from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.batches.settings import BatchSettings
+from services.frontend.kserve.settings import KserveSettings
 from services.frontend.parsers.select import ParserNames
 from services.frontend.remote.process import check_installed
 from services.frontend.remote.settings import RemoteSettings
@@ -24,6 +25,14 @@ class HttpSettings:
 
     host: str = setting("127.0.0.1", "Address the HTTP API listens on.")
     port: int = setting(8000, "Port of the HTTP API; 0: a free one.", min=0, max=65535)
+    shares_port: bool = setting(
+        False, "Whether other processes listen on the port too and the kernel spreads connections; see `processes`."
+    )
+    share_after_s: float = setting(
+        10.0,
+        "Longest wait for a model before a process joins a shared port: until then it would only refuse what others can answer.",
+        min=0,
+    )
     body_bytes_max: int = setting(8 << 20, "Largest request body; a million tokens of text is about 5 MB.", min=1024)
     header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
     headers_max: int = setting(128, "Most headers.", min=8, max=1024)
@@ -79,7 +88,9 @@ class PipelineSettings:
     )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
     release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
-    placement_attempts: int = setting(3, "Placements of one request before its first token.", min=1, max=16)
+    placement_attempts: int = setting(
+        3, "Placements of one request while nothing of its answer was shown.", min=1, max=16
+    )
     retry_after_s: float = setting(1.0, "What a refused client is told to wait.", min=0.1)
     drain_notice_s: float = setting(
         0.0,
@@ -102,6 +113,11 @@ class ModelSettings:
     fast_tokenizer: bool = setting(
         True, "Whether fastokens encodes prompts, for models where it gives the same tokens; a tenth of the time."
     )
+    remembered_characters_max: int = setting(
+        2_000_000,
+        "Characters of earlier prompts whose tokens are kept for the next turn, of each model; about 15 bytes each. 0: none.",
+        min=0,
+    )
     template: TemplateLimits = field(default_factory=TemplateLimits)
     parser_process: RemoteSettings = field(default_factory=RemoteSettings)
 
@@ -111,6 +127,10 @@ class FrontendSettings:
     """A frontend process."""
 
     instance_id: str = setting("", "Registered id; empty: made of host and process.")
+    processes: int = setting(
+        1, "Processes that share the HTTP port, one for each core that the frontend may fill.", min=1, max=256
+    )
+    supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
     tool_parser: str = setting(
         "auto",
         "How tool calls are read: a family, auto (found out from the model's chat template and tokens), none, or vllm:NAME "
@@ -125,6 +145,7 @@ class FrontendSettings:
     )
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    kserve: KserveSettings = field(default_factory=KserveSettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)

@@ -93,7 +93,7 @@ def _shared(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for function in functions:
         for word in _SHARED:
             definitions = _parameters(function).get(word) or {}
-            if not isinstance(definitions, dict):
+            if not isinstance(definitions, Mapping):
                 raise InvalidRequestError(f"{word} of a tool must be an object", field="tools", reason="invalid_value")
             for name, value in definitions.items():
                 if found.setdefault(word, {}).setdefault(name, value) != value:

@@ -40,6 +40,10 @@ class Elders(Viewed, Protocol):
         """Those whose work is not known yet."""
         ...
 
+    def count_strangers(self) -> None:
+        """Counts what they told of workers that have become known since."""
+        ...
+
 
 class Entry(Protocol):
     """This router's entry in the registry; `kvmesh.discovery.presence.Presence`."""
@@ -84,6 +88,7 @@ async def join(
         _wait(lambda: not peers.awaited, settings.peers_wait_s, clock),
         _wait(lambda: not unknown_workers(core), settings.index_wait_s, clock),
     )
+    peers.count_strangers()
     data = {"seconds": clock.now() - began_s, "routers": list(peers.awaited), "workers": unknown_workers(core)}
     if data["routers"] or data["workers"]:
         log.warning("router_joined_without", extra={"data": data})

@@ -130,7 +130,7 @@ class Membership:
             instance.instance_id,
             address=instance.address,
             role=role,
-            labels={k.removeprefix(LABEL_PREFIX): v for k, v in instance.meta.items() if k.startswith(LABEL_PREFIX)},
+            labels=labels_of(instance),
             is_critical=instance.health is Health.CRITICAL,
             is_draining=instance.is_draining,
         )
@@ -242,3 +242,8 @@ def _leaves(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
     for error in group.exceptions:
         found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found
+
+
+def labels_of(instance: Instance) -> dict[str, str]:
+    """The labels that a worker registered with."""
+    return {k.removeprefix(LABEL_PREFIX): v for k, v in instance.meta.items() if k.startswith(LABEL_PREFIX)}

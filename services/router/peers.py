@@ -115,6 +115,10 @@ class Peers:
             name for name in self._serving_first if name not in self._unreachable and not self.replica.has_heard(name)
         )
 
+    def count_strangers(self) -> None:
+        """Counts what peers told of workers that have become known since; otherwise that happens a few times a second."""
+        self.replica.tick(now=self._clock.now())
+
     async def start(self) -> None:
         """Nothing: `run` does the work."""
 
@@ -262,7 +266,7 @@ class Peers:
     async def _keep_strangers(self) -> None:
         while True:
             await self._clock.sleep(self._settings.heartbeat_s / 4)
-            self.replica.tick(now=self._clock.now())
+            self.count_strangers()
 
     def _begin(self) -> _Line:
         line = _Line(self.replica.began(), asyncio.Event())

@@ -85,6 +85,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request_iterator: AsyncIterator[pb.RouteRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.RouteResponse]:
         """Asks and reports of one frontend."""
+        await context.send_initial_metadata(())  # Tells the frontend that somebody hears, before anything is asked.
         stream = _Stream()
         self._streams_open[stream] = None
         reading = asyncio.create_task(self._read(request_iterator, stream), name="route-read")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 
-from kvmesh.discovery.base import PREFILL
+from kvmesh.discovery.base import FRONTEND, PREFILL
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 
@@ -159,3 +159,13 @@ async def wait_until(condition: object, timeout_s: float, what: str) -> None:
 def argv_simulated(*more: str) -> Sequence[str]:
     """Flags of a small simulated mesh."""
     return ("--engine", "simulated", "--greeting", "", *more)
+
+
+async def grpc_address(mesh: RunningMesh) -> tuple[str, int]:
+    """Where the frontend takes gRPC calls, and the port of its metrics."""
+    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    try:
+        (frontend,) = (await registry.instances(FRONTEND)).instances
+    finally:
+        await registry.aclose()
+    return f"{frontend.host}:{frontend.port}", int(frontend.meta["metrics_port"])

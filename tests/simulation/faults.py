@@ -10,6 +10,7 @@ from tests.simulation.mesh import SimulatedMesh
 Script = Callable[[SimulatedMesh], Awaitable[None]]
 FAULT_AT_S = 3.0
 MIXED_FAULTS = 12
+ROUTER_FAULTS = 4
 MIXED_PAUSE_S = (0.1, 0.6)
 
 
@@ -32,6 +33,19 @@ async def kill_decode(mesh: SimulatedMesh) -> None:
             each.phase for each in mesh.ledgers.values() if each.placements and each.placements[-1][1] == "decode-0"
         ]
         if phases.count(Phase.DECODING) >= 3 and Phase.SUBMITTED in phases:
+            break
+        await mesh.world.clock.sleep(0.001)
+    await mesh.kill("decode-0")
+
+
+async def kill_decode_held(mesh: SimulatedMesh) -> None:
+    """A decode worker dies when all that a request has of it is a token that makes no text yet: the begin of a character."""
+    await mesh.world.clock.sleep(FAULT_AT_S)
+    seen = len(mesh.world.trace.lines)
+    while True:
+        lines, seen = mesh.world.trace.lines[seen:], len(mesh.world.trace.lines)
+        firsts = [mesh.ledgers[line.split()[-2]] for line in lines if line.endswith(" first_token")]
+        if any(each.phase is Phase.SUBMITTED and each.placements[-1][1] == "decode-0" for each in firsts):
             break
         await mesh.world.clock.sleep(0.001)
     await mesh.kill("decode-0")
@@ -66,6 +80,24 @@ async def mixed(mesh: SimulatedMesh) -> None:
         kind, worker_id = generator.choice(kinds), generator.choice(sorted(mesh.workers))
         mesh.world.trace.note("fault", kind, worker_id)
         await _KINDS[kind](mesh, worker_id, generator)
+
+
+async def routers(mesh: SimulatedMesh) -> None:
+    """Routers die and come back, one at a time, or fall silent; now and then a worker dies meanwhile."""
+    generator = mesh.world.random("faults")
+    for _ in range(ROUTER_FAULTS):
+        await mesh.world.clock.sleep(generator.uniform(0.2, 1.5))
+        name = generator.choice(sorted(mesh.routers))
+        kind = generator.choice(("die", "die", "part", "worker"))
+        mesh.world.trace.note("fault", kind, name)
+        if kind == "part":
+            await _silence(mesh, name, generator.uniform(0.1, 6.0))
+        elif kind == "worker":
+            await _die(mesh, generator.choice(sorted(mesh.workers)), generator)
+        else:
+            await mesh.kill(name)
+            await mesh.world.clock.sleep(generator.uniform(0.0, 3.0))
+            await mesh.restart_router(name)
 
 
 async def _die(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
@@ -154,8 +186,10 @@ _KINDS: dict[str, Callable[[SimulatedMesh, str, Random], Awaitable[None]]] = {
 SCRIPTS: dict[str, Script] = {
     "none": no_faults,
     "kill-decode": kill_decode,
+    "kill-decode-held": kill_decode_held,
     "kill-prefill": kill_prefill,
     "drain": drain,
     "partition": partition,
     "mixed": mixed,
+    "routers": routers,
 }

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -120,10 +120,12 @@ class _WatchedRouter:
     world: World
     on_phase: OnPhase
     on_placed: Callable[[str, str, str], None]
+    asked: dict[int, str] = field(default_factory=dict)
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         self.on_phase(ask.request_id, Phase.ASKING)
         placed = await self.inner.place(ask, timeout_s=timeout_s)
+        self.asked[placed.ask_id] = ask.request_id
         prefill, decode = placed.placement.prefill, placed.placement.decode.worker_id
         prefill_id = prefill.worker_id if prefill is not None else "-"
         self.world.trace.note("placed", ask.request_id, prefill_id, decode, placed.placement.cached_tokens)
@@ -131,7 +133,7 @@ class _WatchedRouter:
         return placed
 
     def report_nowait(self, ask_id: int, kind: ReportKind, **details: Any) -> None:
-        self.world.trace.note("report", ask_id, kind.value)
+        self.world.trace.note("report", ask_id, self.asked[ask_id], kind.value)
         self.inner.report_nowait(ask_id, kind, **details)
 
 
@@ -171,9 +173,10 @@ class SimulatedFrontend:
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             features=frozenset({"logprobs"}),
         )
+        self._prefill = GrpcPrefillClient(self._channels, frontend_id=frontend_id)
         self.pipeline = Pipeline(
             models=StaticModels([model]),
-            prefill=_WatchedPrefill(GrpcPrefillClient(self._channels), world, on_phase),
+            prefill=_WatchedPrefill(self._prefill, world, on_phase),
             links=_WatchedLinks(self.links, world, on_phase),
             router=_WatchedRouter(self.router_link, world, on_phase, on_placed),
             clock=world.clock,
@@ -191,6 +194,7 @@ class SimulatedFrontend:
         """Ends all links."""
         await self.pipeline.aclose()
         await self.links.aclose()
+        await self._prefill.aclose()
         await self.router_link.aclose()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)

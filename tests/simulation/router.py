@@ -30,6 +30,7 @@ class SimulatedRouter:
     def __init__(self, world: World, router_id: str, settings: RouterSettings, *, run: int = 1) -> None:
         self._world = world
         self.router_id = router_id
+        self.run = run
         self.address = f"{router_id}:{PORT}"
         self.is_alive = False
         generator = world.random(f"router/{router_id}")
@@ -92,6 +93,15 @@ class SimulatedRouter:
         self.is_alive = True
         self._world.trace.note("started", self.router_id)
 
+    def now(self) -> float:
+        """Virtual time."""
+        return self._world.clock.now()
+
+    @property
+    def placed(self) -> int:
+        """Requests it has placed."""
+        return self.core._placed
+
     @property
     def has_waiting(self) -> bool:
         """True while an answer is owed to a stream."""
@@ -114,6 +124,8 @@ class SimulatedRouter:
         self._world.trace.note("kill", self.router_id)
         self._world.network.kill(self.address)
         self._registry.set_reachable(False)
+        for task in self._tasks:
+            task.cancel()  # Before anything is closed in good order: the dead say nothing.
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -77,6 +77,19 @@ def test_killed_decode_worker() -> None:
     assert not [each for each in _placed_after(report, killed_at_s + 0.1) if "decode-0" in each.placements[-1]]
 
 
+def test_killed_decode_worker_with_a_held_token() -> None:
+    """Who has received tokens but shown none of them loses nothing: the request is placed again and answered whole."""
+    report = run(1, 150, faults="kill-decode-held").check()
+    for ledger in report.ledgers.values():
+        assert ledger.outcome != "worker_lost" or ledger.tokens
+    [killed_at_s] = report.killed_at_s.values()
+    received = {
+        line.split()[-2] for line in report.lines if line.endswith(" first_token") and _at_s(line) <= killed_at_s
+    }
+    again = [each for each in _moved(report, from_decode="decode-0") if each.request.request_id in received]
+    assert again
+
+
 def test_killed_prefill_worker() -> None:
     """Requests on a prefill worker that dies are placed again, and every client gets its whole answer."""
     report = run(3, 300, faults="kill-prefill").check()
@@ -186,6 +199,10 @@ def _moved(report: Report, *, from_decode: str) -> list[Ledger]:
         for each in report.ledgers.values()
         if each.outcome == "answered" and len(each.placements) > 1 and each.placements[0][1] == from_decode
     ]
+
+
+def _at_s(line: str) -> float:
+    return float(line.split()[0])
 
 
 def _placed_after(report: Report, time_s: float) -> list[Ledger]:

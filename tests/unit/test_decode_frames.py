@@ -15,6 +15,7 @@ from kvmesh.errors import OverloadedError
 from kvmesh.worker.slots import LinkStep
 from kvmesh.worker.worker import Link, Worker
 from services.decode.frames import STEPS_PER_FRAME_MAX, FrameOutlet
+from tests.virtual_loop import run_virtual
 
 
 def finish(slot: int) -> EngineFinish:
@@ -118,3 +119,49 @@ async def test_silence_is_broken_by_heartbeats() -> None:
         heartbeat = (await anext(frames)).frame
     assert heartbeat.step == 0
     assert not heartbeat.slots
+
+
+@pytest.mark.parametrize(("step_s", "waits_s", "count"), [(0.006, 0.0, 20), (0.0005, 0.002, 6)])
+def test_frames_keep_their_distance(step_s: float, waits_s: float, count: int) -> None:
+    """Steps that come slower than the interval are frames at once; faster ones share frames and wait for one interval at most."""
+    interval_s, steps = 0.002, 20
+
+    async def story() -> list[tuple[float, pb.StepFrame]]:
+        outlet, loop = FrameOutlet(1000), asyncio.get_running_loop()
+        heard: list[tuple[float, pb.StepFrame]] = []
+
+        async def read() -> None:
+            async with aclosing(outlet.frames(10.0, interval_s)) as frames:  # type: ignore[type-var]
+                async for response in frames:
+                    heard.append((loop.time(), response.frame))
+
+        reading = asyncio.create_task(read())
+        began_s = loop.time() + step_s
+        for number in range(steps):
+            await asyncio.sleep(began_s + number * step_s - loop.time())
+            outlet.on_step(number, LinkStep([0], [number]), {})
+        outlet.close_nowait()
+        await reading
+        late_s = [at_s - (began_s + min(frame.token_ids) * step_s) for at_s, frame in heard]
+        assert max(late_s) <= waits_s + 1e-6
+        return heard
+
+    heard = run_virtual(story())
+    assert tokens_by_slot([frame for _, frame in heard]) == {0: list(range(steps))}
+    assert len(heard) <= count
+
+
+def test_silence_is_filled_with_heartbeats() -> None:
+    """One per interval of silence, counted from the last frame."""
+
+    async def story() -> list[float]:
+        outlet, loop = FrameOutlet(10), asyncio.get_running_loop()
+        began_s, heard = loop.time(), []
+        loop.call_later(2.5, outlet.on_step, 1, LinkStep([0], [7]), {})
+        loop.call_later(5.0, outlet.close_nowait)
+        async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
+            async for response in frames:
+                heard.append(round(loop.time() - began_s, 3) * (1 if response.frame.slots else -1))
+        return heard
+
+    assert run_virtual(story()) == [-1.0, -2.0, 2.5, -3.5, -4.5]

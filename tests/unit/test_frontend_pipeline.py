@@ -285,6 +285,45 @@ def test_a_failure_after_tokens_is_told(mesh: FakeMesh, model: ServedModel, erro
     assert not heard.endings
 
 
+HELD: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "begin of a character": ("🙂 and more", 1, {}),
+    "begin of a stop string": (TEXT, 2, {"stop": ["Hello! How are we"]}),
+}
+"""An answer, how many of its tokens come before the leg is lost, and the sampling that holds them back."""
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+@pytest.mark.parametrize("case", HELD)
+def test_what_was_received_but_not_shown_is_placed_again(
+    mesh: FakeMesh, model: ServedModel, case: str, choices: int
+) -> None:
+    """Nothing fails before anything was shown: the client sees one whole answer, and pays for it once."""
+    text, received, sampling = HELD[case]
+    tokens = tokens_of(model.text, text)
+    mesh.answer = lambda _: tokens
+    mesh.faults = Faults(leg_after=received, leg_error=LostError("x"))
+    heard, answer = run(mesh, model, a_request(choices=choices, sampling=sampling))
+    assert (1, ReportKind.FIRST_TOKEN) in mesh.reports
+    assert mesh.settled() == [(1, ReportKind.FAILED), (2, ReportKind.FINISHED)]
+    assert isinstance(answer, Answer), answer
+    assert heard.texts == dict.fromkeys(range(choices), text)
+    assert heard.token_ids == dict.fromkeys(range(choices), tokens[:-1])
+    assert answer.usage.output_tokens == choices * len(tokens)
+    assert mesh.asks[-1].excluded_worker_ids == ("d0",)
+    assert answer.ttft_s is not None and answer.ttft_s > 2 * mesh.step_s * received
+
+
+def test_a_choice_that_ended_without_text_was_shown(mesh: FakeMesh, model: ServedModel) -> None:
+    """The client knows of its end, so that the other choice's loss is told."""
+    answers = iter([[2], tokens_of(model.text, "🙂")])
+    mesh.answer = lambda _: next(answers)
+    mesh.faults = Faults(leg_after=1, leg_error=LostError("x"))
+    heard, answer = run(mesh, model, a_request(choices=2))
+    assert isinstance(answer, LostError)
+    assert list(heard.endings) == [0] and not heard.texts
+    assert len(mesh.asks) == 1
+
+
 def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedModel) -> None:
     """With a time to come back."""
     mesh.faults = Faults(place=[UnavailableError("no worker", reason="no_worker")])

@@ -3,12 +3,12 @@
 Conversations come out in the shape of OpenAI's messages, since that is what chat templates take.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, Parse, ParseError
-from google.protobuf.struct_pb2 import Struct
+import orjson
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.types.v1 import output_pb2
@@ -17,19 +17,24 @@ from kvmesh.core import FinishReason, Media, SamplingParams, TokenLogprob, Usage
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.clients import EmbedResult
 from kvmesh.rpc.codec.embed import INPUTS_MAX
-from kvmesh.rpc.codec.sampling import from_sampling
+from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX, from_sampling
 from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text
+from kvmesh.rpc.codec.struct import from_struct
 from kvmesh.rpc.codec.types import FINISH_REASON_NUMBERS, from_media, to_logprobs, to_usage
 from kvmesh.rpc.status import to_detail
 
 MESSAGES_MAX = 4096
 TOOLS_MAX = 128
 CALLS_MAX = 128
+DOCUMENTS_MAX = 1024
+KEPT_TOKENS_MAX = 2**31 - 1
 SESSION_BYTES_MAX = 256
 MODEL_CHARACTERS_MAX = 256
 # Room for the choice's and the attempt's number, which follow the id in the names of legs.
 REQUEST_ID_MAX = REQUEST_ID_CHARACTERS_MAX - 16
 _REQUEST_ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 ROLES: Mapping[int, str] = {
     pb.CHAT_ROLE_SYSTEM: "system",
@@ -54,6 +59,8 @@ class Options:
     timeout_s: float | None = None
     media: Sequence[Media] = ()
     returns_token_ids: bool = False
+    prompt_tokens_kept: int | None = None
+    includes_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +71,15 @@ class GenerateCall:
     prompt: str | Sequence[int]
     options: Options
     echoes: bool = False
+    adds_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
-    """A conversation. `tool_choice` is auto, none, required, or the name of a tool with `named:` before it."""
+    """A conversation. `tool_choice` is auto, none, required, or the name of a tool with `named:` before it.
+
+    `strict`: names of tools whose arguments must keep to their schema.
+    """
 
     model: str
     messages: Sequence[Mapping[str, Any]]
@@ -76,6 +87,11 @@ class ChatCall:
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    documents: Sequence[Mapping[str, Any]] = ()
+    strict: Sequence[str] = ()
+    is_parallel: bool = True
+    continues_final_message: bool = False
+    includes_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +102,8 @@ class EmbedInputs:
     inputs: Sequence[str | Sequence[int]]
     inputs_name: str
     dimensions: int | None = None
+    priority: int = 0
+    prompt_tokens_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +126,7 @@ def from_generate_request(message: pb.GenerateRequest) -> GenerateCall:
         prompt=message.text if kind == "text" else list(message.token_ids.ids),
         options=from_options(message.options),
         echoes=message.echo,
+        adds_special_tokens=message.add_special_tokens if message.HasField("add_special_tokens") else True,
     )
 
 
@@ -115,13 +134,19 @@ def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
     """The value, checked."""
     check_length(len(message.messages), f"{prefix}messages", 1, MESSAGES_MAX, "entries")
     check_length(len(message.tools), f"{prefix}tools", 0, TOOLS_MAX, "entries")
+    check_length(len(message.documents), f"{prefix}documents", 0, DOCUMENTS_MAX, "entries")
     return ChatCall(
         model=required_text(message.model, f"{prefix}model", MODEL_CHARACTERS_MAX),
         messages=[_from_message(each, f"{prefix}messages[{i}].") for i, each in enumerate(message.messages)],
         tools=[_from_tool(each, f"{prefix}tools[{i}].") for i, each in enumerate(message.tools)],
         tool_choice=_tool_choice(message, prefix),
-        template_arguments=MessageToDict(message.template_arguments),
+        template_arguments=from_struct(message.template_arguments, f"{prefix}template_arguments"),
         options=from_options(message.options, prefix=f"{prefix}options."),
+        documents=[from_struct(each, f"{prefix}documents[{i}]") for i, each in enumerate(message.documents)],
+        strict=[tool.name for tool in message.tools if tool.strict],
+        is_parallel=message.parallel_tool_calls if message.HasField("parallel_tool_calls") else True,
+        continues_final_message=message.continue_final_message,
+        includes_reasoning=not message.exclude_reasoning,
     )
 
 
@@ -138,6 +163,8 @@ def from_embed_request(message: pb.EmbedRequest) -> EmbedInputs:
         inputs=list(message.texts) or [list(each.ids) for each in message.token_ids],
         inputs_name=name,
         dimensions=dimensions,
+        priority=message.priority,
+        prompt_tokens_kept=_kept(message, ""),
     )
 
 
@@ -166,7 +193,18 @@ def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> 
         timeout_s=positive_duration(message, "timeout", f"{prefix}timeout"),
         media=tuple(from_media(each, f"{prefix}media[{i}].") for i, each in enumerate(message.media)),
         returns_token_ids=message.return_token_ids,
+        prompt_tokens_kept=_kept(message, prefix),
+        includes_stop=message.include_stop,
     )
+
+
+def _kept(message: pb.GenerationOptions | pb.EmbedRequest, prefix: str) -> int | None:
+    count: int | None = optional_field(message, "prompt_tokens_kept")
+    field = f"{prefix}prompt_tokens_kept"
+    check_range(count, field, -1, KEPT_TOKENS_MAX)
+    if count == 0:
+        raise InvalidRequestError(f"{field} must be -1 or at least 1", field=field)
+    return count
 
 
 def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
@@ -174,7 +212,7 @@ def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
     check_length(len(message.tool_calls), f"{prefix}tool_calls", 0, CALLS_MAX, "entries")
     if message.tool_calls and role != "assistant":
         raise InvalidRequestError(f"{prefix}tool_calls belong to the assistant", field=f"{prefix}tool_calls")
-    if not message.content and not message.tool_calls:
+    if not message.content and role in ("system", "user"):
         raise InvalidRequestError(f"{prefix}content must not be empty", field=f"{prefix}content")
     value: dict[str, Any] = {"role": role, "content": message.content}
     if message.tool_calls:
@@ -192,20 +230,36 @@ def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
 
 def _from_call(call: pb.ToolCall, prefix: str) -> dict[str, Any]:
     """Arguments as an object, the way templates want them."""
-    try:
-        arguments = MessageToDict(Parse(call.arguments or "{}", Struct()))
-    except ParseError:
-        raise InvalidRequestError(f"{prefix}arguments must be a JSON object", field=f"{prefix}arguments") from None
+    arguments = _object(call.arguments or "{}", f"{prefix}arguments")
     name = required_text(call.name, f"{prefix}name", 256)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def _object(text: str, field: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{field} must be a JSON object", field=field)
+    return value
+
+
 def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": required_text(tool.name, f"{prefix}name", 64)}
+    if not _TOOL_NAME.match(tool.name):
+        raise InvalidRequestError(
+            f"{prefix}name must have 1 to 64 characters of A-Z a-z 0-9 _ . -", field=f"{prefix}name"
+        )
+    function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
-    if tool.HasField("parameters"):
-        function["parameters"] = MessageToDict(tool.parameters)
+    if tool.HasField("parameters") and tool.parameters_json:
+        raise InvalidRequestError(f"{prefix}parameters and parameters_json are both given", field=f"{prefix}parameters")
+    if tool.parameters_json:
+        check_length(len(tool.parameters_json), f"{prefix}parameters_json", 0, DOCUMENT_BYTES_MAX, "bytes")
+        function["parameters"] = _object(tool.parameters_json, f"{prefix}parameters_json")
+    elif tool.HasField("parameters"):
+        function["parameters"] = from_struct(tool.parameters, f"{prefix}parameters")
     return {"type": "function", "function": function}
 
 

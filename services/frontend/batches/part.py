@@ -8,6 +8,7 @@ from aiohttp import web
 from kvmesh.errors import NotFoundError, UnavailableError
 from kvmesh.telemetry import Instruments, event_logger
 from services.frontend.batches.answer import Endpoints, LineRunner
+from services.frontend.batches.calls import BatchCalls
 from services.frontend.batches.file_routes import FileRoutes
 from services.frontend.batches.files import FileStore
 from services.frontend.batches.routes import BatchRoutes
@@ -61,6 +62,7 @@ class Batches:
                 is_draining=lambda: pipeline.is_draining,
             )
         )
+        self._calls = BatchCalls(store, self._files, self._runner, settings, pipeline.new_id)
         self._routes = (
             FileRoutes(self._files, settings),
             BatchRoutes(store, self._files, self._runner, settings),
@@ -69,6 +71,16 @@ class Batches:
         instruments.gauge_function(
             "running_batches", "Batches that this frontend works on.", lambda: float(self._runner.running)
         )
+
+    @property
+    def calls(self) -> BatchCalls | None:
+        """Batches for other callers than HTTP; None where there are none, which is known once it has started."""
+        return self._calls if self._is_on else None
+
+    @property
+    def running(self) -> int:
+        """Batches that this process works on."""
+        return self._runner.running
 
     async def start(self) -> None:
         """Opens the store. Where it was not asked for by name and cannot be had, there are no batches."""

@@ -105,7 +105,12 @@ class HttpServer:
         await self._runner.setup()
         settings = self._settings
         site = web.TCPSite(
-            self._runner, settings.host, settings.port, backlog=settings.backlog, ssl_context=tls_context(settings)
+            self._runner,
+            settings.host,
+            settings.port,
+            backlog=settings.backlog,
+            ssl_context=tls_context(settings),
+            reuse_port=settings.shares_port or None,
         )
         await site.start()
         self._port = self._runner.addresses[0][1]

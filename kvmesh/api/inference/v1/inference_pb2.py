@@ -24,57 +24,102 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from kvmesh.api.errors.v1 import errors_pb2 as kvmesh_dot_errors_dot_v1_dot_errors__pb2
 from kvmesh.api.types.v1 import output_pb2 as kvmesh_dot_types_dot_v1_dot_output__pb2
 from kvmesh.api.types.v1 import prompt_pb2 as kvmesh_dot_types_dot_v1_dot_prompt__pb2
 from kvmesh.api.types.v1 import sampling_pb2 as kvmesh_dot_types_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kvmesh/inference/v1/inference.proto\x12\x13kvmesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1dkvmesh/errors/v1/errors.proto\x1a\x1ckvmesh/types/v1/output.proto\x1a\x1ckvmesh/types/v1/prompt.proto\x1a\x1ekvmesh/types/v1/sampling.proto\"\xb3\x02\n\x11GenerationOptions\x12\x31\n\x08sampling\x18\x01 \x01(\x0b\x32\x1f.kvmesh.types.v1.SamplingParams\x12\x0f\n\x07\x63hoices\x18\x02 \x01(\r\x12\x0e\n\x06stream\x18\x03 \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x05media\x18\n \x03(\x0b\x32\x16.kvmesh.types.v1.Media\x12\x18\n\x10return_token_ids\x18\x0b \x01(\x08\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb5\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.kvmesh.inference.v1.TokenIdsH\x00\x12\x37\n\x07options\x18\x04 \x01(\x0b\x32&.kvmesh.inference.v1.GenerationOptions\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x42\x08\n\x06prompt\"\x95\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12\x34\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12%\n\x05usage\x18\x07 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\"\xb5\x01\n\x0b\x43hatMessage\x12+\n\x04role\x18\x01 \x01(\x0e\x32\x1d.kvmesh.inference.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x31\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1d.kvmesh.inference.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"F\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"V\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12+\n\nparameters\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"\xb1\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x08messages\x18\x02 \x03(\x0b\x32 .kvmesh.inference.v1.ChatMessage\x12(\n\x05tools\x18\x03 \x03(\x0b\x32\x19.kvmesh.inference.v1.Tool\x12\x34\n\x0btool_choice\x18\x04 \x01(\x0e\x32\x1f.kvmesh.inference.v1.ToolChoice\x12\x11\n\ttool_name\x18\x05 \x01(\t\x12\x33\n\x12template_arguments\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x37\n\x07options\x18\x07 \x01(\x0b\x32&.kvmesh.inference.v1.GenerationOptions\"\xd3\x02\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\treasoning\x18\x04 \x01(\t\x12\x31\n\ntool_calls\x18\x05 \x03(\x0b\x32\x1d.kvmesh.inference.v1.ToolCall\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12\x34\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12%\n\x05usage\x18\t \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12.\n\x07warning\x18\n \x01(\x0b\x32\x1d.kvmesh.errors.v1.ErrorDetail\"\x86\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x30\n\ttoken_ids\x18\x03 \x03(\x0b\x32\x1d.kvmesh.inference.v1.TokenIds\x12\x17\n\ndimensions\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_dimensions\"j\n\rEmbedResponse\x12\x32\n\nembeddings\x18\x01 \x03(\x0b\x32\x1e.kvmesh.inference.v1.Embedding\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x87\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x30\n\x04\x63hat\x18\x03 \x01(\x0b\x32 .kvmesh.inference.v1.ChatRequestH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x07\n\x05input\"A\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.kvmesh.inference.v1.Model\"l\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x03 \x03(\t\x12\x15\n\rworkers_ready\x18\x04 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x05 \x03(\t*|\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x04*\x86\x01\n\nToolChoice\x12\x1b\n\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x01\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x02\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x03\x12\x15\n\x11TOOL_CHOICE_NAMED\x10\x04\x32\xc4\x03\n\x10InferenceService\x12Y\n\x08Generate\x12$.kvmesh.inference.v1.GenerateRequest\x1a%.kvmesh.inference.v1.GenerateResponse0\x01\x12M\n\x04\x43hat\x12 .kvmesh.inference.v1.ChatRequest\x1a!.kvmesh.inference.v1.ChatResponse0\x01\x12N\n\x05\x45mbed\x12!.kvmesh.inference.v1.EmbedRequest\x1a\".kvmesh.inference.v1.EmbedResponse\x12W\n\x08Tokenize\x12$.kvmesh.inference.v1.TokenizeRequest\x1a%.kvmesh.inference.v1.TokenizeResponse\x12]\n\nListModels\x12&.kvmesh.inference.v1.ListModelsRequest\x1a\'.kvmesh.inference.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#kvmesh/inference/v1/inference.proto\x12\x13kvmesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dkvmesh/errors/v1/errors.proto\x1a\x1ckvmesh/types/v1/output.proto\x1a\x1ckvmesh/types/v1/prompt.proto\x1a\x1ekvmesh/types/v1/sampling.proto\"\x81\x03\n\x11GenerationOptions\x12\x31\n\x08sampling\x18\x01 \x01(\x0b\x32\x1f.kvmesh.types.v1.SamplingParams\x12\x0f\n\x07\x63hoices\x18\x02 \x01(\r\x12\x0e\n\x06stream\x18\x03 \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x05media\x18\n \x03(\x0b\x32\x16.kvmesh.types.v1.Media\x12\x18\n\x10return_token_ids\x18\x0b \x01(\x08\x12\x1f\n\x12prompt_tokens_kept\x18\x0c \x01(\x11H\x00\x88\x01\x01\x12\x14\n\x0cinclude_stop\x18\r \x01(\x08\x42\x15\n\x13_prompt_tokens_kept\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xed\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.kvmesh.inference.v1.TokenIdsH\x00\x12\x37\n\x07options\x18\x04 \x01(\x0b\x32&.kvmesh.inference.v1.GenerationOptions\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x06 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x95\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12\x34\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12%\n\x05usage\x18\x07 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12\x32\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\"\xb5\x01\n\x0b\x43hatMessage\x12+\n\x04role\x18\x01 \x01(\x0e\x32\x1d.kvmesh.inference.v1.ChatRole\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x31\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1d.kvmesh.inference.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"F\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\"\x7f\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12+\n\nparameters\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x0e\n\x06strict\x18\x04 \x01(\x08\x12\x17\n\x0fparameters_json\x18\x05 \x01(\t\"\xd2\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x08messages\x18\x02 \x03(\x0b\x32 .kvmesh.inference.v1.ChatMessage\x12(\n\x05tools\x18\x03 \x03(\x0b\x32\x19.kvmesh.inference.v1.Tool\x12\x34\n\x0btool_choice\x18\x04 \x01(\x0e\x32\x1f.kvmesh.inference.v1.ToolChoice\x12\x11\n\ttool_name\x18\x05 \x01(\t\x12\x33\n\x12template_arguments\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x37\n\x07options\x18\x07 \x01(\x0b\x32&.kvmesh.inference.v1.GenerationOptions\x12*\n\tdocuments\x18\x08 \x03(\x0b\x32\x17.google.protobuf.Struct\x12 \n\x13parallel_tool_calls\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\n \x01(\x08\x12\x19\n\x11\x65xclude_reasoning\x18\x0b \x01(\x08\x42\x16\n\x14_parallel_tool_calls\"\xd3\x02\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\treasoning\x18\x04 \x01(\t\x12\x31\n\ntool_calls\x18\x05 \x03(\x0b\x32\x1d.kvmesh.inference.v1.ToolCall\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12\x34\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12%\n\x05usage\x18\t \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12.\n\x07warning\x18\n \x01(\x0b\x32\x1d.kvmesh.errors.v1.ErrorDetail\"\xd0\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x30\n\ttoken_ids\x18\x03 \x03(\x0b\x32\x1d.kvmesh.inference.v1.TokenIds\x12\x17\n\ndimensions\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x05 \x01(\x11\x12\x1f\n\x12prompt_tokens_kept\x18\x06 \x01(\x11H\x01\x88\x01\x01\x42\r\n\x0b_dimensionsB\x15\n\x13_prompt_tokens_kept\"j\n\rEmbedResponse\x12\x32\n\nembeddings\x18\x01 \x03(\x0b\x32\x1e.kvmesh.inference.v1.Embedding\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x87\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x30\n\x04\x63hat\x18\x03 \x01(\x0b\x32 .kvmesh.inference.v1.ChatRequestH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x07\n\x05input\"A\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.kvmesh.inference.v1.Model\"l\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63ontext_tokens_max\x18\x02 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x03 \x03(\t\x12\x15\n\rworkers_ready\x18\x04 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x05 \x03(\t\",\n\tBatchLine\x12\x11\n\tcustom_id\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\t\";\n\nBatchLines\x12-\n\x05lines\x18\x01 \x03(\x0b\x32\x1e.kvmesh.inference.v1.BatchLine\"\xce\x02\n\x12\x43reateBatchRequest\x12\x34\n\x08\x65ndpoint\x18\x01 \x01(\x0e\x32\".kvmesh.inference.v1.BatchEndpoint\x12\x17\n\rinput_file_id\x18\x02 \x01(\tH\x00\x12\x30\n\x05lines\x18\x03 \x01(\x0b\x32\x1f.kvmesh.inference.v1.BatchLinesH\x00\x12\x34\n\x11\x63ompletion_window\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12G\n\x08metadata\x18\x05 \x03(\x0b\x32\x35.kvmesh.inference.v1.CreateBatchRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05input\"@\n\x13\x43reateBatchResponse\x12)\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1a.kvmesh.inference.v1.Batch\"#\n\x0fGetBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"=\n\x10GetBatchResponse\x12)\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1a.kvmesh.inference.v1.Batch\"6\n\x12ListBatchesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"T\n\x13ListBatchesResponse\x12+\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x1a.kvmesh.inference.v1.Batch\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"&\n\x12\x43\x61ncelBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"@\n\x13\x43\x61ncelBatchResponse\x12)\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x1a.kvmesh.inference.v1.Batch\"\xae\x04\n\x05\x42\x61tch\x12\n\n\x02id\x18\x01 \x01(\t\x12\x34\n\x08\x65ndpoint\x18\x02 \x01(\x0e\x32\".kvmesh.inference.v1.BatchEndpoint\x12\x30\n\x06status\x18\x03 \x01(\x0e\x32 .kvmesh.inference.v1.BatchStatus\x12\x15\n\rinput_file_id\x18\x04 \x01(\t\x12\x16\n\x0eoutput_file_id\x18\x05 \x01(\t\x12\x15\n\rerror_file_id\x18\x06 \x01(\t\x12\x13\n\x0blines_total\x18\x07 \x01(\r\x12\x17\n\x0flines_completed\x18\x08 \x01(\r\x12\x14\n\x0clines_failed\x18\t \x01(\r\x12%\n\x05usage\x18\n \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12\x33\n\x08problems\x18\x0b \x03(\x0b\x32!.kvmesh.inference.v1.BatchProblem\x12.\n\ncreated_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12:\n\x08metadata\x18\x0e \x03(\x0b\x32(.kvmesh.inference.v1.Batch.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"L\n\x0c\x42\x61tchProblem\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04line\x18\x03 \x01(\r\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"+\n\x17ListBatchResultsRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"P\n\x18ListBatchResultsResponse\x12\x11\n\tcustom_id\x18\x01 \x01(\t\x12\x13\n\x0bstatus_code\x18\x02 \x01(\r\x12\x0c\n\x04\x62ody\x18\x03 \x01(\t*|\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x02\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x03\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x04*\x86\x01\n\nToolChoice\x12\x1b\n\x17TOOL_CHOICE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x01\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x02\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x03\x12\x15\n\x11TOOL_CHOICE_NAMED\x10\x04*\xb1\x01\n\rBatchEndpoint\x12\x1e\n\x1a\x42\x41TCH_ENDPOINT_UNSPECIFIED\x10\x00\x12#\n\x1f\x42\x41TCH_ENDPOINT_CHAT_COMPLETIONS\x10\x01\x12\x1e\n\x1a\x42\x41TCH_ENDPOINT_COMPLETIONS\x10\x02\x12\x1d\n\x19\x42\x41TCH_ENDPOINT_EMBEDDINGS\x10\x03\x12\x1c\n\x18\x42\x41TCH_ENDPOINT_RESPONSES\x10\x04*\x8b\x02\n\x0b\x42\x61tchStatus\x12\x1c\n\x18\x42\x41TCH_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41TCH_STATUS_VALIDATING\x10\x01\x12\x17\n\x13\x42\x41TCH_STATUS_FAILED\x10\x02\x12\x1c\n\x18\x42\x41TCH_STATUS_IN_PROGRESS\x10\x03\x12\x1b\n\x17\x42\x41TCH_STATUS_FINALIZING\x10\x04\x12\x1a\n\x16\x42\x41TCH_STATUS_COMPLETED\x10\x05\x12\x18\n\x14\x42\x41TCH_STATUS_EXPIRED\x10\x06\x12\x1b\n\x17\x42\x41TCH_STATUS_CANCELLING\x10\x07\x12\x1a\n\x16\x42\x41TCH_STATUS_CANCELLED\x10\x08\x32\x95\x08\n\x10InferenceService\x12Y\n\x08Generate\x12$.kvmesh.inference.v1.GenerateRequest\x1a%.kvmesh.inference.v1.GenerateResponse0\x01\x12M\n\x04\x43hat\x12 .kvmesh.inference.v1.ChatRequest\x1a!.kvmesh.inference.v1.ChatResponse0\x01\x12N\n\x05\x45mbed\x12!.kvmesh.inference.v1.EmbedRequest\x1a\".kvmesh.inference.v1.EmbedResponse\x12W\n\x08Tokenize\x12$.kvmesh.inference.v1.TokenizeRequest\x1a%.kvmesh.inference.v1.TokenizeResponse\x12]\n\nDetokenize\x12&.kvmesh.inference.v1.DetokenizeRequest\x1a\'.kvmesh.inference.v1.DetokenizeResponse\x12]\n\nListModels\x12&.kvmesh.inference.v1.ListModelsRequest\x1a\'.kvmesh.inference.v1.ListModelsResponse\x12`\n\x0b\x43reateBatch\x12\'.kvmesh.inference.v1.CreateBatchRequest\x1a(.kvmesh.inference.v1.CreateBatchResponse\x12W\n\x08GetBatch\x12$.kvmesh.inference.v1.GetBatchRequest\x1a%.kvmesh.inference.v1.GetBatchResponse\x12`\n\x0bListBatches\x12\'.kvmesh.inference.v1.ListBatchesRequest\x1a(.kvmesh.inference.v1.ListBatchesResponse\x12`\n\x0b\x43\x61ncelBatch\x12\'.kvmesh.inference.v1.CancelBatchRequest\x1a(.kvmesh.inference.v1.CancelBatchResponse\x12q\n\x10ListBatchResults\x12,.kvmesh.inference.v1.ListBatchResultsRequest\x1a-.kvmesh.inference.v1.ListBatchResultsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.api.inference.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHATROLE']._serialized_start=2714
-  _globals['_CHATROLE']._serialized_end=2838
-  _globals['_TOOLCHOICE']._serialized_start=2841
-  _globals['_TOOLCHOICE']._serialized_end=2975
-  _globals['_GENERATIONOPTIONS']._serialized_start=246
-  _globals['_GENERATIONOPTIONS']._serialized_end=553
-  _globals['_TOKENIDS']._serialized_start=555
-  _globals['_TOKENIDS']._serialized_end=578
-  _globals['_GENERATEREQUEST']._serialized_start=581
-  _globals['_GENERATEREQUEST']._serialized_end=762
-  _globals['_GENERATERESPONSE']._serialized_start=765
-  _globals['_GENERATERESPONSE']._serialized_end=1042
-  _globals['_CHATMESSAGE']._serialized_start=1045
-  _globals['_CHATMESSAGE']._serialized_end=1226
-  _globals['_TOOLCALL']._serialized_start=1228
-  _globals['_TOOLCALL']._serialized_end=1298
-  _globals['_TOOL']._serialized_start=1300
-  _globals['_TOOL']._serialized_end=1386
-  _globals['_CHATREQUEST']._serialized_start=1389
-  _globals['_CHATREQUEST']._serialized_end=1694
-  _globals['_CHATRESPONSE']._serialized_start=1697
-  _globals['_CHATRESPONSE']._serialized_end=2036
-  _globals['_EMBEDREQUEST']._serialized_start=2039
-  _globals['_EMBEDREQUEST']._serialized_end=2173
-  _globals['_EMBEDRESPONSE']._serialized_start=2175
-  _globals['_EMBEDRESPONSE']._serialized_end=2281
-  _globals['_EMBEDDING']._serialized_start=2283
-  _globals['_EMBEDDING']._serialized_end=2310
-  _globals['_TOKENIZEREQUEST']._serialized_start=2313
-  _globals['_TOKENIZEREQUEST']._serialized_end=2448
-  _globals['_TOKENIZERESPONSE']._serialized_start=2450
-  _globals['_TOKENIZERESPONSE']._serialized_end=2515
-  _globals['_LISTMODELSREQUEST']._serialized_start=2517
-  _globals['_LISTMODELSREQUEST']._serialized_end=2536
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2538
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2602
-  _globals['_MODEL']._serialized_start=2604
-  _globals['_MODEL']._serialized_end=2712
-  _globals['_INFERENCESERVICE']._serialized_start=2978
-  _globals['_INFERENCESERVICE']._serialized_end=3430
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._loaded_options = None
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_BATCH_METADATAENTRY']._loaded_options = None
+  _globals['_BATCH_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_CHATROLE']._serialized_start=4901
+  _globals['_CHATROLE']._serialized_end=5025
+  _globals['_TOOLCHOICE']._serialized_start=5028
+  _globals['_TOOLCHOICE']._serialized_end=5162
+  _globals['_BATCHENDPOINT']._serialized_start=5165
+  _globals['_BATCHENDPOINT']._serialized_end=5342
+  _globals['_BATCHSTATUS']._serialized_start=5345
+  _globals['_BATCHSTATUS']._serialized_end=5612
+  _globals['_GENERATIONOPTIONS']._serialized_start=279
+  _globals['_GENERATIONOPTIONS']._serialized_end=664
+  _globals['_TOKENIDS']._serialized_start=666
+  _globals['_TOKENIDS']._serialized_end=689
+  _globals['_GENERATEREQUEST']._serialized_start=692
+  _globals['_GENERATEREQUEST']._serialized_end=929
+  _globals['_GENERATERESPONSE']._serialized_start=932
+  _globals['_GENERATERESPONSE']._serialized_end=1209
+  _globals['_CHATMESSAGE']._serialized_start=1212
+  _globals['_CHATMESSAGE']._serialized_end=1393
+  _globals['_TOOLCALL']._serialized_start=1395
+  _globals['_TOOLCALL']._serialized_end=1465
+  _globals['_TOOL']._serialized_start=1467
+  _globals['_TOOL']._serialized_end=1594
+  _globals['_CHATREQUEST']._serialized_start=1597
+  _globals['_CHATREQUEST']._serialized_end=2063
+  _globals['_CHATRESPONSE']._serialized_start=2066
+  _globals['_CHATRESPONSE']._serialized_end=2405
+  _globals['_EMBEDREQUEST']._serialized_start=2408
+  _globals['_EMBEDREQUEST']._serialized_end=2616
+  _globals['_EMBEDRESPONSE']._serialized_start=2618
+  _globals['_EMBEDRESPONSE']._serialized_end=2724
+  _globals['_EMBEDDING']._serialized_start=2726
+  _globals['_EMBEDDING']._serialized_end=2753
+  _globals['_TOKENIZEREQUEST']._serialized_start=2756
+  _globals['_TOKENIZEREQUEST']._serialized_end=2891
+  _globals['_TOKENIZERESPONSE']._serialized_start=2893
+  _globals['_TOKENIZERESPONSE']._serialized_end=2958
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2960
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3042
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3044
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3078
+  _globals['_LISTMODELSREQUEST']._serialized_start=3080
+  _globals['_LISTMODELSREQUEST']._serialized_end=3099
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3101
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3165
+  _globals['_MODEL']._serialized_start=3167
+  _globals['_MODEL']._serialized_end=3275
+  _globals['_BATCHLINE']._serialized_start=3277
+  _globals['_BATCHLINE']._serialized_end=3321
+  _globals['_BATCHLINES']._serialized_start=3323
+  _globals['_BATCHLINES']._serialized_end=3382
+  _globals['_CREATEBATCHREQUEST']._serialized_start=3385
+  _globals['_CREATEBATCHREQUEST']._serialized_end=3719
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_start=3663
+  _globals['_CREATEBATCHREQUEST_METADATAENTRY']._serialized_end=3710
+  _globals['_CREATEBATCHRESPONSE']._serialized_start=3721
+  _globals['_CREATEBATCHRESPONSE']._serialized_end=3785
+  _globals['_GETBATCHREQUEST']._serialized_start=3787
+  _globals['_GETBATCHREQUEST']._serialized_end=3822
+  _globals['_GETBATCHRESPONSE']._serialized_start=3824
+  _globals['_GETBATCHRESPONSE']._serialized_end=3885
+  _globals['_LISTBATCHESREQUEST']._serialized_start=3887
+  _globals['_LISTBATCHESREQUEST']._serialized_end=3941
+  _globals['_LISTBATCHESRESPONSE']._serialized_start=3943
+  _globals['_LISTBATCHESRESPONSE']._serialized_end=4027
+  _globals['_CANCELBATCHREQUEST']._serialized_start=4029
+  _globals['_CANCELBATCHREQUEST']._serialized_end=4067
+  _globals['_CANCELBATCHRESPONSE']._serialized_start=4069
+  _globals['_CANCELBATCHRESPONSE']._serialized_end=4133
+  _globals['_BATCH']._serialized_start=4136
+  _globals['_BATCH']._serialized_end=4694
+  _globals['_BATCH_METADATAENTRY']._serialized_start=3663
+  _globals['_BATCH_METADATAENTRY']._serialized_end=3710
+  _globals['_BATCHPROBLEM']._serialized_start=4696
+  _globals['_BATCHPROBLEM']._serialized_end=4772
+  _globals['_LISTBATCHRESULTSREQUEST']._serialized_start=4774
+  _globals['_LISTBATCHRESULTSREQUEST']._serialized_end=4817
+  _globals['_LISTBATCHRESULTSRESPONSE']._serialized_start=4819
+  _globals['_LISTBATCHRESULTSRESPONSE']._serialized_end=4899
+  _globals['_INFERENCESERVICE']._serialized_start=5615
+  _globals['_INFERENCESERVICE']._serialized_end=6660
 # @@protoc_insertion_point(module_scope)

@@ -63,10 +63,40 @@ class InferenceServiceStub:
                 request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/kvmesh.inference.v1.InferenceService/Detokenize',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/kvmesh.inference.v1.InferenceService/ListModels',
                 request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.CreateBatch = channel.unary_unary(
+                '/kvmesh.inference.v1.InferenceService/CreateBatch',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CreateBatchRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CreateBatchResponse.FromString,
+                _registered_method=True)
+        self.GetBatch = channel.unary_unary(
+                '/kvmesh.inference.v1.InferenceService/GetBatch',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetBatchRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetBatchResponse.FromString,
+                _registered_method=True)
+        self.ListBatches = channel.unary_unary(
+                '/kvmesh.inference.v1.InferenceService/ListBatches',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchesRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchesResponse.FromString,
+                _registered_method=True)
+        self.CancelBatch = channel.unary_unary(
+                '/kvmesh.inference.v1.InferenceService/CancelBatch',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CancelBatchRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CancelBatchResponse.FromString,
+                _registered_method=True)
+        self.ListBatchResults = channel.unary_stream(
+                '/kvmesh.inference.v1.InferenceService/ListBatchResults',
+                request_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchResultsRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchResultsResponse.FromString,
                 _registered_method=True)
 
 
@@ -110,8 +140,51 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """Turns tokens into text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Models that can be asked now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateBatch(self, request, context):
+        """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
+        here is seen there, and the other way round. A caller sees its own batches only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBatch(self, request, context):
+        """A batch as it is now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBatches(self, request, context):
+        """The caller's batches, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelBatch(self, request, context):
+        """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBatchResults(self, request, context):
+        """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,10 +213,40 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
                     response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
             ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
                     request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'CreateBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateBatch,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CreateBatchRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CreateBatchResponse.SerializeToString,
+            ),
+            'GetBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBatch,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetBatchRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetBatchResponse.SerializeToString,
+            ),
+            'ListBatches': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBatches,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchesRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchesResponse.SerializeToString,
+            ),
+            'CancelBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelBatch,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CancelBatchRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.CancelBatchResponse.SerializeToString,
+            ),
+            'ListBatchResults': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListBatchResults,
+                    request_deserializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchResultsRequest.FromString,
+                    response_serializer=kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchResultsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -274,6 +377,33 @@ class InferenceService:
             _registered_method=True)
 
     @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/Detokenize',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListModels(request,
             target,
             options=(),
@@ -290,6 +420,141 @@ class InferenceService:
             '/kvmesh.inference.v1.InferenceService/ListModels',
             kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/CreateBatch',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.CreateBatchRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.CreateBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/GetBatch',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetBatchRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.GetBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBatches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/ListBatches',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchesRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/CancelBatch',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.CancelBatchRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.CancelBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBatchResults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvmesh.inference.v1.InferenceService/ListBatchResults',
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchResultsRequest.SerializeToString,
+            kvmesh_dot_inference_dot_v1_dot_inference__pb2.ListBatchResultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

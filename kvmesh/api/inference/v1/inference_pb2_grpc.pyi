@@ -50,8 +50,22 @@ class InferenceServiceStub:
     """Turns texts into vectors."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text into tokens, or a conversation into the tokens that the model would see."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
+    """Turns tokens into text."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """Models that can be asked now."""
+    CreateBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CreateBatchRequest, _inference_pb2.CreateBatchResponse]
+    """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
+    here is seen there, and the other way round. A caller sees its own batches only.
+    """
+    GetBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetBatchRequest, _inference_pb2.GetBatchResponse]
+    """A batch as it is now."""
+    ListBatches: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListBatchesRequest, _inference_pb2.ListBatchesResponse]
+    """The caller's batches, the newest first."""
+    CancelBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelBatchRequest, _inference_pb2.CancelBatchResponse]
+    """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended."""
+    ListBatchResults: _grpc.UnaryStreamMultiCallable[_inference_pb2.ListBatchResultsRequest, _inference_pb2.ListBatchResultsResponse]
+    """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -75,8 +89,22 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Turns texts into vectors."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text into tokens, or a conversation into the tokens that the model would see."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Turns tokens into text."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Models that can be asked now."""
+    CreateBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.CreateBatchRequest, _inference_pb2.CreateBatchResponse]  # type: ignore[assignment]
+    """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
+    here is seen there, and the other way round. A caller sees its own batches only.
+    """
+    GetBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetBatchRequest, _inference_pb2.GetBatchResponse]  # type: ignore[assignment]
+    """A batch as it is now."""
+    ListBatches: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListBatchesRequest, _inference_pb2.ListBatchesResponse]  # type: ignore[assignment]
+    """The caller's batches, the newest first."""
+    CancelBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelBatchRequest, _inference_pb2.CancelBatchResponse]  # type: ignore[assignment]
+    """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended."""
+    ListBatchResults: _aio.UnaryStreamMultiCallable[_inference_pb2.ListBatchResultsRequest, _inference_pb2.ListBatchResultsResponse]  # type: ignore[assignment]
+    """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by frontends.
@@ -123,11 +151,61 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Turns text into tokens, or a conversation into the tokens that the model would see."""
 
     @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _inference_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DetokenizeResponse, _abc.Awaitable[_inference_pb2.DetokenizeResponse]]:
+        """Turns tokens into text."""
+
+    @_abc_1.abstractmethod
     def ListModels(
         self,
         request: _inference_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
         """Models that can be asked now."""
+
+    @_abc_1.abstractmethod
+    def CreateBatch(
+        self,
+        request: _inference_pb2.CreateBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.CreateBatchResponse, _abc.Awaitable[_inference_pb2.CreateBatchResponse]]:
+        """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
+        here is seen there, and the other way round. A caller sees its own batches only.
+        """
+
+    @_abc_1.abstractmethod
+    def GetBatch(
+        self,
+        request: _inference_pb2.GetBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GetBatchResponse, _abc.Awaitable[_inference_pb2.GetBatchResponse]]:
+        """A batch as it is now."""
+
+    @_abc_1.abstractmethod
+    def ListBatches(
+        self,
+        request: _inference_pb2.ListBatchesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ListBatchesResponse, _abc.Awaitable[_inference_pb2.ListBatchesResponse]]:
+        """The caller's batches, the newest first."""
+
+    @_abc_1.abstractmethod
+    def CancelBatch(
+        self,
+        request: _inference_pb2.CancelBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.CancelBatchResponse, _abc.Awaitable[_inference_pb2.CancelBatchResponse]]:
+        """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended."""
+
+    @_abc_1.abstractmethod
+    def ListBatchResults(
+        self,
+        request: _inference_pb2.ListBatchResultsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ListBatchResultsResponse], _abc.AsyncIterator[_inference_pb2.ListBatchResultsResponse]]:
+        """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

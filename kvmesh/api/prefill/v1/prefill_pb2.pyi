@@ -1,12 +1,14 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from kvmesh.api.errors.v1 import errors_pb2 as _errors_pb2
 from kvmesh.api.types.v1 import kv_pb2 as _kv_pb2
 from kvmesh.api.types.v1 import output_pb2 as _output_pb2
 from kvmesh.api.types.v1 import prompt_pb2 as _prompt_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -46,3 +48,57 @@ class ReleaseKvResponse(_message.Message):
     WAS_HELD_FIELD_NUMBER: _ClassVar[int]
     was_held: bool
     def __init__(self, was_held: _Optional[bool] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("hello", "calls", "cancels", "releases")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    calls: _containers.RepeatedCompositeFieldContainer[Call]
+    cancels: _containers.RepeatedScalarFieldContainer[int]
+    releases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., releases: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("frontend_id",)
+    FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
+    frontend_id: str
+    def __init__(self, frontend_id: _Optional[str] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("number", "request", "timeout")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request: PrefillRequest
+    timeout: _duration_pb2.Duration
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[PrefillRequest, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("welcome", "results")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    results: _containers.RepeatedCompositeFieldContainer[Result]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("worker_id", "epoch")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    epoch: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("number", "response", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    response: PrefillResponse
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, number: _Optional[int] = ..., response: _Optional[_Union[PrefillResponse, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...

@@ -33,6 +33,12 @@ class PrefillServiceStub:
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
     3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
     cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
+    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
+    per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
+    when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
+    an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
+    was not answered is cancelled.
+    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -49,6 +55,11 @@ class PrefillServiceStub:
                 request_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.stream_stream(
+                '/kvmesh.prefill.v1.PrefillService/Attach',
+                request_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachResponse.FromString,
+                _registered_method=True)
         self.ReleaseKv = channel.unary_unary(
                 '/kvmesh.prefill.v1.PrefillService/ReleaseKv',
                 request_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.ReleaseKvRequest.SerializeToString,
@@ -64,6 +75,12 @@ class PrefillServiceServicer:
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
     3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
     cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
+    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
+    per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
+    when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
+    an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
+    was not answered is cancelled.
+    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -71,6 +88,13 @@ class PrefillServiceServicer:
 
     def Prefill(self, request, context):
         """Computes one prompt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request_iterator, context):
+        """Prompts of one frontend, as they come. Lives as long as both do.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,6 +114,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
+            ),
+            'Attach': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachRequest.FromString,
+                    response_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachResponse.SerializeToString,
             ),
             'ReleaseKv': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseKv,
@@ -112,6 +141,12 @@ class PrefillService:
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
     3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
     cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
+    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
+    per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
+    when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
+    an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
+    was not answered is cancelled.
+    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -134,6 +169,33 @@ class PrefillService:
             '/kvmesh.prefill.v1.PrefillService/Prefill',
             kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
             kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kvmesh.prefill.v1.PrefillService/Attach',
+            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachRequest.SerializeToString,
+            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,

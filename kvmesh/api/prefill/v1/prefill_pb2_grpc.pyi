@@ -34,6 +34,12 @@ class PrefillServiceStub:
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
     3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
        cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
+    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
+       per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
+       when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
+       an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
+       was not answered is cancelled.
+    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -45,6 +51,8 @@ class PrefillServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PrefillServiceAsyncStub: ...
     Prefill: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]
     """Computes one prompt."""
+    Attach: _grpc.StreamStreamMultiCallable[_prefill_pb2.AttachRequest, _prefill_pb2.AttachResponse]
+    """Prompts of one frontend, as they come. Lives as long as both do."""
     ReleaseKv: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseKvRequest, _prefill_pb2.ReleaseKvResponse]
     """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
@@ -57,6 +65,12 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
     3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
        cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
+    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
+       per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
+       when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
+       an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
+       was not answered is cancelled.
+    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -65,6 +79,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryUnaryMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]  # type: ignore[assignment]
     """Computes one prompt."""
+    Attach: _aio.StreamStreamMultiCallable[_prefill_pb2.AttachRequest, _prefill_pb2.AttachResponse]  # type: ignore[assignment]
+    """Prompts of one frontend, as they come. Lives as long as both do."""
     ReleaseKv: _aio.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseKvRequest, _prefill_pb2.ReleaseKvResponse]  # type: ignore[assignment]
     """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
@@ -76,6 +92,12 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
     3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
        cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
+    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
+       per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
+       when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
+       an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
+       was not answered is cancelled.
+    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -88,6 +110,14 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_prefill_pb2.PrefillResponse, _abc.Awaitable[_prefill_pb2.PrefillResponse]]:
         """Computes one prompt."""
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request_iterator: _MaybeAsyncIterator[_prefill_pb2.AttachRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_prefill_pb2.AttachResponse], _abc.AsyncIterator[_prefill_pb2.AttachResponse]]:
+        """Prompts of one frontend, as they come. Lives as long as both do."""
 
     @_abc_1.abstractmethod
     def ReleaseKv(

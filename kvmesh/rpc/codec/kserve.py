@@ -1,0 +1,207 @@
+"""The Open Inference Protocol: inference requests as plain values, and texts back as tensors.
+
+Every tensor that goes in has one element. A tensor and a parameter mean the same, so both become values by name.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from kvmesh.api.inference import grpc_service_pb2 as pb
+from kvmesh.checks import check_length
+from kvmesh.errors import InvalidRequestError, NotFoundError, UnsupportedError
+from kvmesh.rpc.codec.scalars import required_text
+
+VERSION = "1"
+MODEL_CHARACTERS_MAX = 256
+ID_BYTES_MAX = 1024
+NAME_CHARACTERS_MAX = 128
+VALUES_MAX = 128
+SHAPE_MAX = 8
+FINAL = "triton_final_response"
+TEXT_INPUT = "text_input"
+# Types that are numbers: how one element is packed, and the list that holds it.
+_PACKED: Mapping[str, tuple[str, str]] = {
+    "BOOL": ("<?", "bool_contents"),
+    "INT8": ("<b", "int_contents"),
+    "INT16": ("<h", "int_contents"),
+    "INT32": ("<i", "int_contents"),
+    "INT64": ("<q", "int64_contents"),
+    "UINT8": ("<B", "uint_contents"),
+    "UINT16": ("<H", "uint_contents"),
+    "UINT32": ("<I", "uint_contents"),
+    "UINT64": ("<Q", "uint64_contents"),
+    "FP32": ("<f", "fp32_contents"),
+    "FP64": ("<d", "fp64_contents"),
+}
+_BYTES = "BYTES"
+_LENGTH = struct.Struct("<I")
+_Tensor = pb.ModelInferRequest.InferInputTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferCall:
+    """One request. `inputs` and `parameters` by name; `outputs` are the names asked for, none meaning the usual ones."""
+
+    model: str
+    call_id: str
+    inputs: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    outputs: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One tensor that comes out. `datatype` is BYTES, FP32 or UINT32."""
+
+    name: str
+    datatype: str
+    values: Sequence[Any]
+
+
+def check_version(version: str, field: str) -> None:
+    """There is one version."""
+    if version not in ("", VERSION):
+        raise NotFoundError(f"{field} must be {VERSION} or empty", field=field, reason="version_not_found")
+
+
+def from_infer_request(message: pb.ModelInferRequest) -> InferCall:
+    """The value, checked but for what the names mean."""
+    check_version(message.model_version, "model_version")
+    check_length(len(message.id.encode()), "id", 0, ID_BYTES_MAX, "bytes")
+    check_length(len(message.inputs), "inputs", 1, VALUES_MAX, "entries")
+    check_length(len(message.parameters), "parameters", 0, VALUES_MAX, "entries")
+    check_length(len(message.outputs), "outputs", 0, VALUES_MAX, "entries")
+    return InferCall(
+        model=required_text(message.model_name, "model_name", MODEL_CHARACTERS_MAX),
+        call_id=message.id,
+        inputs=_inputs(message),
+        parameters={
+            required_text(name, "parameters", NAME_CHARACTERS_MAX): _parameter(value, f"parameters.{name}")
+            for name, value in message.parameters.items()
+        },
+        outputs=[_output(each) for each in message.outputs],
+    )
+
+
+def _parameter(value: pb.InferParameter, field: str) -> Any:
+    kind = value.WhichOneof("parameter_choice")
+    if kind is None:
+        raise InvalidRequestError(f"{field} must have a value", field=field)
+    return getattr(value, kind)
+
+
+def _output(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
+    name = required_text(output.name, "outputs.name", NAME_CHARACTERS_MAX)
+    _refuse_parameters(output.parameters, f"outputs.{name}")
+    return name
+
+
+def _inputs(message: pb.ModelInferRequest) -> dict[str, Any]:
+    raws = message.raw_input_contents
+    if raws and len(raws) != len(message.inputs):
+        raise InvalidRequestError(
+            f"raw_input_contents must have {len(message.inputs)} entries or none, not {len(raws)}",
+            field="raw_input_contents",
+        )
+    found: dict[str, Any] = {}
+    for i, tensor in enumerate(message.inputs):
+        name = required_text(tensor.name, f"inputs[{i}].name", NAME_CHARACTERS_MAX)
+        if name in found:
+            raise InvalidRequestError(f"inputs.{name} is given twice", field=f"inputs.{name}")
+        found[name] = _element(tensor, raws[i] if raws else None, f"inputs.{name}")
+    return found
+
+
+def _element(tensor: _Tensor, raw: bytes | None, field: str) -> Any:
+    """The one element of a tensor."""
+    _refuse_parameters(tensor.parameters, field)
+    if len(tensor.shape) > SHAPE_MAX or prod(tensor.shape) != 1 or min(tensor.shape, default=1) < 1:
+        raise InvalidRequestError(f"{field} must have the shape [1]", field=field)
+    if raw is not None and tensor.HasField("contents"):
+        raise InvalidRequestError(f"{field} must not have contents beside raw_input_contents", field=field)
+    if tensor.datatype == _BYTES:
+        data = _bytes_of(raw, field) if raw is not None else _only(tensor.contents.bytes_contents, field)
+        return _text(data, field)
+    if tensor.datatype not in _PACKED:
+        known = ", ".join((_BYTES, *_PACKED))
+        raise InvalidRequestError(f"{field} must have one of the datatypes {known}", field=field)
+    form, contents = _PACKED[tensor.datatype]
+    if raw is None:
+        return _only(getattr(tensor.contents, contents), field)
+    if len(raw) != struct.calcsize(form):
+        raise InvalidRequestError(f"{field} must have {struct.calcsize(form)} bytes, not {len(raw)}", field=field)
+    return struct.unpack(form, raw)[0]
+
+
+def _refuse_parameters(parameters: Mapping[str, Any], field: str) -> None:
+    if parameters:
+        raise UnsupportedError(
+            f"{field}.parameters are not supported: there is no shared memory and no classification",
+            field=f"{field}.parameters",
+        )
+
+
+def _only(values: Sequence[Any], field: str) -> Any:
+    if len(values) != 1:
+        raise InvalidRequestError(f"{field} must have 1 element, not {len(values)}", field=field)
+    return values[0]
+
+
+def _bytes_of(raw: bytes, field: str) -> bytes:
+    """An element after its length, as BYTES tensors are packed."""
+    if len(raw) < _LENGTH.size or _LENGTH.unpack_from(raw)[0] != len(raw) - _LENGTH.size:
+        raise InvalidRequestError(f"{field} must have one element after its length in 4 bytes", field=field)
+    return raw[_LENGTH.size :]
+
+
+def _text(data: bytes, field: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{field} must be UTF-8", field=field) from None
+
+
+def to_infer_response(
+    model: str, call_id: str, tensors: Sequence[Tensor], *, is_final: bool | None = None
+) -> pb.ModelInferResponse:
+    """An answer, or part of it. `is_final` is told in streams only."""
+    message = pb.ModelInferResponse(model_name=model, model_version=VERSION, id=call_id)
+    if is_final is not None:
+        message.parameters[FINAL].bool_param = is_final
+    for tensor in tensors:
+        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=[len(tensor.values)])
+        message.raw_output_contents.append(_packed(tensor))
+    return message
+
+
+def to_stream_response(response: pb.ModelInferResponse) -> pb.ModelStreamInferResponse:
+    """The same inside a stream."""
+    return pb.ModelStreamInferResponse(infer_response=response)
+
+
+def to_stream_error(model: str, call_id: str, message: str) -> pb.ModelStreamInferResponse:
+    """What went wrong with one request of a stream; nothing more comes of it."""
+    response = to_infer_response(model, call_id, (), is_final=True)
+    return pb.ModelStreamInferResponse(error_message=message or "failed", infer_response=response)
+
+
+def _packed(tensor: Tensor) -> bytes:
+    if tensor.datatype == _BYTES:
+        return b"".join(_LENGTH.pack(len(value)) + value for value in tensor.values)
+    form = "<" + str(len(tensor.values)) + _PACKED[tensor.datatype][0][1:]
+    return struct.pack(form, *tensor.values)
+
+
+def to_model_metadata(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> pb.ModelMetadataResponse:
+    """What a model takes and gives; both map names to types."""
+    tensor = pb.ModelMetadataResponse.TensorMetadata
+    return pb.ModelMetadataResponse(
+        name=name,
+        versions=[VERSION],
+        platform="kvmesh",
+        inputs=[tensor(name=each, datatype=kind, shape=[1]) for each, kind in inputs.items()],
+        outputs=[tensor(name=each, datatype=kind, shape=[-1]) for each, kind in outputs.items()],
+    )

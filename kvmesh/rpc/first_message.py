@@ -1,0 +1,20 @@
+"""The first message of a stream, which must not be waited for without end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from kvmesh.errors import DeadlineError
+
+T = TypeVar("T")
+HELLO_TIMEOUT_S = 10.0
+"""Longest silence of a stream that was opened and says nothing."""
+
+
+async def first_message(messages: AsyncIterator[T]) -> T | None:
+    """None: the stream ended without one. DeadlineError when nothing comes."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            return await anext(aiter(messages), None)
+    except TimeoutError:
+        raise DeadlineError(f"no hello within {HELLO_TIMEOUT_S:g} s", reason="no_hello") from None

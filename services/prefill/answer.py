@@ -1,0 +1,24 @@
+"""A computed prompt as it is told."""
+
+from dataclasses import replace
+
+from kvmesh.api.prefill.v1 import prefill_pb2 as pb
+from kvmesh.engines.base import EngineFinish
+from kvmesh.rpc.codec.scalars import to_duration
+from kvmesh.rpc.codec.types import to_handle, to_usage
+from kvmesh.worker.worker import Worker
+
+
+def to_response(worker: Worker, finish: EngineFinish, elapsed_s: float) -> pb.PrefillResponse:
+    """The answer to a prompt that took so long, its lease as it is now."""
+    handle = finish.handle
+    if handle is not None:
+        # What the answer spent between the engine and here.
+        handle = replace(handle, lease_s=worker.lease_left_s(handle.handle_id))
+    queue_s = min(elapsed_s, finish.queue_s)
+    return pb.PrefillResponse(
+        handle=None if handle is None else to_handle(handle),
+        usage=to_usage(finish.usage),
+        queue_time=to_duration(queue_s),
+        compute_time=to_duration(elapsed_s - queue_s),
+    )

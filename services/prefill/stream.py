@@ -1,0 +1,168 @@
+"""One Attach stream: calls in, results out, as many in a message as there are."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvmesh.api.prefill.v1 import prefill_pb2 as pb
+from kvmesh.checks import check_length
+from kvmesh.clock import Clock
+from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.engines.base import EngineFinish, Leg
+from kvmesh.errors import InvalidRequestError, LostError, MeshError, OverloadedError
+from kvmesh.rpc.codec.legs import REQUEST_ID_MAX, generation_of, rendezvous_of
+from kvmesh.rpc.codec.scalars import positive_duration, required_text
+from kvmesh.rpc.status import to_detail
+from kvmesh.worker.slots import SLOT_MASK, SLOTS_MAX, LinkStep
+from kvmesh.worker.worker import Submission, Worker
+from services.prefill.admit import PrefillAdmission
+from services.prefill.answer import to_response
+
+log = logging.getLogger(__name__)
+CALLS_PER_MESSAGE = 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """A prompt in the engine."""
+
+    number: int
+    began_s: float
+    is_wanted: bool = True
+
+
+class PrefillStream:
+    """The worker's link of one frontend.
+
+    1. Every call gets one result, unless it was cancelled or the stream ended first.
+    2. A handle is told to the frontend or released at once.
+    """
+
+    def __init__(self, worker: Worker, admission: PrefillAdmission, clock: Clock, frontend_id: str) -> None:
+        self._worker = worker
+        self._admission = admission
+        self._clock = clock
+        self._frontend_id = frontend_id
+        self._calls: dict[int, _Call] = {}
+        self._slots: dict[int, int] = {}
+        self._last_slot = 0
+        self._results: list[pb.Result] = []
+        self._wakeup = asyncio.Event()
+        self._error: MeshError | None = None
+        self._is_ended = False
+        self._link = worker.open_link(self, worker.settings.submissions_max)
+
+    def take(self, message: pb.AttachRequest) -> None:
+        """What the frontend says. InvalidRequestError ends the stream."""
+        check_length(len(message.calls), "calls", 0, CALLS_PER_MESSAGE, "entries")
+        for call in message.calls:
+            self._begin(call)
+        for number in message.cancels:
+            self._cancel(number)
+        for handle_id in message.releases:
+            self._worker.release_nowait(required_text(handle_id, "releases", 128))
+
+    def _begin(self, call: pb.Call) -> None:
+        """Hands a prompt to the engine; a refusal is its result."""
+        if call.number in self._slots:
+            # Its result would be taken for that of the call which has the number.
+            raise InvalidRequestError(f"number {call.number} is in use", field="number", reason="number_in_use")
+        try:
+            submission = self._submission(call)
+            generation = submission.generation
+            tokens = len(generation.token_ids) + len(generation.emitted_token_ids)
+            self._admission.check(self._worker.engine.load(), tokens)
+            self._link.submit_nowait(submission)
+        except MeshError as error:
+            self._put(pb.Result(number=call.number, error=to_detail(error)))
+            return
+        self._calls[submission.slot] = _Call(number=call.number, began_s=self._clock.now())
+        self._slots[call.number] = submission.slot
+
+    def _submission(self, call: pb.Call) -> Submission:
+        request = call.request
+        return Submission(
+            slot=self._free_slot(),
+            request_id=required_text(request.request_id, "request_id", REQUEST_ID_MAX),
+            leg=Leg.PREFILL,
+            generation=generation_of(request),
+            timeout_s=positive_duration(call, "timeout", "timeout"),
+            rendezvous=rendezvous_of(request),
+        )
+
+    def _free_slot(self) -> int:
+        self._last_slot = (self._last_slot + 1) % SLOTS_MAX
+        return self._last_slot
+
+    def _cancel(self, number: int) -> None:
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            self._calls[slot].is_wanted = False
+            self._link.cancel_nowait(slot)
+
+    def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
+        """Finishes become results; a prompt's one token is not told."""
+        for finish in share.finishes:
+            call = self._calls.pop(finish.key & SLOT_MASK, None)
+            if call is not None and call.is_wanted:
+                del self._slots[call.number]
+                self._put(self._result(call, finish))
+            elif finish.handle is not None:
+                self._worker.release_nowait(finish.handle.handle_id)
+
+    def _result(self, call: _Call, finish: EngineFinish) -> pb.Result:
+        if finish.reason is FinishReason.HANDED_OFF:
+            response = to_response(self._worker, finish, self._clock.now() - call.began_s)
+            return pb.Result(number=call.number, response=response)
+        where = self._worker.identity.worker_id
+        # A frontend that cancels does not wait for this; somebody else has stopped the engine.
+        error = finish.error or LostError("the prefill was cancelled", where=where)
+        return pb.Result(number=call.number, error=to_detail(error))
+
+    def _put(self, result: pb.Result) -> None:
+        if self._error is None and len(self._results) >= self._worker.settings.link_buffer_frames:
+            log.warning("link_stalled", extra={"data": {"frontend": self._frontend_id, "results": len(self._results)}})
+            self.fail_nowait(OverloadedError("the frontend does not read its results", reason="link_stalled"))
+            self.close_nowait()
+        if self._error is not None:
+            if result.WhichOneof("outcome") == "response":
+                self._worker.release_nowait(result.response.handle.handle_id)
+            return
+        self._results.append(result)
+        self._wakeup.set()
+
+    def on_lost(self, error: MeshError) -> None:
+        """The engine died or the worker stops."""
+        self.fail_nowait(error)
+
+    def fail_nowait(self, error: MeshError) -> None:
+        """Ends the stream after what is queued."""
+        self._error = self._error or error
+        self._wakeup.set()
+
+    def end_nowait(self) -> None:
+        """The frontend has said its last; what it asked for is not wanted any more."""
+        self._is_ended = True
+        self._wakeup.set()
+
+    def close_nowait(self) -> None:
+        """Cancels what is in the engine; handles that were not told are released. Idempotent."""
+        self._link.close_nowait()
+        results, self._results = self._results, []
+        for result in results:
+            if result.WhichOneof("outcome") == "response" and result.response.HasField("handle"):
+                self._worker.release_nowait(result.response.handle.handle_id)
+
+    async def responses(self) -> AsyncIterator[pb.AttachResponse]:
+        """Messages as they come, until the stream ends. Raises the failure that ended it."""
+        while True:
+            while self._results:
+                results, self._results = self._results, []
+                yield pb.AttachResponse(results=results)
+            if self._error is not None:
+                raise self._error
+            if self._is_ended:
+                return
+            self._wakeup.clear()
+            await self._wakeup.wait()

@@ -1,0 +1,174 @@
+"""The promises of PrefillService.Attach, kept over grpc.aio on loopback and over MemoryNetwork."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from kvmesh.api.prefill.v1 import prefill_pb2 as pb
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import (
+    PrefillServiceServicer,
+    PrefillServiceStub,
+    add_PrefillServiceServicer_to_server,
+)
+from kvmesh.core import Role, WorkerRef
+from kvmesh.engines.simulated import Stall
+from kvmesh.errors import DeadlineError, InvalidRequestError, LostError, NotFoundError, UnavailableError
+from kvmesh.rpc.codec.types import to_generation
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from tests.worker_rig import EPOCH, WorkerRig, generation, running_worker, serving, wait_until
+
+
+@pytest.fixture(params=["grpc", "memory"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def prefill(kind: str) -> AsyncIterator[WorkerRig]:
+    async with running_worker(kind, Role.PREFILL) as one:
+        yield one
+
+
+@pytest.fixture
+async def client(prefill: WorkerRig) -> AsyncIterator[GrpcPrefillClient]:
+    one = GrpcPrefillClient(prefill.channels, frontend_id="f1")
+    yield one
+    await one.aclose()
+
+
+async def run(client: GrpcPrefillClient, rig: WorkerRig, name: str, timeout_s: float = 5.0, **more: Any) -> Any:
+    return await client.prefill(rig.ref, request_id=name, generation=generation(**more), timeout_s=timeout_s)
+
+
+async def test_calls_share_a_stream(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+    """Each call has its own answer, a refused one its own failure, and all of it is one link of the worker."""
+    names = [f"p{i}" for i in range(20)]
+    answers = await asyncio.gather(*(run(client, prefill, name) for name in names))
+    assert len({answer.handle.handle_id for answer in answers}) == 20
+    for wrong, error in (({"model": "another"}, NotFoundError), ({"prompt": [99_999]}, InvalidRequestError)):
+        with pytest.raises(error):
+            await run(client, prefill, "bad", **wrong)
+    assert prefill.worker.statistics().links == 2  # This one, and that of plain calls.
+    for answer in answers:
+        await client.release_kv(prefill.ref, answer.handle.handle_id, timeout_s=5)
+    await prefill.wait_free()
+
+
+async def read_to_end(stream: Any) -> None:
+    """Raises how it ended unless that was well."""
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
+@pytest.mark.parametrize("ends", ["cancel", "deadline"])
+async def test_who_leaves_is_cancelled(prefill: WorkerRig, client: GrpcPrefillClient, ends: str) -> None:
+    """Within a quarter of a second of it nothing is left on the worker, and the stream goes on."""
+    await run(client, prefill, "first")
+    running = asyncio.ensure_future(run(client, prefill, "p", 0.1 if ends == "deadline" else 5.0, prompt=[5] * 4000))
+    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
+    if ends == "cancel":
+        running.cancel()
+    with pytest.raises(asyncio.CancelledError if ends == "cancel" else DeadlineError):
+        await running
+    await wait_until(lambda: prefill.worker.statistics().legs == 0, "it is gone", timeout_s=0.25)
+    assert prefill.worker.statistics().leases == 1
+    await run(client, prefill, "after")
+
+
+async def test_a_handle_that_nobody_waits_for_goes_back(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+    """Callers that leave at every moment around the answer leave no lease behind."""
+    first = await run(client, prefill, "first")
+    await client.release_kv(prefill.ref, first.handle.handle_id, timeout_s=5)
+    for i in range(30):
+        running = asyncio.ensure_future(run(client, prefill, f"p{i}", prompt=range(i, i + 40)))
+        await asyncio.sleep(0.001 * i)
+        if not running.done():
+            running.cancel()
+        try:
+            handle = (await running).handle
+        except asyncio.CancelledError:
+            continue
+        await client.release_kv(prefill.ref, handle.handle_id, timeout_s=5)
+    await prefill.wait_free()
+
+
+async def test_a_stream_that_breaks_takes_its_calls_with_it(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+    """They fail as lost, the engine drops them, and the next call makes a new stream."""
+    running = asyncio.ensure_future(run(client, prefill, "p", prompt=[5] * 4000))
+    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
+    await client.aclose()
+    with pytest.raises(LostError):
+        await running
+    await prefill.wait_free()
+    assert (await run(client, prefill, "again")).handle is not None
+
+
+async def test_another_incarnation_is_refused(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+    """What was placed on a worker that is gone is not computed by its successor's cache."""
+    gone = WorkerRef(worker_id="w1", address=prefill.address, epoch=EPOCH + 1)
+    with pytest.raises(UnavailableError, match="anew"):
+        await client.prefill(gone, request_id="p", generation=generation(), timeout_s=5)
+
+
+async def test_the_frontend_speaks_first(prefill: WorkerRig) -> None:
+    """Anything but a Hello is refused; so are a second one, and a number that is in use."""
+    call_1 = pb.Call(number=1, request=pb.PrefillRequest(request_id="a", generation=to_generation(generation())))
+    hello = pb.AttachRequest(hello=pb.Hello(frontend_id="f"))
+    prefill.engine.inject(Stall(duration_s=0.5))
+    for messages in (
+        [pb.AttachRequest(cancels=[1])],
+        [hello, hello],
+        [hello, pb.AttachRequest(calls=[call_1, call_1])],
+    ):
+        stream = PrefillServiceStub(prefill.channel).Attach()
+        for message in messages:
+            await stream.write(message)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_to_end(stream)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await prefill.wait_free()
+
+
+async def test_a_worker_without_attach_gets_plain_calls(kind: str) -> None:
+    """Workers of an earlier release go on serving."""
+
+    class Plain(PrefillServiceServicer):
+        async def Prefill(self, request: pb.PrefillRequest, context: Any) -> pb.PrefillResponse:
+            return pb.PrefillResponse()
+
+    def add(server: Any) -> None:
+        add_PrefillServiceServicer_to_server(Plain(), server)  # type: ignore[abstract]
+
+    async with serving(kind, add) as (address, channels, _):
+        client = GrpcPrefillClient(channels)
+        worker = WorkerRef(worker_id="old", address=address, epoch=1)
+        for name in ("a", "b"):
+            answer = await client.prefill(worker, request_id=name, generation=generation(), timeout_s=5)
+            assert answer.handle is None
+
+
+async def test_a_worker_that_answers_nothing_is_given_up(kind: str) -> None:
+    """A call whose worker does not answer a health check either is lost after the probe, not at its deadline."""
+
+    class Hung(PrefillServiceServicer):
+        async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+            await context.write(pb.AttachResponse(welcome=pb.Welcome(worker_id="hung", epoch=1)))
+            await asyncio.Event().wait()
+
+    def add(server: Any) -> None:
+        add_PrefillServiceServicer_to_server(Hung(), server)  # type: ignore[abstract]
+
+    async with serving(kind, add, 0.1) as (address, channels, _):
+        client = GrpcPrefillClient(channels, probe_interval_s=0.1, probe_timeout_s=0.1)
+        client.is_alive = _never  # type: ignore[method-assign]  # This server does answer health checks.
+        worker = WorkerRef(worker_id="hung", address=address, epoch=1)
+        with pytest.raises(LostError) as caught:
+            await client.prefill(worker, request_id="a", generation=generation(), timeout_s=30)
+        assert caught.value.reason == "worker_silent"
+
+
+async def _never(worker: WorkerRef) -> bool:
+    return False

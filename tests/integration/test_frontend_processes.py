@@ -1,0 +1,204 @@
+"""Several frontend processes on one port: connections spread, a dead one is replaced, all end together."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kvmesh.clock import SystemClock
+from kvmesh.discovery.base import FRONTEND, Instance
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import InternalError
+from kvmesh.lifecycle import Supervisor, SupervisorSettings
+from services.frontend.processes import command, reserved_port
+from services.frontend.settings import FrontendSettings, HttpSettings
+from tests.integration.mesh import ROOT, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
+
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+RESTART_TIMEOUT_S = 30.0
+
+
+async def instances(registry_address: str) -> list[Instance]:
+    """The frontends that take requests."""
+    registry = ConsulRegistry(DiscoverySettings(address=registry_address))
+    try:
+        async for view in registry.watch(FRONTEND):
+            return [instance for instance in view.instances if instance.takes_requests]
+    finally:
+        await registry.aclose()
+    raise AssertionError("a watch never ends by itself")
+
+
+async def served(instance: Instance) -> float:
+    """Chat requests that a process has answered, by its own metrics."""
+    text = await metrics_text(instance.host, int(instance.meta["metrics_port"]))
+    return worker_metric(text, "kvmesh_frontend_requests_total")
+
+
+async def ask(url: str) -> int | str:
+    """A request on a connection of its own: the status, or how the connection failed."""
+    connector = aiohttp.TCPConnector(force_close=True)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(f"{url}/v1/chat/completions", json=BODY) as response,
+        ):
+            await response.read()
+            return response.status
+    except aiohttp.ClientError as error:
+        return repr(error)
+
+
+async def test_two_processes_share_a_port(tmp_path: Path) -> None:
+    """Both answer; one that is killed takes only what it had in hand with it, and a new one takes its place."""
+    flags = argv_simulated("--prefill", "0", "--frontend-processes", "2", "--engine-args=--simulated-time-factor 0")
+    async with running_mesh(tmp_path, *flags) as mesh:
+
+        async def both() -> bool:
+            return len(await instances(mesh.registry)) == 2
+
+        await wait_until(both, 30, "both register")
+        first, second = await instances(mesh.registry)
+        assert first.meta["http_port"] == second.meta["http_port"] == mesh.url.rpartition(":")[2]
+        assert first.port != second.port
+        assert first.meta["metrics_port"] != second.meta["metrics_port"]
+        # The second one may still be reading the model.
+        await wait_until(lambda: _all_ok(mesh.url), 30, "both answer")
+        before = [await served(first), await served(second)]
+        assert [await ask(mesh.url) for _ in range(60)] == [200] * 60
+        after = [await served(first), await served(second)]
+        spread = [now - then for now, then in zip(after, before, strict=True)]
+        assert sum(spread) == 60
+        assert min(spread) >= 10, spread
+
+        victim = int(first.instance_id.rpartition("-")[2])
+        assert victim in mesh.pids("frontend")
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(_ask_until(mesh.url, stop)) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        os.kill(victim, signal.SIGKILL)
+        killed_s = time.monotonic()
+        await asyncio.sleep(0.5)
+        stop.set()
+        answers = [answer for client in clients for answer in await client]
+        failed = [(answer, at_s - killed_s) for answer, at_s in answers if answer != 200]
+        # `at_s`: when the request was sent. The four clients had at most one each in hand.
+        assert len(failed) <= 4, failed
+        assert all(at_s <= 0.05 for _, at_s in failed), failed
+        assert sum(answer == 200 and at_s > killed_s for answer, at_s in answers) >= 4
+
+        async def replaced() -> bool:
+            ids = {instance.instance_id for instance in await instances(mesh.registry)}
+            return second.instance_id in ids and bool(ids - {first.instance_id, second.instance_id})
+
+        await wait_until(replaced, RESTART_TIMEOUT_S, "a new one registers")
+        assert await _all_ok(mesh.url)
+
+
+async def _all_ok(url: str) -> bool:
+    return all(status == 200 for status in [await ask(url) for _ in range(16)])
+
+
+async def _ask_until(url: str, stop: asyncio.Event) -> list[tuple[int | str, float]]:
+    answers = []
+    while not stop.is_set():
+        sent_s = time.monotonic()
+        answers.append((await ask(url), sent_s))
+    return answers
+
+
+def test_a_port_in_use_is_refused() -> None:
+    """Also one of another set of processes, which the kernel would share it with."""
+    with reserved_port("127.0.0.1", 0) as holder:
+        port = holder.getsockname()[1]
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+            with pytest.raises(OSError, match=rf"cannot listen on 127.0.0.1:{port}"):
+                reserved_port("127.0.0.1", port)
+
+
+def test_each_process_has_its_own_names_and_ports() -> None:
+    """Names and metrics ports that are given are told apart; the rest is as it was given."""
+    settings = FrontendSettings(instance_id="f", http=HttpSettings(port=0))
+    argv = command(settings, ["--instance-id", "f", "--processes", "3"], 2, 8123)
+    assert argv[1:6] == ["-m", "services.frontend", "--instance-id", "f", "--processes"]
+    assert argv[-7:] == ["--processes", "1", "--http-port", "8123", "--http-shares-port", "--instance-id", "f-2"]
+
+
+def child(code: str) -> list[str]:
+    """A process that runs Python code."""
+    return [sys.executable, "-c", code]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists, as a zombie too."""
+    return os.path.exists(f"/proc/{pid}")
+
+
+async def run_supervisor(supervisor: Supervisor) -> tuple["asyncio.Task[None]", asyncio.Event, asyncio.Event]:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    return asyncio.create_task(supervisor.run(stop=stop, hurry=hurry)), stop, hurry
+
+
+async def test_the_supervisor_starts_dead_processes_again_and_ends_all() -> None:
+    """SIGTERM reaches every process, and the supervisor waits for their orderly end."""
+    sleeper = child("import time; time.sleep(60)")
+    fast = SupervisorSettings(restart_min_s=0.01, steady_s=0.1)
+    supervisor = Supervisor([sleeper, sleeper], clock=SystemClock(), stop_timeout_s=5, settings=fast)
+    task, stop, _ = await run_supervisor(supervisor)
+    await wait_until(lambda: all(supervisor.statistics().running), 5, "both run")
+    first, second = supervisor.statistics().running
+    await asyncio.sleep(0.15)
+    os.kill(first, signal.SIGKILL)
+    await wait_until(lambda: supervisor.statistics().running[0] not in (0, first), 5, "a new one runs")
+    assert supervisor.statistics().running[1] == second
+    assert supervisor.statistics().restarts == 1
+    pids = supervisor.statistics().running
+    stop.set()
+    await asyncio.wait_for(task, 5)
+    assert not any(map(is_alive, pids))
+
+
+async def test_the_supervisor_kills_what_does_not_end() -> None:
+    """After the time, not before it."""
+    deaf = child("import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
+    supervisor = Supervisor([deaf], clock=SystemClock(), stop_timeout_s=0.5)
+    task, stop, _ = await run_supervisor(supervisor)
+    await wait_until(lambda: all(supervisor.statistics().running), 5, "it runs")
+    await asyncio.sleep(0.5)
+    (pid,) = supervisor.statistics().running
+    stop.set()
+    began_s = time.monotonic()
+    await asyncio.wait_for(task, 5)
+    assert time.monotonic() - began_s >= 0.45
+    assert not is_alive(pid)
+
+
+async def test_the_supervisor_gives_up_when_nothing_lives() -> None:
+    """A wrong flag must not become a loop; the failure is the program's."""
+    hopeless = SupervisorSettings(restart_min_s=0.01, restart_max_s=0.02, deaths_max=3)
+    supervisor = Supervisor([child("raise SystemExit(2)")], clock=SystemClock(), stop_timeout_s=1, settings=hopeless)
+    task, _, _ = await run_supervisor(supervisor)
+    with pytest.raises(InternalError, match="3 processes died"):
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_wrong_setting_ends_the_program(tmp_path: Path) -> None:
+    """Found out once, before any process is started."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.frontend", "--processes", "2", "--http-port", "99999999"),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, problems = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 2
+    assert b"http-port" in problems

@@ -1,0 +1,171 @@
+"""What Triton's own Python client sees of a frontend: `python -m tests.triton_drive ADDRESS MODEL` prints JSON.
+
+A process of its own, for protobuf takes a message's name once per process: tritonclient's generated code and kvmesh's both
+hold the package `inference`.
+"""
+
+import asyncio
+import json
+import queue
+import sys
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tritonclient.utils import InferenceServerException
+
+TEXT = "one two three"
+
+
+def tensor(name: str, value: Any, datatype: str = "BYTES") -> triton.InferInput:
+    """A tensor of one element."""
+    kinds = {"BYTES": np.object_, "BOOL": np.bool_, "INT32": np.int32, "FP32": np.float32}
+    made = triton.InferInput(name, [1], datatype)
+    made.set_data_from_numpy(np.array([value.encode() if isinstance(value, str) else value], dtype=kinds[datatype]))
+    return made
+
+
+def texts(result: Any, name: str = "text_output") -> list[str] | None:
+    found = result.as_numpy(name)
+    return None if found is None else [each.decode() for each in found]
+
+
+def ask(stream: bool | None = None, **sampling: Any) -> list[triton.InferInput]:
+    inputs = [tensor("text_input", TEXT)]
+    if stream is not None:
+        inputs.append(tensor("stream", stream, "BOOL"))
+    if sampling:
+        inputs.append(tensor("sampling_parameters", json.dumps(sampling)))
+    return inputs
+
+
+def failure(call: Any, *args: Any, **kwargs: Any) -> list[str]:
+    try:
+        call(*args, **kwargs)
+    except InferenceServerException as error:
+        return [str(error.status()), str(error.message())]
+    return []
+
+
+def about(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
+    """Questions about the server."""
+    metadata = client.get_model_metadata(model)
+    return {
+        "live": client.is_server_live(),
+        "ready": client.is_server_ready(),
+        "model_ready": [client.is_model_ready(model), client.is_model_ready(model, "1")],
+        "others_ready": [client.is_model_ready("absent"), client.is_model_ready(model, "7")],
+        "server": client.get_server_metadata().name,
+        "inputs": [each.name for each in metadata.inputs],
+        "outputs": [each.name for each in metadata.outputs],
+        "absent": failure(client.get_model_metadata, "absent"),
+    }
+
+
+def unary(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
+    """ModelInfer: where sampling may stand, what may come out, what goes wrong."""
+    whole = client.infer(model, ask(max_tokens="4", temperature="0"), request_id="r1")
+    flags = [
+        tensor(f"return_{name}", True, "BOOL") for name in ("finish_reason", "num_input_tokens", "num_output_tokens")
+    ]
+    told = client.infer(
+        model,
+        [*ask(), tensor("exclude_input_in_output", True, "BOOL"), tensor("max_tokens", 4, "INT32"), *flags],
+        parameters={"temperature": 0.0, "seed": 7, "n": 2, "stop": "none of it"},
+    )
+    return {
+        "id": whole.get_response().id,
+        "whole": texts(whole),
+        "text": texts(told),
+        "finish": texts(told, "finish_reason"),
+        "counts": [told.as_numpy("num_input_tokens").tolist(), told.as_numpy("num_output_tokens").tolist()],
+        "only": [each.name for each in client.infer(
+            model, ask(max_tokens=2), outputs=[triton.InferRequestedOutput("finish_reason")]
+        ).get_response().outputs],
+        "errors": {
+            "model": failure(client.infer, "absent", ask()),
+            "temperature": failure(client.infer, model, ask(temperature=9)),
+            "unknown": failure(client.infer, model, ask(), parameters={"wibble": 1}),
+            "stream": failure(client.infer, model, ask(stream=True)),
+            "twice": failure(client.infer, model, ask(max_tokens=3), parameters={"max_tokens": 3}),
+            "tensor": failure(client.infer, model, [tensor("stream", False, "BOOL")]),
+            "deadline": failure(client.infer, model, ask(max_tokens=1900), client_timeout=0.05),
+        },
+    }  # fmt: skip
+
+
+def collect(answers: "queue.Queue[Any]", requests: int) -> list[Any]:
+    """Until each request has its final response or its error."""
+    found, open_requests = [], requests
+    while open_requests:
+        result, error = answers.get(timeout=30)
+        if error is not None:
+            found.append(["", None, None, str(error.message())])
+            open_requests -= 1
+            continue
+        response = result.get_response()
+        final = response.parameters["triton_final_response"].bool_param
+        found.append([response.id, texts(result), final, None])
+        open_requests -= final
+    return found
+
+
+def streaming(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
+    """ModelStreamInfer with callbacks in a thread: several requests at once on one stream, one of them wrong."""
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(callback=lambda result, error: answers.put((result, error)))
+    client.async_stream_infer(model, ask(stream=True, max_tokens=8), request_id="a")
+    client.async_stream_infer(model, ask(stream=True, max_tokens=5), request_id="b", enable_empty_final_response=True)
+    client.async_stream_infer(model, ask(stream=False, max_tokens=5), request_id="c")
+    client.async_stream_infer(model, ask(stream=True, temperature=9), request_id="d")
+    mixed = collect(answers, 4)
+    client.async_stream_infer(model, ask(stream=True, max_tokens=2), request_id="e")
+    after = collect(answers, 1)
+    client.stop_stream()
+    client.start_stream(
+        callback=lambda result, error: answers.put((result, error)), headers={"triton_grpc_error": "true"}
+    )
+    client.async_stream_infer(model, ask(stream=True, temperature=9), request_id="f")
+    _, strict = answers.get(timeout=30)
+    client.stop_stream()
+    return {"mixed": mixed, "after": after, "strict": [str(strict.status()), str(strict.message())]}
+
+
+async def asynchronous(address: str, model: str) -> dict[str, Any]:
+    """The asyncio client: one call, and a stream that is cancelled half-way."""
+    async with triton_aio.InferenceServerClient(address) as client:
+        whole = await client.infer(model, ask(max_tokens=4))
+
+        async def requests() -> Any:
+            yield {"model_name": model, "inputs": ask(stream=True, max_tokens=6), "request_id": "g"}
+
+        pieces = []
+        async for result, error in client.stream_infer(requests()):
+            assert error is None, error
+            pieces.append(texts(result)[0])
+
+        async def endless() -> Any:
+            yield {"model_name": model, "inputs": ask(stream=True, max_tokens=1900), "request_id": "h"}
+
+        answers = client.stream_infer(endless())
+        _, error = await anext(aiter(answers))
+        assert error is None, error
+        is_cancelled = answers.cancel()
+    return {"whole": texts(whole), "pieces": pieces, "cancelled": is_cancelled}
+
+
+def main() -> None:
+    address, model = sys.argv[1:]
+    with triton.InferenceServerClient(address) as client:
+        seen = {
+            "about": about(client, model),
+            "unary": unary(client, model),
+            "streaming": streaming(client, model),
+            "asynchronous": asyncio.run(asynchronous(address, model)),
+        }
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The frontend's link over two routers that do what the test says: who is asked, what is told to whom, and in how many messages."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.api.router.v1 import router_pb2_grpc
+from kvmesh.clock import SystemClock
+from kvmesh.core import Placement, ReportKind, WorkerRef
+from kvmesh.discovery.base import ROUTER, Health, Instance, View
+from kvmesh.errors import LostError
+from kvmesh.rpc.codec.router import to_placement
+from kvmesh.rpc.memory import MemoryNetwork
+from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from tests.unit.router_fleets import ask
+from tests.virtual_loop import run_virtual
+
+LATENCY_S = 0.001
+WORKER = WorkerRef(worker_id="d1", address="d1:1", epoch=1)
+
+
+class ToldRouter(router_pb2_grpc.RouterServiceServicer):
+    """Notes what it hears; answers while `answers` is set."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.answers = True
+        self.asked: list[str] = []
+        self.messages = 0
+        self.reports: list[pb.Report] = []
+        self.bundles: list[int] = []
+
+    async def Route(self, request_iterator, context):
+        await context.send_initial_metadata(())
+        async for message in request_iterator:
+            self.messages += 1
+            kind = message.WhichOneof("kind")
+            if kind == "ask":
+                self.asked.append(message.ask.request_id)
+                if self.answers:
+                    reservation_id = f"{self.name}-{message.ask.ask_id}"
+                    placement = Placement(reservation_id=reservation_id, decode=WORKER)
+                    yield pb.RouteResponse(placement=to_placement(message.ask.ask_id, placement))
+            elif kind != "hello":
+                reports = [message.report] if kind == "report" else list(message.reports.reports)
+                self.bundles.append(len(reports))
+                self.reports += reports
+
+    def heard(self) -> list[tuple[int, str, str]]:
+        return [(each.ask_id, pb.ReportKind.Name(each.kind)[12:], each.reservation_id) for each in self.reports]
+
+
+class Listed:
+    """A registry of routers, all well."""
+
+    async def watch(self, service: str) -> AsyncIterator[View]:
+        assert service == ROUTER
+        well = {"meta": {}, "tags": (), "health": Health.PASSING, "is_draining": False}
+        instances = [Instance(service=ROUTER, instance_id=name, host=name, port=1, **well) for name in ("a", "b")]
+        yield View(service=service, index=1, instances=instances)
+        await asyncio.Event().wait()
+
+
+class Stage:
+    def __init__(self, **settings) -> None:
+        self.network = MemoryNetwork(latency_s=lambda: LATENCY_S)
+        self.routers = {name: ToldRouter(name) for name in ("a", "b")}
+        self.link = GrpcRouterLink(
+            Listed(),
+            self.network.pool(),
+            frontend_id="f",
+            clock=SystemClock(),
+            generator=Random(1),
+            settings=RouterLinkSettings(**settings),
+        )
+
+    async def __aenter__(self) -> "Stage":
+        for name in self.routers:
+            await self.serve(name)
+        self.task = asyncio.create_task(self.link.run())
+        await asyncio.sleep(0.1)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.link.aclose()
+        await asyncio.wait([self.task])
+
+    async def serve(self, name: str) -> None:
+        server = self.network.server(f"{name}:1")
+        router_pb2_grpc.add_RouterServiceServicer_to_server(self.routers[name], server)
+        await server.start()
+
+    async def place(self, name: str, **options) -> int:
+        return (await self.link.place(ask(name, [1], **options), timeout_s=10)).ask_id
+
+    def maker(self, ask_id: int) -> str:
+        """Who placed it."""
+        return self.link._in_flight[ask_id].reservation_id.partition("-")[0]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_asks_are_spread_and_sessions_stay() -> None:
+    """In turns over both; those of a session at one router, whichever frontend asks."""
+
+    async def story() -> None:
+        async with Stage() as stage, Stage() as other:
+            for number in range(10):
+                await stage.place(f"r{number}")
+            assert {len(router.asked) for router in stage.routers.values()} == {5}
+            for session in map(str, range(20)):
+                places = set()
+                for each in (stage, other, stage):
+                    places.add(each.maker(await each.place("s", session_id=session)))
+                assert len(places) == 1
+            assert all(len(router.asked) > 10 for router in stage.routers.values())
+
+    run_virtual(story())
+
+
+def test_reports_are_bundled_within_the_delay_and_keep_their_times() -> None:
+    """News of ten requests is one message per router, 10 ms later; `elapsed` is that of the event; failures do not wait."""
+
+    async def story() -> None:
+        async with Stage() as stage:
+            asks = [await stage.place(f"r{number}") for number in range(10)]
+            before = {name: router.messages for name, router in stage.routers.items()}
+            for number, ask_id in enumerate(asks):
+                stage.link.report_nowait(ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.5 + number)
+                await asyncio.sleep(0.0005)
+            await asyncio.sleep(0.02)
+            for name, router in stage.routers.items():
+                assert router.bundles == [5]
+                assert router.messages == before[name] + 1
+                assert [each.elapsed.seconds for each in router.reports] == [
+                    number for number, ask_id in enumerate(asks) if stage.maker(ask_id) == name
+                ]
+            maker = stage.routers[stage.maker(asks[0])]
+            stage.link.report_nowait(asks[2], ReportKind.FINISHED, elapsed_s=1.0)
+            stage.link.report_nowait(asks[0], ReportKind.FAILED, elapsed_s=1.0, error=LostError("gone"))
+            await asyncio.sleep(2 * LATENCY_S)
+            assert maker.bundles == [5, 2]
+
+    run_virtual(story())
+
+
+def test_an_ask_takes_waiting_reports_along() -> None:
+    """What waits goes before the ask, since it makes room, and costs no delay."""
+
+    async def story() -> None:
+        async with Stage(routers=1) as stage:
+            first = await stage.place("r1")
+            stage.link.report_nowait(first, ReportKind.FINISHED, elapsed_s=0.1)
+            await stage.place("r2")
+            [router] = [router for router in stage.routers.values() if router.asked]
+            assert router.heard() == [(first, "FINISHED", "")]
+
+    run_virtual(story())
+
+
+def test_a_broken_stream_moves_asks_and_what_is_in_flight() -> None:
+    """At once: the other router is asked what was not answered, and told what is in flight, each with its reservation."""
+
+    async def story() -> None:
+        async with Stage() as stage:
+            asks = [await stage.place(f"r{number}") for number in range(6)]
+            a, b = stage.routers["a"], stage.routers["b"]
+            of_a = [ask_id for ask_id in asks if stage.maker(ask_id) == "a"]
+            stage.link.report_nowait(of_a[1], ReportKind.PREFILLED, elapsed_s=0.25)
+            stage.link.report_nowait(of_a[2], ReportKind.FINISHED, elapsed_s=0.5)
+            a.answers = False
+            waiting = [asyncio.create_task(stage.place(f"w{number}")) for number in range(2)]
+            await asyncio.sleep(0.005)
+            assert not all(task.done() for task in waiting)
+            stage.network.kill("a:1")
+            began = now()
+            await asyncio.gather(*waiting)
+            assert now() - began < 5 * LATENCY_S
+            stage.link.report_nowait(of_a[0], ReportKind.FIRST_TOKEN, elapsed_s=0.75)
+            await asyncio.sleep(0.05)
+            assert [each for each in b.heard() if each[0] in of_a] == [
+                (of_a[0], "PROGRESS", f"a-{of_a[0]}"),
+                (of_a[1], "PREFILLED", f"a-{of_a[1]}"),
+                (of_a[0], "FIRST_TOKEN", f"a-{of_a[0]}"),
+            ]
+            assert [each.elapsed.nanos for each in b.reports if each.kind == pb.REPORT_KIND_PREFILLED] == [250_000_000]
+            # What was written to the dead router in its last moments may be lost; nobody adopts it, so it ends with the grace.
+            assert (of_a[2], "FINISHED", "") in a.heard()
+
+    run_virtual(story())
+
+
+def test_reports_that_were_not_written_move_too() -> None:
+    """A report that waits for others when the stream breaks goes to the other router."""
+
+    async def story() -> None:
+        async with Stage(report_delay_s=1.0) as stage:
+            asks = [await stage.place(f"r{number}") for number in range(2)]
+            [of_a] = [ask_id for ask_id in asks if stage.maker(ask_id) == "a"]
+            stage.link.report_nowait(of_a, ReportKind.FINISHED, elapsed_s=0.5)
+            stage.network.kill("a:1")
+            await asyncio.sleep(1.1)
+            assert (of_a, "FINISHED") in [each[:2] for each in stage.routers["b"].heard()]
+
+    run_virtual(story())
+
+
+def test_a_silent_router_is_left_after_its_time() -> None:
+    """Nothing breaks on the wire; after `answer_timeout_s` the ask is answered by the other router."""
+
+    async def story() -> None:
+        async with Stage() as stage:
+            stage.network.partition("a:1")
+            began = now()
+            await asyncio.gather(*(stage.place(f"r{number}") for number in range(4)))
+            assert 2.0 < now() - began < 2.1
+            assert len(stage.routers["b"].asked) == 4
+
+    run_virtual(story())
+
+
+def test_a_router_that_may_be_dead_is_asked_nothing() -> None:
+    """A host that does not even refuse costs those whose ask it had its time, and then nobody."""
+
+    async def story() -> None:
+        async with Stage(answer_timeout_s=0.5) as stage:
+            stage.network.partition("a:1")
+            await asyncio.gather(*(stage.place(f"s{number}") for number in range(4)))
+            for number in range(40):
+                began = now()
+                await stage.place(f"t{number}")
+                assert now() - began < 0.01
+                await asyncio.sleep(0.05)
+            stage.network.heal("a:1")
+            await asyncio.sleep(1.0)
+            stage.routers["a"].asked.clear()
+            await asyncio.gather(*(stage.place(f"u{number}") for number in range(4)))
+            assert len(stage.routers["a"].asked) == 2
+
+    run_virtual(story())
+
+
+def test_without_routers_news_waits_for_the_next_one() -> None:
+    """Both are gone for a while: the first that is back hears what is in flight and what is over."""
+
+    async def story() -> None:
+        async with Stage() as stage:
+            asks = [await stage.place(f"r{number}") for number in range(2)]
+            for name in stage.routers:
+                stage.network.kill(f"{name}:1")
+            await asyncio.sleep(0.1)
+            assert not stage.link.is_up
+            stage.link.report_nowait(asks[0], ReportKind.FINISHED, elapsed_s=0.5)
+            await stage.serve("b")
+            await asyncio.sleep(2.0)
+            heard = [each[:2] for each in stage.routers["b"].heard()]
+            assert (asks[0], "FINISHED") in heard and (asks[1], "PROGRESS") in heard
+            assert stage.link.reports_dropped == 0
+
+    run_virtual(story())
+
+
+def test_a_cancelled_ask_is_withdrawn() -> None:
+    """Before it is written it never was; after, the router hears so; a placement that is on its way is cancelled too."""
+
+    async def story() -> None:
+        async with Stage(routers=1) as stage:
+            [stream] = stage.link._streams.values()
+            stream.ask(99, ask("never"))
+            stream.withdraw(99)
+            for delay_s in (0.0005, 1.5 * LATENCY_S):
+                going = asyncio.create_task(stage.place("r"))
+                await asyncio.sleep(delay_s)
+                going.cancel()
+                await asyncio.wait([going])
+                await asyncio.sleep(0.05)
+            [router] = [router for router in stage.routers.values() if router.messages]
+            assert router.asked == ["r", "r"]
+            assert [kind for _, kind, _ in router.heard()] == ["CANCELLED", "CANCELLED"]
+            assert not stage.link._in_flight and not stage.link._pending
+
+    run_virtual(story())

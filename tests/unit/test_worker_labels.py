@@ -1,0 +1,35 @@
+"""Labels of a worker: from its settings through the registry to the router's filters."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.discovery.base import DECODE
+from kvmesh.discovery.memory import MemoryAgent
+from kvmesh.worker.membership import Membership
+from kvmesh.worker.settings import WorkerSettings
+from services.router.membership import labels_of
+from tests.worker_rig import SLOW, WORKER, make_worker
+
+
+async def test_a_label_arrives_at_the_router() -> None:
+    """What was set is what a request can ask for."""
+    rig = make_worker(SLOW, replace(WORKER, labels=("zone=a", "rack=r-1.x")))
+    agent = MemoryAgent()
+    membership = Membership(rig.worker, agent.registry(), host="w", uses_tls=False)
+    membership.listen_on(port=1, metrics_port=2)
+    await rig.worker.start()
+    try:
+        await membership.start()
+        (instance,) = (await agent.registry().instances(DECODE)).instances
+        assert labels_of(instance) == {"zone": "a", "rack": "r-1.x"}
+    finally:
+        await membership.aclose()
+        await rig.worker.aclose()
+
+
+@pytest.mark.parametrize("label", ["zone", "=a", "zone=", "a b=c", "zone=a=b", "x" * 65 + "=a"])
+def test_what_is_no_label_is_refused(label: str) -> None:
+    """It would not survive as a registry key, or could not be asked for."""
+    with pytest.raises(ValueError, match="labels"):
+        WorkerSettings(labels=(label,))
