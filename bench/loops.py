@@ -25,10 +25,12 @@ async def closed_loop(target: Target, requests: Iterator[LoadRequest], concurren
     return results
 
 
-async def open_loop(target: Target, arrivals: AsyncIterator[tuple[LoadRequest, float]]) -> list[LoadResult]:
-    """One task per arrival, whatever is still in flight, at most IN_FLIGHT_MAX; times count from the intended arrival."""
+async def open_loop(
+    target: Target, arrivals: AsyncIterator[tuple[LoadRequest, float]], *, in_flight_max: int = IN_FLIGHT_MAX
+) -> list[LoadResult]:
+    """One task per arrival, whatever is still in flight, up to `in_flight_max`; times count from the intended arrival."""
     results: list[LoadResult] = []
-    room = asyncio.Semaphore(IN_FLIGHT_MAX)
+    room = asyncio.Semaphore(in_flight_max)
 
     async def send(request: LoadRequest, at_s: float) -> None:
         try:

@@ -9,22 +9,30 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "tokens/s": lambda summary: float(summary["tokens_per_s"]),
     "TTFT p50 ms": lambda summary: float(summary["ttft_ms"].get("p50", 0.0)),
     "TTFT p99 ms": lambda summary: float(summary["ttft_ms"].get("p99", 0.0)),
+    "tokens per CPU-s": lambda summary: 1000 / max(1e-9, float(summary["server_cpu_s_per_1k_tokens"])),
+    "requests/s": lambda summary: float(summary["requests_per_s"]),
+    "requests per CPU-s": lambda summary: 1000 / max(1e-9, sum(map(float, summary["cpu_ms_per_request"].values()))),
     "CPU-s per 1k tokens": lambda summary: float(summary["server_cpu_s_per_1k_tokens"]),
     "loop ms": lambda summary: float(summary["calibration_ms"]),
     "others": lambda summary: float(summary["others_cores"]),
 }
-COLUMNS = ("engines", "load", *FIGURES, "errors")
+USUAL = ("tokens/s", "TTFT p50 ms", "TTFT p99 ms", "CPU-s per 1k tokens", "loop ms", "others")
 
 
-def compare(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def columns(figures: Sequence[str] = USUAL) -> Sequence[str]:
+    """The head of a comparison."""
+    return ("engines", "load", *figures, "errors")
+
+
+def compare(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
     """One row per point that both systems have: `ours / theirs = ratio` of the medians over the rounds.
 
     `points` are as in the file, in the order in which they were measured.
     """
-    return [_line(place, systems) for place, systems in _by_place(points).items()]
+    return [_line(place, systems, figures) for place, systems in _by_place(points).items()]
 
 
-def compare_calmest(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def compare_calmest(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
     """The same of each point's one round in which unrelated processes used least during the worse of its two halves.
 
     Medians mislead where one system's rounds were disturbed and the other's were not.
@@ -33,8 +41,19 @@ def compare_calmest(points: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     for place, systems in _by_place(points).items():
         rounds = list(zip(systems[OURS], systems[THEIRS], strict=False))
         ours, theirs = min(rounds, key=lambda both: max(summary["others_cores"] for summary in both))
-        lines.append(_line(place, {OURS: [ours], THEIRS: [theirs]}))
+        lines.append(_line(place, {OURS: [ours], THEIRS: [theirs]}, figures))
     return lines
+
+
+def ratios(points: Sequence[Mapping[str, Any]], figure: str) -> Mapping[tuple[str, str], float]:
+    """Ours over theirs of one figure's medians, by engines and load."""
+    read = FIGURES[figure]
+    found = {}
+    for place, systems in _by_place(points).items():
+        ours, theirs = (median([read(summary) for summary in systems[system]]) for system in (OURS, THEIRS))
+        if theirs:
+            found[place] = ours / theirs
+    return found
 
 
 def _by_place(
@@ -46,8 +65,10 @@ def _by_place(
     return {place: systems for place, systems in found.items() if systems.keys() >= {OURS, THEIRS}}
 
 
-def _line(place: tuple[str, str], systems: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    return [*place, *(_cell(figure, systems) for figure in FIGURES.values()), _errors(systems)]
+def _line(
+    place: tuple[str, str], systems: Mapping[str, Sequence[Mapping[str, Any]]], figures: Sequence[str]
+) -> list[str]:
+    return [*place, *(_cell(FIGURES[name], systems) for name in figures), _errors(systems)]
 
 
 def _cell(figure: Callable[[Mapping[str, Any]], float], systems: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

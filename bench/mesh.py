@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.processes import descendants
@@ -33,6 +33,8 @@ class Served:
     model_dir: Path
     watch: Mapping[str, int]
     grpc_address: str = ""
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Processes that have no part in requests: their memory is told, their CPU is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +44,21 @@ class MeshKind:
     name: str
     engine_argv: Sequence[str]
     model_dir: Path = DEMO_MODEL
+    prefills: int = 1
+    """Prefill workers; 0: the decode worker computes prompts itself."""
+    frontend_processes: int = 1
 
 
 @asynccontextmanager
 async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
-    """Starts one prefill and one decode worker on simulated engines; stopped at the end, killed when it does not stop."""
+    """Starts a mesh on simulated engines, one of each service unless said; stopped at the end, killed when it does not stop."""
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         state = Path(folder) / "mesh.json"
         with (Path(folder) / "up.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *up_argv("simulated", kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
-                *("--greeting", "", "--log-level", "warning"),
+                *("--greeting", "", "--log-level", "warning", "--prefill", str(kind.prefills)),
+                *("--frontend-processes", str(kind.frontend_processes)),
                 cwd=ROOT,
                 env={**os.environ, "KVMESH_STATE": str(state)},
                 stdout=log,
@@ -95,6 +101,7 @@ async def _served(pid: int, state: Mapping[str, str], kind: MeshKind) -> Served:
         model_dir=kind.model_dir,
         watch=_service_pids(pid),
         grpc_address=await _grpc_address(state["registry"]),
+        beside={"up": pid},
     )
 
 

@@ -29,6 +29,14 @@ def process_use(pid: int) -> ProcessUse:
     return ProcessUse(cpu_s=cpu_s, rss_mib=rss / 2**20)
 
 
+def own_rss_mib(pid: int) -> float:
+    """Resident memory of one process without its children; 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 2**20
+    except FileNotFoundError:
+        return 0.0
+
+
 def descendants(pid: int) -> list[int]:
     """Process ids of all children and their children."""
     try:

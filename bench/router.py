@@ -79,11 +79,17 @@ def fleet(workers: int, prefills: int, policy: str) -> RouterCore:
     return core
 
 
+def make_prompts(blocks: int) -> list[list[int]]:
+    """Block hashes of the prompts asked for."""
+    generator = random.Random(SEED)
+    return [[generator.getrandbits(64) for _ in range(blocks)] for _ in range(PROMPTS)]
+
+
 def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
     """A million blocks; of each prompt every worker holds a leading part, of so many different lengths."""
-    generator = random.Random(SEED)
+    generator = random.Random(SEED + 1)
     bits = [target.bits[target.rank] for target in core.fleet.targets()]
-    prompts = [[generator.getrandbits(64) for _ in range(blocks)] for _ in range(PROMPTS)]
+    prompts = make_prompts(blocks)
     for prompt in prompts:
         depths = [generator.randint(1, blocks) for _ in range(depths_each)]
         for bit in bits:
@@ -156,7 +162,15 @@ def main() -> None:
     parser.add_argument("--policy", default="kv")
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--together", action="store_true", help="no prefill workers: decode workers compute the prompt")
+    parser.add_argument("--grpc", action="store_true", help="asks a router process through gRPC instead")
+    parser.add_argument("--rate", type=float, default=2000.0, help="asks per second through gRPC")
     options = parser.parse_args()
+    if options.grpc:
+        # It imports this module for fleet and prompts.
+        from bench import router_grpc
+
+        router_grpc.main(options.workers, options.blocks, options.depths, options.rate, options.seconds)
+        return
     collect_seldom()
     print(
         f"Python {sys.version.split()[0]}, policy {options.policy}; one core, in process, {BLOCKS_TOTAL:,} blocks indexed"

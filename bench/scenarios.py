@@ -1,6 +1,6 @@
 """The scenarios, as a table. All are closed loops with distinct prompts, so that no prompt hits a prefix cache."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.mesh import MeshKind
@@ -64,11 +64,15 @@ SCENARIOS: Sequence[tuple[MeshKind, Sequence[Scenario]]] = (
 )
 """The first row's time to the first token is what the mesh adds: the engines take none of it."""
 
-SIDE_BY_SIDE_FLAT_OUT: Sequence[Scenario] = [
-    *_rows("http", (512, 64, [1])),
-    *_rows("http", (512, 64, [1]), (128, 128, [1, 8, 32, 128]), (2000, 16, [8, 32]), quick_acks=True),
-]
-SIDE_BY_SIDE_PACED: Sequence[Scenario] = _rows("http", (128, 128, [32, 128]), quick_acks=True)
+SIDE_BY_SIDE: Mapping[str, Sequence[tuple[MeshKind, Sequence[Scenario]]]] = {
+    "stream": (
+        (FLAT_OUT, _rows("http", (128, 128, [32, 128]), quick_acks=True)),
+        (PACED, _rows("http", (128, 128, [32, 128]), quick_acks=True)),
+    ),
+    "prompt": ((FLAT_OUT, _rows("http", (2000, 16, [32]), (8000, 1, [32]), quick_acks=True)),),
+    "first": ((FLAT_OUT, [*_rows("http", (512, 64, [1])), *_rows("http", (512, 64, [1]), quick_acks=True)]),),
+}
+"""By part. The client acknowledges at once, which is kind to a server without TCP_NODELAY, except in one row that says so."""
 
 QUICK: Sequence[tuple[MeshKind, Sequence[Scenario]]] = (
     (FLAT_OUT, [*_rows("http", (64, 8, [1]), (128, 16, [8])), *_rows("grpc", (64, 8, [2]))]),

@@ -1,84 +1,102 @@
 """kvmesh beside Dynamo with its mocker: the same load generator, tokenizer, prompts and shapes, in alternation.
 
-python -m bench.side_by_side --dynamo ~/dynamo-venv --rounds 3
+python -m bench.side_by_side --dynamo ~/dynamo-venv                           all of it; about 15 minutes for each round
+python -m bench.side_by_side --dynamo ~/dynamo-venv --parts stream --shapes split --rounds 1 --seconds 2
 
-Both are one prefill and one decode worker with KV routing; engines take no time, or about 6 ms a step. Rounds alternate
-(kvmesh, Dynamo, kvmesh, ...), so that a slow phase of the machine hits both. Without Dynamo kvmesh is measured alone.
+Parts: `stream` (128 tokens in and out, 32 and 128 in flight, flat out and at 6 ms a step), `prompt` (2000+16 and 8000+1, 32 in
+flight), `first` (512+64, one in flight), `memory` (100 000 short requests, once). Shapes: `split` is a prefill and a decode
+worker, `single` one worker that does both. Rounds alternate (kvmesh, Dynamo, kvmesh, ...), so that a slow phase of the machine
+hits both. Without Dynamo kvmesh is measured alone.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.dynamo import DynamoKind, missing, running_dynamo
-from bench.medians import COLUMNS, compare, compare_calmest
-from bench.mesh import MeshKind, Served, running_mesh
+from bench.dynamo import missing, running_dynamo
+from bench.mesh import Served, running_mesh
 from bench.points import Bench, Point
-from bench.scenarios import FLAT_OUT, PACED, SIDE_BY_SIDE_FLAT_OUT, SIDE_BY_SIDE_PACED, Scenario
+from bench.scenarios import FLAT_OUT
 from bench.services import DEMO_MODEL
+from bench.side_memory import MemoryResult, measure_memory
+from bench.side_parts import MEMORY, PARTS, SHAPES, Stand, roomy_model, stand, stands
+from bench.side_tables import tables
 from bench.table import COLUMNS as ROUND_COLUMNS
-from bench.table import MEMORY_COLUMNS, NOTE, memory_rows, render, rows
+from bench.table import render, rows
 from kvmesh.lifecycle import run
 
-FLAT_OUT_SPEEDUP = 1_000_000
-PACED_SPEEDUP = 1
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """All that was measured, in order; written after each step, so that a run that is cut short leaves what it has."""
+
+    path: Path
+    points: list[tuple[str, Point]] = field(default_factory=list)
+    memory: list[MemoryResult] = field(default_factory=list)
+
+    def write(self) -> None:
+        """To the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        body = {"points": self.as_json(), "memory": [asdict(result) for result in self.memory]}
+        self.path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The points with their parts."""
+        return [{"part": part, **point.as_json()} for part, point in self.points]
 
 
-def _kinds(model_dir: Path) -> Sequence[tuple[MeshKind, DynamoKind, Sequence[Scenario]]]:
-    return [
-        (
-            MeshKind(name=mesh.name, engine_argv=mesh.engine_argv, model_dir=model_dir),
-            DynamoKind(name=mesh.name, speedup_ratio=speedup, model_dir=model_dir),
-            scenarios,
-        )
-        for mesh, speedup, scenarios in (
-            (FLAT_OUT, FLAT_OUT_SPEEDUP, SIDE_BY_SIDE_FLAT_OUT),
-            (PACED, PACED_SPEEDUP, SIDE_BY_SIDE_PACED),
-        )
-    ]
+class SideBySide:
+    """One run of the command."""
 
+    def __init__(self, options: argparse.Namespace, model_dir: Path, *, has_dynamo: bool) -> None:
+        self._options = options
+        self._model_dir = model_dir
+        self._has_dynamo = has_dynamo
+        self.record = Record(path=options.json)
 
-async def _measure(
-    server: AbstractAsyncContextManager[Served],
-    kind: str,
-    scenarios: Sequence[Scenario],
-    seed: int,
-    options: argparse.Namespace,
-) -> list[Point]:
-    """All scenarios on a fresh server; both systems get the same prompts of a round."""
-    points = []
-    async with server as served:
-        bench = Bench(served, kind, seed)
-        await bench.warm_up()
-        for scenario in scenarios:
-            _tell(f"{served.system}, {kind}: {scenario.name}")
-            points.append(await bench.measure(scenario, options.seconds))
-    return points
+    async def measure(self) -> None:
+        """Round after round; then memory, once."""
+        options = self._options
+        for number in range(options.rounds):
+            for each in stands(options.parts, options.shapes, self._model_dir, options.dynamo_tokenizer):
+                for server in self._servers(each):
+                    _tell(f"round {number + 1} of {options.rounds}: {each.name}")
+                    await self._measure_scenarios(server, each, seed=1000 * (number + 1))
+                    self.record.write()
+        if MEMORY in options.parts:
+            for shape in options.shapes:
+                each = stand(FLAT_OUT, shape, self._model_dir, options.dynamo_tokenizer)
+                for server in self._servers(each):
+                    await self._measure_memory(server, each)
+                    self.record.write()
 
+    def _servers(self, each: Stand) -> list[AbstractAsyncContextManager[Served]]:
+        """Both systems, neither started yet."""
+        ours = running_mesh(each.mesh)
+        return [ours, running_dynamo(self._options.dynamo, each.dynamo)] if self._has_dynamo else [ours]
 
-async def measure_rounds(options: argparse.Namespace, *, has_dynamo: bool) -> list[Point]:
-    """Every kind of engine, both systems in turn, round after round."""
-    points: list[Point] = []
-    for round_number in range(options.rounds):
-        _tell(f"round {round_number + 1} of {options.rounds}")
-        seed = 1000 * (round_number + 1)
-        for mesh_kind, dynamo_kind, scenarios in _kinds(options.model.resolve()):
-            points += await _measure(running_mesh(mesh_kind), mesh_kind.name, scenarios, seed, options)
-            if has_dynamo:
-                server = running_dynamo(options.dynamo, dynamo_kind)
-                points += await _measure(server, dynamo_kind.name, scenarios, seed, options)
-            # After each step, so that a run that is cut short leaves what it has.
-            _write(options.json, points)
-    return points
+    async def _measure_scenarios(self, server: AbstractAsyncContextManager[Served], each: Stand, *, seed: int) -> None:
+        """All scenarios on a fresh server; both systems get the same prompts of a round."""
+        async with server as served:
+            bench = Bench(served, each.name, seed)
+            await bench.warm_up()
+            for part, scenario in each.scenarios:
+                point = await bench.measure(scenario, self._options.seconds)
+                self.record.points.append((part, point))
+                rate, errors = point.summary["tokens_per_s"], point.summary["errors"]
+                _tell(f"{served.system}, {each.name}: {scenario.name}: {rate:.0f} tokens/s, {errors} errors")
 
-
-def _write(path: Path, points: Sequence[Point]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([point.as_json() for point in points], indent=1) + "\n", encoding="utf-8")
+    async def _measure_memory(self, server: AbstractAsyncContextManager[Served], each: Stand) -> None:
+        async with server as served:
+            requests = self._options.memory_requests
+            _tell(f"{served.system}, {each.name}: memory over {requests} requests")
+            self.record.memory.append(await measure_memory(served, each.name, requests, seed=1))
 
 
 async def _main(options: argparse.Namespace) -> int:
@@ -87,23 +105,32 @@ async def _main(options: argparse.Namespace) -> int:
         _tell(problem)
         if options.dynamo is not None:
             return 1
-    points = await measure_rounds(options, has_dynamo=not problem)
-    print(render(("system", *ROUND_COLUMNS), rows(points, with_system=True)), f"\n{NOTE}\n")
-    print(render(MEMORY_COLUMNS, memory_rows(points)), "\n")
-    _print_comparison([point.as_json() for point in points])
+    with tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-") as folder:
+        side_by_side = SideBySide(options, roomy_model(options.model.resolve(), Path(folder)), has_dynamo=not problem)
+        await side_by_side.measure()
+    record = side_by_side.record
+    if options.all_rounds:
+        points = [point for _, point in record.points]
+        print(render(("system", *ROUND_COLUMNS), rows(points, with_system=True)), "\n")
+    _show(record.as_json(), record.memory)
     _tell(f"all figures are in {options.json}")
     return 0
 
 
-def _print_comparison(points: Sequence[Mapping[str, Any]]) -> None:
-    print("kvmesh / Dynamo = ratio; above 1 is better in rates, below 1 in the others. Medians over the rounds:\n")
-    print(render(COLUMNS, compare(points)))
-    print("\nThe calmest round of each point alone:\n")
-    print(render(COLUMNS, compare_calmest(points)))
+def _show(points: Sequence[Mapping[str, Any]], memory: Sequence[MemoryResult]) -> None:
+    print("\n\n".join(tables(points, memory)))
 
 
 def _tell(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def _words(known: Sequence[str], text: str) -> list[str]:
+    words = text.split(",")
+    wrong = [word for word in words if word not in known]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(known)}")
+    return [word for word in known if word in words]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,11 +141,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dynamo", type=Path, metavar="DIR", help="virtual environment with Dynamo and its mocker")
     parser.add_argument(
+        "--dynamo-tokenizer",
+        choices=("default", "fastokens"),
+        default="fastokens",
+        help="the quick one is off unless Dynamo is told so, but it is what to compare with",
+    )
+    parser.add_argument(
         "--model", type=Path, default=DEMO_MODEL, help="model directory whose tokenizer and template both serve"
+    )
+    parser.add_argument(
+        "--parts", type=lambda text: _words(PARTS, text), default=list(PARTS), help=f"of {','.join(PARTS)}"
+    )
+    parser.add_argument(
+        "--shapes", type=lambda text: _words(SHAPES, text), default=list(SHAPES), help=f"of {','.join(SHAPES)}"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per point")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the comparison of a run's file")
+    parser.add_argument("--memory-requests", type=int, default=100_000)
+    parser.add_argument("--all-rounds", action="store_true", help="print every point of every round too")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the tables of a run's file")
     parser.add_argument("--json", type=Path, default=Path("run/side_by_side.json"), metavar="FILE")
     return parser
 
@@ -127,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     options = _parser().parse_args(argv)
     if options.show is not None:
-        _print_comparison(json.loads(options.show.read_text(encoding="utf-8")))
+        body = json.loads(options.show.read_text(encoding="utf-8"))
+        _show(body["points"], [MemoryResult(**result) for result in body["memory"]])
         return 0
     return run(_main(options))
 

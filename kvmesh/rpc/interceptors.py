@@ -48,7 +48,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None:
             return None
-        if not handler.request_streaming:
+        if not handler.request_streaming and handler.request_deserializer is not None:
             handler = handler._replace(request_deserializer=_lenient(handler.request_deserializer))
         return wrap_handler(handler, lambda inner: _translating(inner, method))
 

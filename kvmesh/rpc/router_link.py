@@ -5,8 +5,8 @@
    or on the next one, as long as its own time lasts.
 2. A router that for `answer_timeout_s` neither answers an ask nor says that it waits in its queue counts as hung: its stream is
    given up. An ask that waits there has all of its own time, not only that of placing.
-3. Reports go to the router that placed. When that stream breaks, the link claims at another router what is in flight, and
-   reports there, naming the reservation. Without any stream, claims and reports wait for the next one.
+3. Reports go to the router that placed. When that stream breaks, the link has another router adopt what is in flight, and
+   reports there, naming the reservation. Without any stream, both wait for the next one.
 """
 
 import asyncio
@@ -307,7 +307,7 @@ class GrpcRouterLink:
         self._streams[stream.router_id] = stream
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
-                self._claim(ask_id, placed, stream)
+                self._have_adopted(ask_id, placed, stream)
         unsent, self._unsent = self._unsent, []
         for ask_id, report in unsent:
             stream.report(ask_id, report)
@@ -320,7 +320,7 @@ class GrpcRouterLink:
         other = self._any_stream()
         for ask_id, placed in self._in_flight.items():
             if placed.stream is stream and other is not None:
-                self._claim(ask_id, placed, other)
+                self._have_adopted(ask_id, placed, other)
         for ask_id, report in stream.take_reports():
             self._send_report(stream, ask_id, report)
         for ask_id, pending in self._pending.items():
@@ -329,7 +329,7 @@ class GrpcRouterLink:
                 self._send_ask(ask_id, pending)
         self._freed = _renewed(self._freed)
 
-    def _claim(self, ask_id: int, placed: _InFlight, stream: RouterStream) -> None:
+    def _have_adopted(self, ask_id: int, placed: _InFlight, stream: RouterStream) -> None:
         """Says that a request is in flight which another router placed, or this one on an earlier stream."""
         placed.stream, placed.is_moved = stream, True
         elapsed_s = placed.prefilled_after_s

@@ -127,23 +127,25 @@ async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: MeshE
     raise AssertionError("abort_with_status returned")
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError, *, where: str = "", has_begun: bool = False) -> MeshError:
+def from_rpc_error(error: grpc.RpcError, *, where: str = "", has_begun: bool = False) -> MeshError:
     """What a failed call means to its caller. `where` is the peer's id; `has_begun` says that the peer did some work.
 
     Details that the server sent decide. Without them the status code does; a connection that broke is UnavailableError
     before the work began and LostError after.
     """
-    detail = _sent_detail(error)
+    # The errors of both kinds of channel have the methods of a call, the base class has none.
+    call: Any = error
+    detail = _sent_detail(call)
     if detail is not None:
         sent = from_detail(detail)
         sent.where = sent.where or where
         return sent
-    message = (error.details() or f"the call ended with {error.code().name}")[:MESSAGE_CHARACTERS_MAX]
+    message = (call.details() or f"the call ended with {call.code().name}")[:MESSAGE_CHARACTERS_MAX]
     if _TOO_LARGE in message.lower():
         return InvalidRequestError(message, reason="message_too_large", where=where)
-    if error.code() in _BROKEN and has_begun:
+    if call.code() in _BROKEN and has_begun:
         return LostError(message, where=where)
-    return _CLASS_BY_CODE.get(error.code(), InternalError)(message, where=where)
+    return _CLASS_BY_CODE.get(call.code(), InternalError)(message, where=where)
 
 
 def _details(detail: ErrorDetail, words: str) -> list[Message]:
@@ -170,9 +172,9 @@ def _text(text: str, bytes_max: int | None = None) -> str:
     return text.encode("utf-8", "replace")[:bytes_max].decode("utf-8", "ignore")
 
 
-def _sent_detail(error: grpc.aio.AioRpcError) -> ErrorDetail | None:
-    trailing = error.trailing_metadata()
-    packed = trailing.get(DETAILS_KEY) if trailing is not None else None
+def _sent_detail(call: Any) -> ErrorDetail | None:
+    trailing = call.trailing_metadata()
+    packed = next((value for key, value in trailing or () if key == DETAILS_KEY), None)
     if not isinstance(packed, bytes):
         return None
     detail = ErrorDetail()

@@ -91,11 +91,16 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
         raise InvalidRequestError(f"{field} must not be empty", field=field)
     if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
         raise _too_long(f"the prompt has {len(text)} characters", field, model)
-    adds_special_tokens = isinstance(prompt, str) and request.adds_special_tokens
     if len(text) <= settings.inline_characters_max:
-        return _kept(model.text.tokenise(text, adds_special_tokens=adds_special_tokens), request, model)
-    token_ids = await asyncio.to_thread(model.text.tokenise, text, adds_special_tokens=adds_special_tokens)
-    return _kept(token_ids, request, model)
+        return _kept(_tokenised(text, request, model), request, model)
+    return _kept(await asyncio.to_thread(_tokenised, text, request, model), request, model)
+
+
+def _tokenised(text: str, request: Request, model: ServedModel) -> list[int]:
+    """A rendered conversation brings its own special tokens; of others the request says whether they get some."""
+    if isinstance(request.prompt, Conversation):
+        return model.text.tokenise_prompt(text, salt=request.cache_salt)
+    return model.text.tokenise(text, adds_special_tokens=request.adds_special_tokens)
 
 
 def _characters(conversation: Conversation) -> int:

@@ -113,6 +113,11 @@ class ModelSettings:
     fast_tokenizer: bool = setting(
         True, "Whether fastokens encodes prompts, for models where it gives the same tokens; a tenth of the time."
     )
+    remembered_characters_max: int = setting(
+        2_000_000,
+        "Characters of earlier prompts whose tokens are kept for the next turn, of each model; about 15 bytes each. 0: none.",
+        min=0,
+    )
     template: TemplateLimits = field(default_factory=TemplateLimits)
     parser_process: RemoteSettings = field(default_factory=RemoteSettings)
 

@@ -15,6 +15,7 @@ from kvmesh.errors import UnsupportedError
 from services.frontend.detokenise import Detokeniser, Detokenisers
 from services.frontend.fast_tokenise import FastTokenizer, load_fast, reference_ids
 from services.frontend.parsers.select import AUTO, Selection, select
+from services.frontend.remember import Remembering, cuts_of
 from services.frontend.remote.process import ParserProcess
 from services.frontend.request import Conversation
 from services.frontend.sandbox import TemplateLimits
@@ -36,11 +37,14 @@ class TextModel:
         eos_token_ids: Sequence[int] = (),
         selection: Selection | None = None,
         fast: FastTokenizer | None = None,
+        template_source: str = "",
+        remembered_characters_max: int = 0,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._fast = fast
+        self._remembering = self._make_memory(template_source, remembered_characters_max)
         self._detokenisers = Detokenisers(tokenizer)
         self._template = template
         self._defaults = dict(defaults or {})
@@ -58,6 +62,26 @@ class TextModel:
         if self._template is None:
             raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
         return self._template.render(conversation, field=field)
+
+    def _make_memory(self, template_source: str, characters_max: int) -> Remembering | None:
+        if not characters_max:
+            return None
+        cuts = cuts_of(self._tokenizer, template_source, self._encode)
+        return Remembering(self._encode, cuts, characters_max=characters_max) if cuts else None
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenise(text, adds_special_tokens=False)
+
+    @property
+    def is_remembering(self) -> bool:
+        """Whether earlier parts of conversations are not tokenised again."""
+        return self._remembering is not None
+
+    def tokenise_prompt(self, text: str, *, salt: str = "") -> list[int]:
+        """Token ids of a rendered conversation: the same as `tokenise`, quicker for what was seen before with this salt."""
+        if self._remembering is None:
+            return self._encode(text)
+        return self._remembering.encode(text, salt=salt)
 
     def tokenise(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Token ids of a text. Templates bring their own special tokens."""
@@ -98,6 +122,7 @@ def load_text_model(
     reasoning_parser: str = AUTO,
     limits: TemplateLimits | None = None,
     is_fast: bool = True,
+    remembered_characters_max: int = 0,
 ) -> TextModel:
     """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
     path = directory / "tokenizer.json"
@@ -125,6 +150,8 @@ def load_text_model(
         eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
         selection=select(tool_parser, reasoning_parser, template=tool_source or source, added_tokens=added_tokens),
         fast=fast,
+        template_source=source + tool_source,
+        remembered_characters_max=remembered_characters_max,
     )
 
 

@@ -49,15 +49,15 @@ class Changes:
     def added(self, reservation: Reservation) -> None:
         """It is made."""
         self._new.add(reservation.reservation_id)
-        self.claimed(reservation)
+        self.adopted(reservation)
 
-    def claimed(self, reservation: Reservation) -> None:
+    def adopted(self, reservation: Reservation) -> None:
         """It is kept here."""
         self._told[reservation.reservation_id] = reservation
         self._changed()
 
     def kept_elsewhere(self, reservation: Reservation) -> None:
-        """A claim that was not told yet is no news any more."""
+        """An adoption that was not told yet is no news any more."""
         if reservation.reservation_id not in self._new:
             self._told.pop(reservation.reservation_id, None)
 
@@ -68,7 +68,7 @@ class Changes:
             self._changed()
 
     def settled(self, reservation: Reservation) -> None:
-        """It is over. One that is made and not told yet never was; a claim goes out first, for who keeps it may end it."""
+        """It is over. One that is made and not told yet never was; an adoption goes out first, for only who keeps it may end it."""
         reservation_id = reservation.reservation_id
         self._prefilled.pop(reservation_id, None)
         if reservation_id in self._new:

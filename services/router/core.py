@@ -151,7 +151,7 @@ class RouterCore:
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
-        self.book.claim(reservation)
+        self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
         self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
@@ -207,7 +207,7 @@ class RouterCore:
         """
         told = self.book.told(frontend_id, ask_id)
         if told is not None and told.request_id == request_id:
-            self.book.claim(told)
+            self.book.adopt(told)
             self.book.settle(told)
         known = self.book.get(frontend_id, ask_id)
         if known is None:

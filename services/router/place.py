@@ -102,7 +102,8 @@ class Placer:
             if alone is None:
                 raise
             return alone
-        if may_be_alone and choice.forecast.queue_s >= self._limits.congested_s:
+        # Only costs in seconds compare: another policy's pair costs two draws or turns where one worker alone costs one.
+        if may_be_alone and self.policy.counts_transfer and choice.forecast.queue_s >= self._limits.congested_s:
             alone = self._chunked_alone(ask, pool, held, now)
             if alone is not None and alone.cost < choice.cost:
                 return alone

@@ -4,7 +4,7 @@ Invariants:
 1. A reservation is counted once, whoever tells of it. One router is its keeper: who made it, then whoever its frontend spoke to
    last. A keeper that is lost is followed by whoever tells of it.
 2. The keeper's word of an end is believed, and no other's. Whoever was a keeper tells all peers.
-3. What a lost peer kept ends within the grace, unless a frontend claims it somewhere.
+3. What a lost peer kept ends within the grace, unless a router adopts it.
 4. What a snapshot does not name, its sender does not have: of that, what the sender kept ends.
 """
 
@@ -129,7 +129,7 @@ class Replica:
                 name for name, each in self._strangers.by_id.items() if each.origin == session.origin
             )
         for reservation in news.reservations:
-            self._on_reservation(session, reservation, now, is_news=not news.is_snapshot)
+            self._on_reservation(session, reservation, now)
         for reservation_id in news.prefilled_ids:
             self._on_prefilled(session, reservation_id, now)
         for reservation_id in news.settled_ids:
@@ -165,10 +165,10 @@ class Replica:
         for session in self._sessions:
             session.changes.added(reservation)
 
-    def claimed(self, reservation: Reservation) -> None:
+    def adopted(self, reservation: Reservation) -> None:
         """A peer's work is reported of here: it is in use."""
         for session in self._sessions:
-            session.changes.claimed(reservation)
+            session.changes.adopted(reservation)
 
     def prefilled(self, reservation: Reservation) -> None:
         """A prompt is computed."""
@@ -210,7 +210,7 @@ class Replica:
                 self._lost(origin, now)
         self._peers[session.origin] = session
 
-    def _on_reservation(self, session: Session, news: ReservationNews, now: float, *, is_news: bool) -> None:
+    def _on_reservation(self, session: Session, news: ReservationNews, now: float) -> None:
         self.counts.told += 1
         if session.unnamed is not None:
             session.unnamed.discard(news.reservation_id)
@@ -222,18 +222,17 @@ class Replica:
             return
         if news.is_orphaned and not known.is_orphaned and known.keeper != session.origin:
             if not known.keeper:
-                self.claimed(known)  # Its frontend came here, which the peer does not know.
+                self.adopted(known)  # Its frontend came here, which the peer does not know.
             return
-        is_lost = bool(known.keeper) and known.keeper not in self._peers
-        if is_news or is_lost or (known.is_orphaned and not news.is_orphaned):
+        # Only a keeper tells of what somebody speaks of; of the rest somebody has to be taken for the keeper.
+        if not news.is_orphaned or (known.keeper and known.keeper not in self._peers):
             self._hand_over(known, session.origin)
         if news.is_prefilled:
             self._book.prefilled(known, now=now)
-        if not known.is_told:
-            ends_at = min(ends_at, known.ends_at_latest)
-        if ends_at > known.ends_at:
-            known.ends_at, known.is_orphaned = ends_at, False
-            known.ends_at_latest = max(known.ends_at_latest, ends_at)
+        if not news.is_orphaned and (known.is_orphaned or ends_at > known.ends_at):
+            # A maker knows how long its own may last at most.
+            known.ends_at_latest = max(ends_at, known.ends_at_latest) if known.is_told else known.ends_at_latest
+            known.ends_at, known.is_orphaned = min(ends_at, known.ends_at_latest), False
 
     def _hand_over(self, reservation: Reservation, keeper: str) -> None:
         if not reservation.keeper:
@@ -268,7 +267,7 @@ class Replica:
         session.is_snapshot_heard = True
 
     def _lost(self, origin: str, now: float) -> None:
-        """Its frontends come here within moments and claim what is in use."""
+        """Its frontends come here within moments and have adopted what is in use."""
         self.counts.lost += 1
         ends_at = now + self._core.limits.reservation_grace_s
         for reservation in self._book:
@@ -300,7 +299,7 @@ class Replica:
             kv_blocks=news.kv_blocks,
             choices=news.choices,
             ends_at=ends_at,
-            # How long it may last if somebody claims it is not told of one that nobody speaks of.
+            # How long it may last if somebody adopts it is not told of one that nobody speaks of.
             ends_at_latest=now + self._core.limits.reservation_s_max if news.is_orphaned else ends_at,
             is_prefilled=news.is_prefilled,
             due_at=now,

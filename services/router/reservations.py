@@ -75,7 +75,7 @@ class Journal(Protocol):
         """A reservation made here."""
         ...
 
-    def claimed(self, reservation: Reservation) -> None:
+    def adopted(self, reservation: Reservation) -> None:
         """Its frontend reports of it here from now on."""
         ...
 
@@ -143,14 +143,14 @@ class Book:
             if self.journal is not None:
                 self.journal.added(reservation)
 
-    def claim(self, reservation: Reservation) -> None:
+    def adopt(self, reservation: Reservation) -> None:
         """Its frontend reports of it here. Peers hear so when they may believe something else."""
         is_news = bool(reservation.keeper) or reservation.is_orphaned
         reservation.keeper = ""
         self.frontend_spoke(reservation)
         if is_news and self.journal is not None:
             reservation.is_known_from_here = True
-            self.journal.claimed(reservation)
+            self.journal.adopted(reservation)
 
     def prefilled(self, reservation: Reservation, *, now: float | None = None) -> None:
         """Its prompt is computed, at `now` when that is known. Idempotent."""
@@ -178,7 +178,7 @@ class Book:
             self.journal.settled(reservation)
 
     def frontend_left(self, frontend_id: str, *, ends_at: float) -> None:
-        """Its stream ended: what it placed or claimed here ends at `ends_at` unless it comes back and reports."""
+        """Its stream ended: what it placed, or what this router adopted, ends at `ends_at` unless it comes back and reports."""
         for numbers in (self._own, self._told):
             for reservation in numbers.get(frontend_id, {}).values():
                 if not reservation.keeper:

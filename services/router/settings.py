@@ -92,7 +92,7 @@ class SyncSettings:
     """How routers share what is in flight."""
 
     interval_s: float = setting(
-        0.02,
+        0.05,
         "Longest time for which a change is kept back to be told with others; routers differ by what changes meanwhile.",
         min=0.001,
         max=1,

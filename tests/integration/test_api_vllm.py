@@ -11,7 +11,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.integration.mesh import running_mesh
+from tests.integration.mesh import RunningMesh, running_mesh
+from tests.integration.test_kserve_triton import drive
 from tests.integration.vllm_model import HIDDEN, add_tokenizer, make_model
 from tests.parts import require_part
 
@@ -30,13 +31,29 @@ TOOLS: Any = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[openai.AsyncOpenAI]:
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
     require_part("vllm")
     require_part("nixl")
     argv = ("--greeting", "", "--engine-args=--no-vllm-json-whitespace")
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180) as mesh:
-        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
-            yield client
+        yield mesh
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(mesh: RunningMesh) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_tritonclient(mesh: RunningMesh) -> None:
+    """The Open Inference Protocol, whole and streamed, with prefill and decode apart."""
+    seen = await drive(mesh)
+    assert seen["about"]["model_ready"] == [True, True]
+    assert seen["unary"]["whole"][0].startswith("one two three") and len(seen["unary"]["text"]) == 2
+    assert seen["unary"]["errors"]["temperature"][0] == "StatusCode.INVALID_ARGUMENT"
+    by_id = {call_id: final for call_id, _, final, _ in seen["streaming"]["mixed"]}
+    assert {call_id: by_id[call_id] for call_id in "abc"} == {"a": True, "b": True, "c": True}
+    assert seen["asynchronous"]["cancelled"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.integration.mesh import ROOT, argv_simulated, grpc_address, running_mesh, wait_until, worker_metric
+from tests.integration.mesh import (
+    ROOT,
+    RunningMesh,
+    argv_simulated,
+    grpc_address,
+    running_mesh,
+    wait_until,
+    worker_metric,
+)
 from tests.integration.mesh import metrics_text as metrics_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -17,29 +25,35 @@ TEXT = "one two three"
 MODEL = "demo"
 
 
+async def drive(mesh: RunningMesh) -> dict[str, Any]:
+    """What Triton's client sees of a mesh, once nothing is in flight any more."""
+    pytest.importorskip("tritonclient")
+    address, metrics_port = await grpc_address(mesh)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.triton_drive", address, MODEL),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await asyncio.wait_for(process.communicate(), 90)
+    assert process.returncode == 0, errors.decode()[-3000:] + mesh.logs()
+
+    async def is_idle() -> bool:
+        text = await metrics_of("127.0.0.1", metrics_port)
+        assert "kvmesh_frontend_inflight_requests" in text
+        return worker_metric(text, "kvmesh_frontend_inflight_requests") == 0
+
+    await wait_until(is_idle, 10, "a request was left in flight")
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def seen(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
-    """What the client saw, and the frontend afterwards."""
-    pytest.importorskip("tritonclient")
+    """What the client saw."""
     argv = argv_simulated("--prefill", "1", "--decode", "1", "--engine-args=--simulated-time-factor 1")
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as mesh:
-        address, metrics_port = await grpc_address(mesh)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.triton_drive", address, MODEL),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, errors = await asyncio.wait_for(process.communicate(), 90)
-        assert process.returncode == 0, errors.decode()[-3000:] + mesh.logs()
-
-        async def is_idle() -> bool:
-            text = await metrics_of("127.0.0.1", metrics_port)
-            assert "kvmesh_frontend_inflight_requests" in text
-            return worker_metric(text, "kvmesh_frontend_inflight_requests") == 0
-
-        await wait_until(is_idle, 10, "a request was left in flight")
-        yield json.loads(output)
+        yield await drive(mesh)
 
 
 async def test_questions_about_server_and_model(seen: dict[str, Any]) -> None:

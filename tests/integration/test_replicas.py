@@ -54,6 +54,12 @@ async def metric(instances: list[Instance], name: str) -> list[float]:
     return [worker_metric(text, name) for text in texts]
 
 
+async def models(url: str) -> list[str]:
+    """What a frontend serves now."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        return [each["id"] for each in (await response.json())["data"]]
+
+
 class Load:
     """Requests over all frontends until `REQUESTS` are done."""
 
@@ -109,11 +115,18 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
         await wait_until(everybody_is_there, 90, "frontends and routers take requests")
         frontends, routers = await passing(registry, FRONTEND), await passing(registry, ROUTER)
 
-        async def all_see_both() -> bool:
-            return await metric(routers, "kvmesh_router_peers") == [1, 1]
+        async def all_see_all() -> bool:
+            seen = [await metric(routers, f"kvmesh_router_{what}") for what in ("peers", "decode_workers")]
+            return seen == [[1, 1], [2, 2]]
 
-        await wait_until(all_see_both, 20, "the routers know each other")
-        load = Load([f"http://{each.host}:{each.meta['http_port']}" for each in frontends])
+        await wait_until(all_see_all, 30, "the routers know each other and the workers")
+        urls = [f"http://{each.host}:{each.meta['http_port']}" for each in frontends]
+
+        async def all_serve_the_model() -> bool:
+            return all([await models(url) == ["demo"] for url in urls])
+
+        await wait_until(all_serve_the_model, 30, "every frontend knows the model")
+        load = Load(urls)
         running = asyncio.create_task(load.run())
         await load.killing.wait()
         placed = await metric(routers, "kvmesh_router_placed_requests_total")
@@ -121,7 +134,7 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
         doomed = next(pid for pid in mesh.pids("router"))
         os.kill(doomed, signal.SIGKILL)
         await running
-        assert not load.problems, load.problems[:5]
+        assert not load.problems, (len(load.problems), load.problems[:5])
         assert load.statuses == {200: REQUESTS}
 
         alive = [each for each in routers if not each.instance_id.endswith(f"-{doomed}")]
@@ -133,5 +146,5 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
             workers = await passing(registry, DECODE)
             return left == [0] and sum(await metric(workers, "kvmesh_decode_legs_requests")) == 0
 
-        # The grace of reservations that the dead router made and that nobody claimed is 10 s.
+        # The grace of reservations that the dead router made and that nobody adopted is 10 s.
         await wait_until(nothing_is_left, 15, "no reservation and no leg is left")

@@ -82,7 +82,7 @@ class World:
         if len(self.routers.cores) > 1:
             name = self._alive(choice)
             self.routers.kill(name)
-            self._claim_elsewhere(name, choice)
+            self._adopt_elsewhere(name, choice)
 
     def _start(self, choice: int) -> None:
         dead = [name for name in NAMES if name not in self.routers.cores]
@@ -93,13 +93,13 @@ class World:
         """The frontend's stream to a router that lives breaks, and stands again."""
         name = self._alive(choice)
         self.routers.cores[name].stream_ended("f", now=self.routers.now)
-        self._claim_elsewhere(name, choice)
+        self._adopt_elsewhere(name, choice)
 
     def _later(self, choice: int) -> None:
         self.routers.sync()  # Streams that stand take milliseconds.
         self.routers.later((0.1, 3.0, GRACE_S + 1)[choice % 3])
 
-    def _claim_elsewhere(self, name: str, choice: int) -> None:
+    def _adopt_elsewhere(self, name: str, choice: int) -> None:
         others = [other for other in self.routers.cores if other != name] or [name]
         other = others[choice // 3 % len(others)]
         for request in self.in_flight:

@@ -22,7 +22,7 @@ from kvmesh.errors import MeshError
 from kvmesh.worker.settings import WorkerSettings
 from services.frontend.request import Request
 from services.frontend.settings import PipelineSettings
-from services.router.settings import RouterSettings
+from services.router.settings import RouterSettings, SyncSettings
 from tests.simulation.frontend import EOS_TOKEN_ID, MODEL, VOCABULARY_SIZE, SimulatedFrontend
 from tests.simulation.invariants import frontend_problems, router_problems, worker_problems
 from tests.simulation.ledger import Ledger, Phase, check_ledger
@@ -74,6 +74,7 @@ MESHES = {
     "small": MeshShape(),
     "tight": MeshShape(engine=default_engine(kv_blocks=130, running_requests_max=16, step_tokens_max=128, lease_s=2.0)),
     "two-routers": MeshShape(routers=2),
+    "two-quick-routers": MeshShape(routers=2, router=RouterSettings(sync=SyncSettings(interval_s=0.01))),
     "no-prefill": MeshShape(prefill=0),
     "crowded": MeshShape(router=RouterSettings(requests_per_decode_max=8, prompt_tokens_per_prefill_max=1024)),
     "crowded-two-routers": MeshShape(routers=2, router=RouterSettings(requests_per_decode_max=4)),

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 from bench.figures import LoadReport, percentiles
 from bench.loops import arrive, closed_loop, open_loop, poisson
-from bench.medians import compare, compare_calmest
+from bench.medians import columns, compare, compare_calmest
 from bench.noise import Noise
 from bench.points import Point
 from bench.prompts import PromptShape, make_prompts, one_token_words, trace_prompt
 from bench.scenarios import Scenario
 from bench.services import DEMO_MODEL
+from bench.side_memory import MemoryResult
+from bench.side_parts import PARTS, SHAPES, roomy_model, stands
+from bench.side_tables import tables
 from bench.table import render
 from bench.target import LoadRequest, LoadResult
 from bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, generate_trace, load_trace
@@ -234,6 +237,59 @@ def test_a_comparison_takes_medians_and_says_whose_is_whose() -> None:
     (line,) = compare([point.as_json() for point in points])
     assert line[:3] == ["flat", "http 128+128 x8", "6 / 3 = 2.00"]
     assert line[-1] == "3 / 1"
+
+
+def test_every_part_is_measured_on_both_shapes_of_both_systems(tmp_path: Path) -> None:
+    """Alike: no prefill worker here, one process there; the same model with room for the longest prompt."""
+    model = roomy_model(DEMO_MODEL, tmp_path)
+    found = list(stands(PARTS, SHAPES, model, "fastokens"))
+    assert [each.name for each in found] == [
+        "factor 0, split", "paced 6 ms, split", "factor 0, single", "paced 6 ms, single",
+    ]  # fmt: skip
+    for each in found:
+        assert each.mesh.prefills == each.dynamo.is_split == ("split" in each.name)
+        assert each.mesh.model_dir == each.dynamo.model_dir == model
+        longest = max(scenario.prompt_tokens + scenario.output_tokens for _, scenario in each.scenarios)
+        assert longest < json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    shapes = {(part, scenario.name.partition(") ")[2]) for each in found for part, scenario in each.scenarios}
+    assert {("stream", "128+128 x32"), ("stream", "128+128 x128"), ("prompt", "2000+16 x32")} <= shapes
+    assert {("prompt", "8000+1 x32"), ("first", "512+64 x1")} <= shapes
+    assert [each.name for each in stands(["first"], ["single"], model, "default")] == ["factor 0, single"]
+
+
+def test_the_tables_say_what_was_aimed_at_and_missed() -> None:
+    """A ratio of two tokens per CPU-second to one is enough flat out and, just, paced."""
+    scenario = Scenario(protocol="http", prompt_tokens=128, output_tokens=128, concurrency=8)
+    points = [
+        {"part": "stream", **Point(system=system, kind=kind, scenario=scenario, summary=_report(3, 1.0).summary()).as_json()}
+        for kind in ("factor 0, split", "paced 6 ms, split")
+        for system in ("kvmesh", "dynamo")
+    ]  # fmt: skip
+    for point in points:
+        point["server_cpu_s_per_1k_tokens"] = 0.1 if point["system"] == "kvmesh" else 0.19
+    memory = MemoryResult(
+        system="kvmesh", kind="factor 0, split", requests=10, errors=0, rss_mib={"router": [60, 61, 66]}
+    )
+    text = "\n".join(tables(points, [memory]))
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    assert ["tokens per CPU-s", "factor 0, split", "http 128+128 x8", "at least 1.5", "1.90", "met"] in lines
+    assert ["tokens per CPU-s", "paced 6 ms, split", "http 128+128 x8", "at least 2", "1.90", "missed"] in lines
+    assert ["kvmesh", "factor 0, split", "router", "10", "60", "61", "66", "+6", "0"] in lines
+    assert "calmest" not in text
+
+
+def test_a_comparison_has_the_figures_asked_for() -> None:
+    """Rates per CPU-second are of all server processes."""
+    scenario = Scenario(protocol="http", prompt_tokens=8000, output_tokens=1, concurrency=32)
+    points = [
+        Point(system=system, kind="flat", scenario=scenario, summary=_report(3, 1.0).summary()).as_json()
+        for system in ("kvmesh", "dynamo")
+    ]
+    for point in points:
+        point["cpu_ms_per_request"] = {"frontend": 3.0, "router": 1.0} if point["system"] == "kvmesh" else {"all": 2.0}
+    (line,) = compare(points, ["requests per CPU-s"])
+    assert line[:3] == ["flat", "http 8000+1 x32", "250 / 500 = 0.50"]
+    assert columns(["requests per CPU-s"]) == ("engines", "load", "requests per CPU-s", "errors")
 
 
 def test_the_calmest_round_is_one_in_which_both_were_left_alone() -> None:

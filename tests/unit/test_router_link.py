@@ -161,7 +161,7 @@ def test_an_ask_takes_waiting_reports_along() -> None:
     run_virtual(story())
 
 
-def test_a_broken_stream_moves_asks_and_claims_what_is_in_flight() -> None:
+def test_a_broken_stream_moves_asks_and_what_is_in_flight() -> None:
     """At once: the other router is asked what was not answered, and told what is in flight, each with its reservation."""
 
     async def story() -> None:
@@ -187,7 +187,7 @@ def test_a_broken_stream_moves_asks_and_claims_what_is_in_flight() -> None:
                 (of_a[0], "FIRST_TOKEN", f"a-{of_a[0]}"),
             ]
             assert [each.elapsed.nanos for each in b.reports if each.kind == pb.REPORT_KIND_PREFILLED] == [250_000_000]
-            # What was written to the dead router in its last moments may be lost; nobody claims it, so it ends with the grace.
+            # What was written to the dead router in its last moments may be lost; nobody adopts it, so it ends with the grace.
             assert (of_a[2], "FINISHED", "") in a.heard()
 
     run_virtual(story())

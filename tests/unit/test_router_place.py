@@ -274,3 +274,14 @@ def test_a_worker_that_began_anew_has_nothing_in_flight():
     assert target.requests_in_flight == 0
     finish(router, 1)
     assert target.requests_in_flight == 0
+
+
+def test_a_policy_that_does_not_count_seconds_keeps_prompts_on_prefill_workers():
+    """However long their queue: a pair that takes two turns is not dearer than one worker that takes one."""
+    for policy in ("round_robin", "least_loaded", "random", "power_of_two"):
+        router = core(policy=policy)
+        for i in range(2):
+            join(router, f"p{i}", "prefill")
+            join(router, f"d{i}", "decode")
+        placed = [place(router, number, ask(f"r{number}", tokens=60_000)) for number in range(1, 7)]
+        assert all(placement.prefill is not None for placement in placed), policy

@@ -83,23 +83,23 @@ def test_an_id_of_another_frontend_settles_nothing():
     assert routers.sums("a") == routers.sums("b") != NOTHING
 
 
-def test_a_lost_router_leaves_what_is_claimed():
-    """What the frontend claims goes on beyond the grace; what nobody claims ends with it."""
+def test_a_lost_router_leaves_what_is_adopted():
+    """What is adopted goes on beyond the grace; the rest ends with it."""
     routers = pair()
-    claimed, placement = routers.place("a")
+    adopted, placement = routers.place("a")
     routers.place("a")
     routers.sync()
     routers.kill("a")
-    routers.report("b", claimed, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
-    assert routers.sums("b")["p1"] == (2, 200, 0)  # A claim does not mean that the prompt is computed.
+    routers.report("b", adopted, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
+    assert routers.sums("b")["p1"] == (2, 200, 0)  # That does not mean that the prompt is computed.
     routers.later(GRACE_S + 1)
     assert routers.sums("b")["p1"] == (1, 100, 0)
     routers.later(1000)
-    routers.report("b", claimed, ReportKind.FINISHED, reservation_id=placement.reservation_id)
+    routers.report("b", adopted, ReportKind.FINISHED, reservation_id=placement.reservation_id)
     assert routers.sums("b") == NOTHING
 
 
-def test_a_claim_before_the_loss_is_noticed_counts():
+def test_an_adoption_before_the_loss_is_noticed_counts():
     """The frontend may be faster than the stream between the routers."""
     routers = pair()
     number, placement = routers.place("a")
@@ -110,7 +110,7 @@ def test_a_claim_before_the_loss_is_noticed_counts():
     assert len(routers.cores["b"].book) == 1
 
 
-def test_a_claim_keeps_the_reservation_at_routers_that_the_frontend_does_not_know():
+def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not_know():
     """A third router hears that what the lost one had placed is in use, and when it is over."""
     routers = Routers("a", "b", "c")
     for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
@@ -129,7 +129,7 @@ def test_a_claim_keeps_the_reservation_at_routers_that_the_frontend_does_not_kno
 
 
 def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
-    """The stream to the maker broke, the maker lives: the claim at the other router reaches it before the grace is over."""
+    """The stream to the maker broke, the maker lives: the adoption at the other router reaches it before the grace is over."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -140,8 +140,8 @@ def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
     assert routers.sums("a") == routers.sums("b") != NOTHING
 
 
-def test_a_frontend_that_dies_after_its_claim_leaves_nothing():
-    """The claim makes the router responsible: the end of that stream begins the grace."""
+def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
+    """The adoption makes the router responsible: the end of that stream begins the grace."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()

@@ -17,7 +17,7 @@ from kvmesh.core import FinishReason, Media, SamplingParams, TokenLogprob, Usage
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.clients import EmbedResult
 from kvmesh.rpc.codec.embed import INPUTS_MAX
-from kvmesh.rpc.codec.sampling import from_sampling
+from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX, from_sampling
 from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text
 from kvmesh.rpc.codec.struct import from_struct
 from kvmesh.rpc.codec.types import FINISH_REASON_NUMBERS, from_media, to_logprobs, to_usage
@@ -230,14 +230,19 @@ def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
 
 def _from_call(call: pb.ToolCall, prefix: str) -> dict[str, Any]:
     """Arguments as an object, the way templates want them."""
-    try:
-        arguments = orjson.loads(call.arguments or "{}")
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequestError(f"{prefix}arguments must be a JSON object", field=f"{prefix}arguments")
+    arguments = _object(call.arguments or "{}", f"{prefix}arguments")
     name = required_text(call.name, f"{prefix}name", 256)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _object(text: str, field: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{field} must be a JSON object", field=field)
+    return value
 
 
 def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
@@ -248,7 +253,12 @@ def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
-    if tool.HasField("parameters"):
+    if tool.HasField("parameters") and tool.parameters_json:
+        raise InvalidRequestError(f"{prefix}parameters and parameters_json are both given", field=f"{prefix}parameters")
+    if tool.parameters_json:
+        check_length(len(tool.parameters_json), f"{prefix}parameters_json", 0, DOCUMENT_BYTES_MAX, "bytes")
+        function["parameters"] = _object(tool.parameters_json, f"{prefix}parameters_json")
+    elif tool.HasField("parameters"):
         function["parameters"] = from_struct(tool.parameters, f"{prefix}parameters")
     return {"type": "function", "function": function}
 

@@ -77,6 +77,11 @@ class Batches:
         """Batches for other callers than HTTP; None where there are none, which is known once it has started."""
         return self._calls if self._is_on else None
 
+    @property
+    def running(self) -> int:
+        """Batches that this process works on."""
+        return self._runner.running
+
     async def start(self) -> None:
         """Opens the store. Where it was not asked for by name and cannot be had, there are no batches."""
         if not self._is_on:

@@ -26,6 +26,7 @@ from services.frontend.access.caller import current_caller
 from services.frontend.kserve.read import INPUTS, OUTPUTS, Inference, read_inference
 from services.frontend.kserve.settings import KserveSettings
 from services.frontend.kserve.tensors import Tensors
+from services.frontend.kserve.writer import StreamWriter
 from services.frontend.models import ServedModel
 from services.frontend.pipeline import Pipeline
 from services.frontend.running import Running
@@ -78,20 +79,15 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> None:
         is_strict = (_STRICT, "true") in (context.invocation_metadata() or ())
         room = asyncio.Semaphore(self._settings.stream_requests_max)
-        writing = asyncio.Lock()
-
-        async def write(response: pb.ModelStreamInferResponse) -> None:
-            # gRPC takes one message at a time; the texts of those that wait are merged meanwhile.
-            async with writing:
-                await context.write(response)
-
+        writer = StreamWriter(context)
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for request in requests:
                     await room.acquire()
-                    task = tasks.create_task(self._answer(request, context, write, is_strict=is_strict))
+                    task = tasks.create_task(self._answer(request, context, writer.write, is_strict=is_strict))
                     task.add_done_callback(lambda _: room.release())
         except BaseExceptionGroup as failures:
+            await writer.settle()
             raise _first(failures) from None
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, write: Write, *, is_strict: bool) -> None:

@@ -43,19 +43,19 @@ class RouterServiceStub:
     Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and claims there what the lost one had placed: a report each, `prefilled` or `progress`.
+    the other again what was not answered, and has it adopt what the lost one had placed: a report each, `prefilled` or `progress`.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
     3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells of the reservations that it keeps: those that it made, those that a frontend claimed from it last, and those
+    4. Each side tells of the reservations that it keeps: those that it made, those that it adopted last, and those
        whose keeper it has no stream with. It tells the ends of these, and of what it kept before; a receiver
        believes the one that it takes for the keeper. Ids that are not known are ignored.
-    5. A reservation that is told outside a snapshot although it is known is in use: its frontend spoke of it to the sender, who is
-       its keeper from now on.
+    5. A reservation that is told although it is known, and not as orphaned, is in use: its frontend spoke of it to the sender, who
+       is its keeper from now on.
     6. When a stream ends, what the peer kept stays counted until a frontend's report or its own end settles it, or, unless a
-       frontend claims it somewhere, `reservation_grace`.
+       router adopts it, `reservation_grace`.
     """
 
     @_typing.overload
@@ -89,19 +89,19 @@ class RouterServiceAsyncStub(RouterServiceStub):
     Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and claims there what the lost one had placed: a report each, `prefilled` or `progress`.
+    the other again what was not answered, and has it adopt what the lost one had placed: a report each, `prefilled` or `progress`.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
     3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells of the reservations that it keeps: those that it made, those that a frontend claimed from it last, and those
+    4. Each side tells of the reservations that it keeps: those that it made, those that it adopted last, and those
        whose keeper it has no stream with. It tells the ends of these, and of what it kept before; a receiver
        believes the one that it takes for the keeper. Ids that are not known are ignored.
-    5. A reservation that is told outside a snapshot although it is known is in use: its frontend spoke of it to the sender, who is
-       its keeper from now on.
+    5. A reservation that is told although it is known, and not as orphaned, is in use: its frontend spoke of it to the sender, who
+       is its keeper from now on.
     6. When a stream ends, what the peer kept stays counted until a frontend's report or its own end settles it, or, unless a
-       frontend claims it somewhere, `reservation_grace`.
+       router adopts it, `reservation_grace`.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -131,19 +131,19 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and claims there what the lost one had placed: a report each, `prefilled` or `progress`.
+    the other again what was not answered, and has it adopt what the lost one had placed: a report each, `prefilled` or `progress`.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
     3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells of the reservations that it keeps: those that it made, those that a frontend claimed from it last, and those
+    4. Each side tells of the reservations that it keeps: those that it made, those that it adopted last, and those
        whose keeper it has no stream with. It tells the ends of these, and of what it kept before; a receiver
        believes the one that it takes for the keeper. Ids that are not known are ignored.
-    5. A reservation that is told outside a snapshot although it is known is in use: its frontend spoke of it to the sender, who is
-       its keeper from now on.
+    5. A reservation that is told although it is known, and not as orphaned, is in use: its frontend spoke of it to the sender, who
+       is its keeper from now on.
     6. When a stream ends, what the peer kept stays counted until a frontend's report or its own end settles it, or, unless a
-       frontend claims it somewhere, `reservation_grace`.
+       router adopts it, `reservation_grace`.
     """
 
     @_abc_1.abstractmethod

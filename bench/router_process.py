@@ -1,0 +1,92 @@
+"""A router as a process of its own whose fleet never changes: `bench.router_grpc` starts it.
+
+Everything on the way of an ask is what a router runs: gRPC server with interceptors, servicer, queue, core, metrics, upkeep. Workers are
+entries in the fleet; nobody listens at their addresses. With `--bare` a servicer that answers every ask with the same placement
+and knows nothing takes the router's place: what is left is gRPC's own part.
+"""
+
+import argparse
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from bench.router import fill, fleet
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.api.types.v1.model_pb2 import WorkerRef
+from kvmesh.clock import SystemClock
+from kvmesh.core import Handoff
+from kvmesh.lifecycle import die_with_parent, run
+from kvmesh.lifecycle.garbage import collect_seldom
+from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.telemetry import Telemetry, configure_logging
+from kvmesh.telemetry.logging import LogFormat, LogLevel
+from services.router.dispatch import Dispatch
+from services.router.metrics import RouterMetrics
+from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.upkeep import Upkeep
+
+
+class BareServicer(RouterServicer):
+    """Answers without looking."""
+
+    async def Route(
+        self, request_iterator: AsyncIterator[pb.RouteRequest], context: Any
+    ) -> AsyncIterator[pb.RouteResponse]:
+        """One answer per ask."""
+        pair = [WorkerRef(worker_id=name, address="10.0.0.1:1", epoch=1) for name in ("p1", "d1")]
+        async for message in request_iterator:
+            if message.HasField("ask"):
+                yield pb.RouteResponse(
+                    placement=pb.Placement(
+                        ask_id=message.ask.ask_id,
+                        reservation_id="r",
+                        prefill=pair[0],
+                        decode=pair[1],
+                        handoff=HANDOFF_NUMBERS[Handoff.SEQUENTIAL],
+                    )
+                )
+
+
+async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> None:
+    """Says its port on standard output once it is ready, and goes on until it is killed."""
+    telemetry, clock = Telemetry.create("router"), SystemClock()
+    core = fleet(workers, workers // 2, "kv")
+    if not is_bare:
+        fill(core, blocks, depths)
+    metrics = RouterMetrics(telemetry.instruments, core)
+    dispatch = Dispatch(core, metrics, clock)
+    servicer = (BareServicer if is_bare else RouterServicer)(core, metrics, clock, telemetry.tracing, dispatch)
+    server = RpcServer(
+        RpcSettings(),
+        service_names=[SERVICE_NAME],
+        add_services=servicer.add_to,
+        interceptors=server_interceptors(telemetry),
+    )
+    collect_seldom()
+    await server.start()
+    await server.set_serving(True)
+    print(server.port, flush=True)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(dispatch.run())
+        tasks.create_task(Upkeep(core, metrics, clock, sweep_blocks=4096).run())
+
+
+def main() -> None:
+    """Until killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=128)
+    parser.add_argument("--depths", type=int, default=8)
+    parser.add_argument("--bare", action="store_true")
+    options = parser.parse_args()
+    die_with_parent(os.getppid())
+    configure_logging(level=LogLevel.WARNING, style=LogFormat.TEXT, service="router")
+    run(serve(options.workers, options.blocks, options.depths, is_bare=options.bare))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Resident memory of every process after a tenth, a half and all of many short requests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from bench.http_target import HttpTarget
+from bench.loops import closed_loop
+from bench.mesh import Served
+from bench.processes import own_rss_mib, process_use
+from bench.prompts import PromptShape, make_prompts, one_token_words
+from bench.target import LoadRequest
+
+SHARES = (0.1, 0.5, 1.0)
+CONCURRENCY = 32
+PROMPT_TOKENS, OUTPUT_TOKENS = 8, 1
+COLUMNS = ("system", "engines", "process", "requests", *(f"MiB at {share:.0%}" for share in SHARES), "grown", "errors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryResult:
+    """Per process one figure for each of SHARES."""
+
+    system: str
+    kind: str
+    requests: int
+    errors: int
+    rss_mib: Mapping[str, Sequence[float]]
+
+    def rows(self) -> list[list[str]]:
+        """One row per process; `grown` is from the first figure to the last."""
+        return [
+            [
+                *(self.system, self.kind, name, str(self.requests), *(f"{mib:.0f}" for mib in sizes)),
+                *(f"{sizes[-1] - sizes[0]:+.0f}", str(self.errors)),
+            ]
+            for name, sizes in self.rss_mib.items()
+        ]
+
+
+async def measure_memory(served: Served, kind: str, requests: int, seed: int) -> MemoryResult:
+    """Sends them all, 32 in flight."""
+    words = one_token_words(served.model_dir)
+    prompts = make_prompts(PromptShape(tokens=PROMPT_TOKENS), seed=seed, words=words)
+    load = (LoadRequest(prompt=prompt, output_tokens=OUTPUT_TOKENS) for prompt in prompts)
+    target = HttpTarget(served.url, served.model, quick_acks=True)
+    sizes: dict[str, list[float]] = {name: [] for name in (*served.watch, *served.beside)}
+    sent = errors = 0
+    try:
+        for share in SHARES:
+            count = round(requests * share) - sent
+            results = await closed_loop(target, islice(load, count), CONCURRENCY)
+            sent += count
+            errors += sum(bool(result.error) for result in results)
+            for name, pid in served.watch.items():
+                sizes[name].append(process_use(pid).rss_mib)
+            for name, pid in served.beside.items():
+                sizes[name].append(own_rss_mib(pid))
+    finally:
+        await target.aclose()
+    return MemoryResult(system=served.system, kind=kind, requests=sent, errors=errors, rss_mib=sizes)

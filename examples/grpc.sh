@@ -1,0 +1,21 @@
+#!/bin/sh
+# Lists a frontend's services and asks it, with nothing but server reflection: examples/grpc.sh ADDRESS [MODEL]
+set -eu
+address=$1
+model=${2:-demo}
+call() { "${PYTHON:-python3}" "$(dirname "$0")/grpc_call.py" "$address" "$@"; }
+
+echo "== services"
+call
+echo "== methods"
+call kvmesh.inference.v1.InferenceService
+echo "== models"
+call kvmesh.inference.v1.InferenceService/ListModels
+echo "== a text, continued as it comes"
+call kvmesh.inference.v1.InferenceService/Generate \
+  "{\"model\": \"$model\", \"text\": \"Once upon a time\", \"options\": {\"stream\": true, \"sampling\": {\"max_tokens\": 8}}}"
+echo "== a conversation, whole"
+call kvmesh.inference.v1.InferenceService/Chat \
+  "{\"model\": \"$model\", \"messages\": [{\"role\": \"CHAT_ROLE_USER\", \"content\": \"Hello\"}], \"options\": {\"sampling\": {\"max_tokens\": 8}}}"
+echo "== the Open Inference Protocol"
+call inference.GRPCInferenceService/ModelReady "{\"name\": \"$model\"}"

@@ -1,0 +1,37 @@
+"""Clients of a mesh's gRPC API: `Client` blocks, `AsyncClient` is for asyncio. Same methods, same errors (`kvmesh.errors`).
+
+with Client("127.0.0.1:50051") as client:
+    answer = client.chat("demo", [{"role": "user", "content": "Hello"}], sampling=SamplingParams(max_tokens=32))
+    print(answer.choices[0].text)
+"""
+
+from kvmesh.client.aio import AsyncClient
+from kvmesh.client.aio_stream import AsyncStream
+from kvmesh.client.answer import Answer, Choice, ToolCall
+from kvmesh.client.retries import RetryPolicy
+from kvmesh.client.settings import ClientSettings
+from kvmesh.client.sync import Client
+from kvmesh.client.sync_stream import Stream
+from kvmesh.core import Constraint, ConstraintKind, SamplingParams, Usage
+from kvmesh.rpc.codec.asking import Embedded, ModelInfo, Piece
+from kvmesh.rpc.codec.inference import Options
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "AsyncStream",
+    "Choice",
+    "Client",
+    "ClientSettings",
+    "Constraint",
+    "ConstraintKind",
+    "Embedded",
+    "ModelInfo",
+    "Options",
+    "Piece",
+    "RetryPolicy",
+    "SamplingParams",
+    "Stream",
+    "ToolCall",
+    "Usage",
+]

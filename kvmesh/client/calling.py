@@ -1,0 +1,51 @@
+"""What both clients do for each call: deadline, key, and the decision to try again."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from kvmesh.client.settings import ClientSettings
+from kvmesh.core import SamplingParams
+from kvmesh.errors import MeshError
+from kvmesh.rpc.codec.asking import Piece
+from kvmesh.rpc.codec.inference import Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calling:
+    """Of one client. Deadlines are points on the monotonic clock."""
+
+    address: str
+    settings: ClientSettings
+    generator: Random
+
+    def deadline_s(self, timeout_s: float | None) -> float:
+        """When a call that begins now must be over, all its tries together."""
+        return time.monotonic() + (self.settings.timeout_s if timeout_s is None else timeout_s)
+
+    def begin(self, method: Any, message: Any, deadline_s: float) -> Any:
+        """One try."""
+        left_s = max(1e-3, deadline_s - time.monotonic())
+        return method(message, timeout=left_s, metadata=self.settings.metadata())
+
+    def wait_s(self, failure: MeshError, attempt: int, deadline_s: float) -> float | None:
+        """See RetryPolicy."""
+        return self.settings.retry.wait_s(failure, attempt, deadline_s - time.monotonic(), self.generator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a stream asks: the method, its message, how its answers are read, and until when."""
+
+    method: Any
+    message: Any
+    read: Callable[[Any], Piece]
+    deadline_s: float
+
+
+def with_sampling(options: Options | None, sampling: SamplingParams | None, *, is_stream: bool) -> Options:
+    """The options of one call."""
+    options = options or Options()
+    return replace(options, sampling=sampling or options.sampling, is_stream=is_stream)

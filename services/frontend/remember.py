@@ -1,0 +1,126 @@
+"""The tokens of a conversation's earlier turns, kept, so that its next turn has only its new part tokenised.
+
+A text can be cut before certain special tokens without changing any token: tokenizers take special tokens out of a text first and
+treat what lies between them by itself. Chat templates put such tokens between messages. So a prompt is cut there into pieces, and a
+piece that was seen before is not tokenised again, whoever's conversation it was in: a long system prompt counts as well.
+
+Where to cut is told by the tokenizer's own rules (`safe_cuts`) and proven on samples when a model is loaded (`cuts_of`).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Lock
+
+from tokenizers import AddedToken, Tokenizer
+
+Encode = Callable[[str], list[int]]
+PIECE_CHARACTERS_MIN = 512
+"""Shorter stretches between two cuts are taken together with the next one: looking one up has its price too."""
+CUTS_MAX = 4
+SAMPLES = (
+    "", " ", "\n", "x", " x", "x ", "Hello, world!", "\n\nuser\nHi", " 's", "12 345", "e\u0301", "\u4f60\u597d",
+    "\U0001f468\u200d\U0001f469", "<", "<|", "|>", "\u2581a", "a\u2581", "\t\tif x:\n", "it's", "\u00a0", "\x00",
+)  # fmt: skip
+
+
+class Remembering:
+    """Encodes like `encode`, which may be any function that can be cut before `cuts`. For any thread.
+
+    1. It holds pieces of at most `characters_max` characters together; the least recently used go first.
+    2. Pieces of different salts never meet.
+    """
+
+    def __init__(self, encode: Encode, cuts: Sequence[str], *, characters_max: int) -> None:
+        self._encode = encode
+        self._cuts = tuple(cuts)
+        self._characters_max = characters_max
+        self._pieces: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._characters = 0
+        self._lock = Lock()
+        self.characters_known = 0
+        """Of all texts so far, how much was not tokenised again."""
+
+    @property
+    def characters(self) -> int:
+        """Held now."""
+        return self._characters
+
+    def encode(self, text: str, *, salt: str = "") -> list[int]:
+        """Token ids of a text, without special tokens around it."""
+        if len(text) < 2 * PIECE_CHARACTERS_MIN:
+            return self._encode(text)
+        token_ids: list[int] = []
+        *stable, last = pieces(text, self._cuts)
+        for piece in stable:
+            token_ids += self._piece(salt, piece)
+        # The last piece is where the next turn goes on, so it will not come again as it is.
+        token_ids += self._encode(last)
+        return token_ids
+
+    def _piece(self, salt: str, piece: str) -> list[int]:
+        key = (salt, piece)
+        with self._lock:
+            known = self._pieces.get(key)
+            if known is not None:
+                self._pieces.move_to_end(key)
+                self.characters_known += len(piece)
+                return known
+        found = self._encode(piece)
+        with self._lock:
+            if key not in self._pieces and len(piece) <= self._characters_max:
+                self._pieces[key] = found
+                self._characters += len(piece)
+                while self._characters > self._characters_max:
+                    (_, oldest), _ = self._pieces.popitem(last=False)
+                    self._characters -= len(oldest)
+        return found
+
+
+def pieces(text: str, cuts: Iterable[str]) -> Iterator[str]:
+    """The text in pieces of at least PIECE_CHARACTERS_MIN, each but the first beginning with a cut; at least one piece.
+
+    Where a piece ends depends on what comes before only, so that a text and its continuation begin with the same pieces.
+    """
+    begin = 0
+    while True:
+        found = [at for cut in cuts if (at := text.find(cut, begin + PIECE_CHARACTERS_MIN)) >= 0]
+        if not found:
+            yield text[begin:]
+            return
+        yield text[begin : min(found)]
+        begin = min(found)
+
+
+def cuts_of(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Sequence[str]:
+    """Where prompts of a chat template may be cut; empty when nothing is safe or a sample shows that it is not."""
+    safe = [cut for cut in safe_cuts(tokenizer.get_added_tokens_decoder().values()) if cut in template_source]
+    cuts = safe[:CUTS_MAX]
+    for cut in cuts:
+        for before in SAMPLES:
+            for after in SAMPLES:
+                if encode(before + cut + after) != encode(before) + encode(cut + after):
+                    return ()
+    return cuts
+
+
+def safe_cuts(added: Iterable[AddedToken]) -> list[str]:
+    """Added tokens that are found in a text before anything else happens to it, whatever stands before them.
+
+    Not those that swallow white space on their left, that must stand alone, or that are looked for in the normalised text; nor
+    those that another one could have begun to match before them.
+    """
+    tokens = list(added)
+    contents = [token.content for token in tokens]
+    return [
+        token.content
+        for token in tokens
+        if token.special
+        and not (token.normalized or token.lstrip or token.single_word)
+        and len(token.content) > 1
+        and not any(_overlaps(other, token.content) for other in contents)
+    ]
+
+
+def _overlaps(other: str, token: str) -> bool:
+    """Whether an occurrence of `other` could begin before one of `token` and reach into it."""
+    return any(token.startswith(other[start:]) or other.startswith(token, start) for start in range(1, len(other)))

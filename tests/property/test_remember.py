@@ -1,0 +1,128 @@
+"""Remembered pieces of prompts give the tokens of the whole, or are not used."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+
+from kvmesh.clock import SystemClock
+from services.frontend.fast_tokenise import TEXTS, reference_ids
+from services.frontend.remember import PIECE_CHARACTERS_MIN, Remembering, cuts_of, pieces, safe_cuts
+from services.frontend.request import Conversation
+from services.frontend.text_model import load_text_model
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
+REFERENCE = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+CUTS = ("<|im_start|>", "<|im_end|>")
+MODELS = {
+    is_fast: load_text_model(DEMO, SystemClock(), is_fast=is_fast, remembered_characters_max=20_000)
+    for is_fast in (True, False)
+}
+MARKS = [token.content for token in REFERENCE.get_added_tokens_decoder().values()]
+CONTENTS = st.one_of(
+    st.text(max_size=60),
+    st.lists(st.sampled_from([*TEXTS, *MARKS, "<|im_", "start|>", "<", "|>"]), max_size=8).map("".join),
+    st.sampled_from([text * 40 for text in ("word ", "naïve 日本語\n", "<|im_end|>", "  ")]),
+)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@settings(max_examples=150, deadline=None)
+@given(turns=st.lists(CONTENTS, min_size=1, max_size=12), salt=st.sampled_from(["", "a"]))
+def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[str], salt: str) -> None:
+    """Of a conversation that grows, with anything in it, special tokens and halves of them too."""
+    model = MODELS[is_fast]
+    assert model.is_remembering
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+    for count in range(1, len(messages) + 1):
+        text = model.render(Conversation(messages=messages[:count]))
+        assert model.tokenise_prompt(text, salt=salt) == reference_ids(REFERENCE, text, adds_special_tokens=False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "x" * 100, "y" * 700, "<|im_"]), max_size=30).map("".join)
+)
+def test_a_text_and_its_continuation_begin_alike(text: str) -> None:
+    """Pieces join to the text; all but the last are the first pieces of whatever the text goes on with."""
+    found = list(pieces(text, CUTS))
+    assert "".join(found) == text
+    assert all(piece.startswith(CUTS) for piece in found[1:])
+    assert all(len(piece) >= PIECE_CHARACTERS_MIN for piece in found[:-1])
+    longer = list(pieces(text + "<|im_start|>user\n" + "z" * 2000 + "<|im_end|>", CUTS))
+    assert longer[: len(found) - 1] == found[:-1]
+
+
+def test_only_the_new_part_is_tokenised() -> None:
+    """Of the next turn; of another tenant's equal prompt all of it, with a salt of its own."""
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return reference_ids(REFERENCE, text, adds_special_tokens=False)
+
+    memory = Remembering(encode, CUTS, characters_max=100_000)
+    first = (
+        "<|im_start|>system\n"
+        + "Be brief. " * 500
+        + "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    memory.encode(first)
+    asked.clear()
+    second = first + "Hello!<|im_end|>\n<|im_start|>user\nWhat now?<|im_end|>\n<|im_start|>assistant\n"
+    memory.encode(second)
+    assert sum(map(len, asked)) < 200
+    asked.clear()
+    memory.encode(second, salt="b")
+    assert "".join(asked) == second
+
+
+def test_it_holds_no_more_than_it_may() -> None:
+    """The least recently used goes; what is larger than everything is not kept at all."""
+    memory = Remembering(lambda text: [len(text)], CUTS, characters_max=5000)
+    texts = [f"<|im_start|>{number}" + "x" * 1500 + "<|im_end|>" for number in range(20)]
+    for text in texts:
+        memory.encode(text)
+        assert memory.characters <= 5000
+    known = memory.characters_known
+    memory.encode(texts[-1])
+    assert memory.characters_known > known
+    known = memory.characters_known
+    memory.encode(texts[0])
+    assert memory.characters_known == known
+    memory.encode("<|im_start|>" + "y" * 6000 + "<|im_end|>")
+    assert memory.characters <= 5000
+
+
+def added(content: str, **flags: bool) -> AddedToken:
+    return AddedToken(content, **{"special": True, "normalized": False, **flags})
+
+
+def test_only_tokens_that_nothing_reaches_into_are_cuts() -> None:
+    """Not those that depend on what stands before them."""
+    assert safe_cuts([added("<a>"), added("<b>")]) == ["<a>", "<b>"]
+    assert safe_cuts([added("<a>", lstrip=True), added("<b>", normalized=True), added("<c>", single_word=True)]) == []
+    assert safe_cuts([added("<a>"), added("x<a")]) == ["x<a"]
+    assert safe_cuts([added("<a>"), added("<<a>>")]) == ["<<a>>"]
+    assert safe_cuts([added("aba")]) == []
+    assert safe_cuts([AddedToken("<a>", special=False, normalized=False)]) == []
+
+
+def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
+    """What the rules do not tell the samples do: here a space before every text but the first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    tokenizer.add_special_tokens([added("<a>")])
+
+    def encode(text: str) -> list[int]:
+        return reference_ids(tokenizer, text, adds_special_tokens=False)
+
+    assert cuts_of(tokenizer, "no such mark", encode) == []
+    assert list(cuts_of(tokenizer, "{{ '<a>' }}", lambda text: [len(text), *encode(text)])) == []
+    for before in TEXTS:
+        for cut in cuts_of(tokenizer, "<a>", encode):
+            assert encode(before + cut + "x") == encode(before) + encode(cut + "x")

@@ -1,0 +1,336 @@
+"""kvmesh.client, both kinds, against a real gRPC server that can be told to shed, to lose and to be slow."""
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from kvmesh.client import AsyncClient, Client, ClientSettings, Options, RetryPolicy, SamplingParams
+from kvmesh.clock import SystemClock
+from kvmesh.core import FinishReason
+from kvmesh.errors import (
+    CancelledByCallerError,
+    DeadlineError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.telemetry import Telemetry
+from services.frontend.access.access import Access
+from services.frontend.access.interceptor import AccessInterceptor
+from services.frontend.access.keys import hash_of
+from services.frontend.access.settings import AccessSettings
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.pipeline import Pipeline
+from services.frontend.servicer import SERVICE_NAME, InferenceServicer
+from tests.certificates import Authority
+from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+
+TEXT = "Hello! naïve 日本語 one two three"
+USER = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "minProperties": 1}}}
+# Quick in tests; the shape is what counts.
+QUICK = ClientSettings(retry=RetryPolicy(attempts_max=3, pause_s=0.01, pause_s_max=5.0), timeout_s=20.0)
+
+
+@dataclass(slots=True)
+class Served:
+    address: str
+    mesh: FakeMesh
+    pipeline: Pipeline
+    text: Any
+    settings: ClientSettings = field(default_factory=lambda: QUICK)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+@asynccontextmanager
+async def serving(
+    model: ServedModel, *, rpc: RpcSettings | None = None, access: AccessSettings | None = None
+) -> AsyncIterator[Served]:
+    tokens = tokens_of(model.text, TEXT)
+    mesh = FakeMesh(answer=lambda _: tokens)
+    pipeline = make_pipeline(mesh, StaticModels([model]))
+    interceptors = server_interceptors(Telemetry.create("frontend"))
+    if access is not None:
+        gate = Access(access, SystemClock())
+        await gate.start()
+        interceptors.append(AccessInterceptor(gate))
+    server = RpcServer(
+        rpc or RpcSettings(grace_s=0.1),
+        service_names=[SERVICE_NAME],
+        add_services=lambda server: add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server),
+        interceptors=interceptors,
+    )
+    await server.start()
+    yield Served(server.address, mesh, pipeline, model.text)
+    await server.aclose()
+    assert not mesh.running and not mesh.handles and not pipeline.in_flight
+
+
+@pytest.fixture
+async def served(model: ServedModel) -> AsyncIterator[Served]:
+    async with serving(model) as running:
+        yield running
+
+
+async def blocking(served: Served, work: Callable[[Client], Any], settings: ClientSettings | None = None) -> Any:
+    """Runs the blocking client in a thread, as its users do."""
+
+    def run() -> Any:
+        with Client(served.address, settings or served.settings, generator=random.Random(1)) as client:
+            return work(client)
+
+    return await asyncio.to_thread(run)
+
+
+def connect(served: Served, settings: ClientSettings | None = None) -> AsyncClient:
+    return AsyncClient(served.address, settings or served.settings, generator=random.Random(1))
+
+
+async def test_whole_answers(served: Served) -> None:
+    """Chat and generate, in both clients, with everything that comes beside the text."""
+    sampling, options = SamplingParams(max_tokens=50, logprobs=1), Options(choices=2, returns_token_ids=True)
+    async with connect(served) as client:
+        answers = [
+            await client.generate("tiny", "Hello", sampling=sampling, options=options, echoes=True),
+            await blocking(
+                served, lambda other: other.generate("tiny", "Hello", sampling=sampling, options=options, echoes=True)
+            ),
+        ]
+        chats = [await client.chat("tiny", USER), await blocking(served, lambda other: other.chat("tiny", USER))]
+    ids = tokens_of(served.text, TEXT, ends=False)
+    for answer in answers:
+        assert [choice.text for choice in answer.choices] == ["Hello" + TEXT] * 2
+        assert [choice.token_ids for choice in answer.choices] == [ids] * 2
+        assert [len(choice.logprobs or ()) for choice in answer.choices] == [len(ids)] * 2
+        assert answer.usage.output_tokens == 2 * (len(ids) + 1) and answer.request_id
+    for answer in chats:
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (TEXT, FinishReason.STOP)
+
+
+async def test_streams(served: Served) -> None:
+    """Pieces add up to the whole; the last one has the usage."""
+    async with connect(served) as client, client.chat_stream("tiny", USER) as stream:
+        pieces = [piece async for piece in stream]
+    others = await blocking(served, lambda other: list(other.generate_stream("tiny", "Hello")))
+    for found in (pieces, others):
+        assert "".join(piece.text for piece in found) == TEXT and len(found) > 3
+        assert found[-1].usage is not None and all(piece.usage is None for piece in found[:-1])
+
+
+async def test_tools_reach_the_mesh_and_calls_come_back(served: Served) -> None:
+    """Messages and tools in OpenAI's shape; a schema keeps its whole numbers and the order of its keys."""
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
+    served.mesh.answer = lambda _: tokens_of(served.text, call)
+    made = {"id": "c1", "function": {"name": "get_weather", "arguments": '{"days": 1}'}}
+    history = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "c1", "content": ""},
+    ]
+    async with connect(served) as client:
+        answer = await client.chat("tiny", history, tools=[TOOL])
+        assert [(each.name, json.loads(each.arguments)) for each in answer.choices[0].tool_calls] == [
+            ("get_weather", {"city": "Paris", "days": 2})
+        ]
+        assert answer.choices[0].finish_reason is FinishReason.TOOL_CALLS
+        assert '{"type": "object", "minProperties": 1}' in served.text.decode(served.mesh.generations[0].token_ids)
+        served.mesh.answer = lambda _: tokens_of(served.text, "<tool_call>oops</tool_call>")
+        answer = await client.chat("tiny", USER, tools=[TOOL])
+        assert [each.reason for each in answer.choices[0].warnings] == ["tool_call_malformed"]
+        assert answer.choices[0].text == "<tool_call>oops</tool_call>"
+
+
+async def test_tokens_and_models(served: Served) -> None:
+    """There and back, of a text and of a conversation."""
+    async with connect(served) as client:
+        token_ids = await client.tokenize("tiny", TEXT)
+        assert await client.detokenize("tiny", token_ids) == TEXT
+        templated = await client.tokenize("tiny", USER)
+        assert await client.detokenize("tiny", templated) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        assert "<|im_start|>" not in await client.detokenize("tiny", templated, skips_special_tokens=True)
+        assert [each.name for each in await client.models()] == ["tiny"]
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.detokenize("tiny", [10**6])
+        assert caught.value.field == "token_ids"
+    assert await blocking(served, lambda other: other.detokenize("tiny", other.tokenize("tiny", TEXT))) == TEXT
+    with pytest.raises(UnsupportedError):
+        await blocking(served, lambda other: other.embed("tiny", ["x"]))
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_a_server_that_sheds_is_asked_again(served: Served, is_blocking: bool) -> None:
+    """After what its RetryInfo says, not before; the answer is whole and came once."""
+    shed = OverloadedError("full", reason="queue_full", retry_after_s=0.2)
+    served.mesh.faults = Faults(place=[shed, shed])
+    began_s = time.monotonic()
+    if is_blocking:
+        answer = await blocking(served, lambda other: other.chat("tiny", USER))
+    else:
+        async with connect(served) as client:
+            answer = await client.chat("tiny", USER)
+    assert 0.4 <= time.monotonic() - began_s < 4
+    assert answer.choices[0].text == TEXT and len(served.mesh.asks) == 1
+
+
+async def generated(served: Served, settings: ClientSettings, is_blocking: bool) -> Any:
+    if is_blocking:
+        return await blocking(served, lambda other: other.generate("tiny", "x"), settings)
+    async with connect(served, settings) as client:
+        return await client.generate("tiny", "x")
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_tries_are_bounded(served: Served, is_blocking: bool) -> None:
+    """By number, by the longest pause, by the deadline; what is wrong with the request is not tried again."""
+    cases: list[tuple[list[MeshError], type[MeshError], ClientSettings, int]] = [
+        ([OverloadedError("full", retry_after_s=0.01)] * 5, OverloadedError, QUICK, 3),
+        ([OverloadedError("full", retry_after_s=60.0)] * 5, OverloadedError, QUICK, 1),
+        ([UnavailableError("none", retry_after_s=3.0)] * 5, UnavailableError, ClientSettings(timeout_s=1.0), 1),
+        ([NotFoundError("gone")] * 5, NotFoundError, QUICK, 1),
+    ]
+    for faults, kind, settings, tries in cases:
+        served.mesh.faults = Faults(place=list(faults))
+        with pytest.raises(kind) as caught:
+            await generated(served, settings, is_blocking)
+        assert len(served.mesh.faults.place) == 5 - tries, kind
+        assert caught.value.retry_after_s == faults[0].retry_after_s
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_what_was_shown_is_not_asked_for_again(served: Served, is_blocking: bool) -> None:
+    """A stream that breaks half-way raises LostError after what came."""
+    served.mesh.faults = Faults(leg_after=3, leg_error=LostError("gone"))
+    seen: list[str] = []
+
+    def read(client: Client) -> None:
+        for piece in client.generate_stream("tiny", "x"):
+            seen.append(piece.text)
+
+    async def read_async() -> None:
+        async with connect(served) as client, client.generate_stream("tiny", "x") as stream:
+            async for piece in stream:
+                seen.append(piece.text)
+
+    with pytest.raises(LostError):
+        await (blocking(served, read) if is_blocking else read_async())
+    assert seen and TEXT.startswith("".join(seen)) and len(served.mesh.asks) == 1
+
+
+async def until_idle(served: Served) -> None:
+    async with asyncio.timeout(5):
+        while served.mesh.running or served.pipeline.in_flight:
+            await asyncio.sleep(0.005)
+
+
+async def test_streams_can_be_left_and_cancelled(served: Served) -> None:
+    """Leaving one stops the request on the workers; so does cancel, from another task or thread, also in a pause."""
+    served.mesh.answer = lambda _: [50] * 400
+    served.mesh.step_s = 0.005
+    sampling = SamplingParams(max_tokens=400)
+    async with connect(served) as client:
+        async with client.generate_stream("tiny", "x", sampling=sampling) as stream:
+            await anext(stream)
+        await until_idle(served)
+        async with client.generate_stream("tiny", "x", sampling=sampling) as stream:
+            await anext(stream)
+            asyncio.get_running_loop().call_later(0.05, stream.cancel)
+            with pytest.raises(CancelledByCallerError):
+                async for _ in stream:
+                    pass
+        await until_idle(served)
+        reading = asyncio.create_task(client.generate("tiny", "x", sampling=sampling))
+        await asyncio.sleep(0.05)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    await until_idle(served)
+
+    def cancelled(client: Client) -> None:
+        stream = client.generate_stream("tiny", "x", sampling=sampling)
+        next(stream)
+        threading.Timer(0.05, stream.cancel).start()
+        with pytest.raises(CancelledByCallerError):
+            list(stream)
+        with client.generate_stream("tiny", "x", sampling=sampling) as left:
+            next(left)
+
+    await blocking(served, cancelled)
+    await until_idle(served)
+    served.mesh.faults = Faults(place=[OverloadedError("full", retry_after_s=4.0)])
+
+    def paused(client: Client) -> float:
+        stream = client.generate_stream("tiny", "x")
+        threading.Timer(0.2, stream.cancel).start()
+        began_s = time.monotonic()
+        with pytest.raises(CancelledByCallerError):
+            next(stream)
+        return time.monotonic() - began_s
+
+    assert await blocking(served, paused) < 2
+
+
+async def test_deadlines(served: Served) -> None:
+    """The call's own, over all tries."""
+    served.mesh.answer = lambda _: [50] * 400
+    served.mesh.step_s = 0.02
+    with pytest.raises(DeadlineError):
+        async with connect(served) as client:
+            await client.generate("tiny", "x", sampling=SamplingParams(max_tokens=400), timeout_s=0.2)
+    with pytest.raises(DeadlineError):
+        await blocking(served, lambda other: other.chat("tiny", USER, timeout_s=0.2))
+    await until_idle(served)
+
+
+async def test_a_server_that_is_not_there() -> None:
+    """UnavailableError after the tries, in bounded time."""
+    settings = ClientSettings(retry=RetryPolicy(attempts_max=2, pause_s=0.01), timeout_s=5.0)
+    async with AsyncClient("127.0.0.1:1", settings) as client:
+        with pytest.raises(UnavailableError):
+            await client.models()
+
+
+async def test_keys_and_encryption(model: ServedModel, tmp_path: Path) -> None:
+    """The key goes with every call and is not shown; TLS trusts the authority that it is given."""
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"tenant": "acme", "key_sha256": hash_of("good"), "models": ["other"]}]}))
+    authority = Authority(tmp_path / "authority", "test-authority")
+    pair = authority.issue("localhost", "127.0.0.1")
+    rpc = RpcSettings(grace_s=0.1, tls_certificate_file=pair.certificate_file, tls_key_file=pair.key_file)
+    assert "good" not in repr(ClientSettings(api_key="good"))
+    async with serving(model, rpc=rpc, access=AccessSettings(keys_file=str(keys))) as served:
+        trusting = RpcSettings(tls_authority_file=authority.ca_file, tls_server_name="localhost")
+        retry = RetryPolicy(attempts_max=1)
+        with pytest.raises(UnauthenticatedError):
+            async with connect(served, ClientSettings(rpc=trusting, retry=retry)) as client:
+                await client.models()
+        settings = ClientSettings(rpc=trusting, retry=retry, api_key="good")
+        async with connect(served, settings) as client:
+            assert await client.models() == []
+            with pytest.raises(NotFoundError):
+                await client.tokenize("tiny", "x")
+        assert await blocking(served, lambda other: other.models(), settings) == []
+        with pytest.raises(UnavailableError):
+            async with connect(served, ClientSettings(uses_tls=True, retry=retry, timeout_s=3)) as client:
+                await client.models()

@@ -1,0 +1,194 @@
+"""Batches over gRPC: the same store as HTTP's, by tenant."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from kvmesh.clock import SystemClock
+from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnauthenticatedError, UnsupportedError
+from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.status import from_rpc_error
+from kvmesh.telemetry import Telemetry
+from services.frontend.access.access import Access
+from services.frontend.access.interceptor import AccessInterceptor
+from services.frontend.access.keys import hash_of
+from services.frontend.access.settings import AccessSettings
+from services.frontend.models import ServedModel
+from services.frontend.servicer import SERVICE_NAME, InferenceServicer
+from tests.frontend_apps import RunningApps, running_apps
+from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
+
+CHAT = pb.BATCH_ENDPOINT_CHAT_COMPLETIONS
+BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20})
+BAD = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 9})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+@asynccontextmanager
+async def served(
+    model: ServedModel, directory: Path, *, keys: Path | None = None
+) -> AsyncIterator[tuple[Any, RunningApps]]:
+    tokens = tokens_of(model.text, "Hello! one two")
+    mesh = FakeMesh(answer=lambda _: tokens)
+    async with running_apps([model], mesh, directory) as apps:
+        gate = Access(AccessSettings(keys_file=str(keys or "")), SystemClock())
+        await gate.start()
+        apps.pipeline.access = gate
+        servicer = InferenceServicer(apps.pipeline, lambda: apps.apps.batches.calls)
+        server = RpcServer(
+            RpcSettings(grace_s=0.1),
+            service_names=[SERVICE_NAME],
+            add_services=lambda server: add_InferenceServiceServicer_to_server(servicer, server),
+            interceptors=[*server_interceptors(Telemetry.create("frontend")), AccessInterceptor(gate)],
+        )
+        await server.start()
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            yield InferenceServiceStub(channel), apps
+        await server.aclose()
+
+
+def lines(*bodies: str) -> pb.BatchLines:
+    return pb.BatchLines(lines=[pb.BatchLine(custom_id=f"c{i}", body=body) for i, body in enumerate(bodies)])
+
+
+async def ended(stub: Any, batch_id: str, **kwargs: Any) -> Any:
+    async with asyncio.timeout(15):
+        while True:
+            batch = (await stub.GetBatch(pb.GetBatchRequest(batch_id=batch_id), **kwargs)).batch
+            if batch.status in (pb.BATCH_STATUS_COMPLETED, pb.BATCH_STATUS_FAILED, pb.BATCH_STATUS_CANCELLED):
+                return batch
+            await asyncio.sleep(0.02)
+
+
+async def drained(call: Any) -> Any:
+    return [each async for each in call] if hasattr(call, "__aiter__") else await call
+
+
+async def failure(call: Any) -> MeshError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await drained(call)
+    return from_rpc_error(caught.value)
+
+
+async def test_lines_become_answers(model: ServedModel, tmp_path: Path) -> None:
+    """Each line once, with its status; counts, tokens and times; HTTP sees the same batch."""
+    async with served(model, tmp_path) as (stub, apps):
+        request = pb.CreateBatchRequest(
+            endpoint=CHAT, lines=lines(BODY, BAD, BODY), metadata={"job": "7"}, completion_window=Duration(seconds=3600)
+        )
+        made = (await stub.CreateBatch(request)).batch
+        assert (made.status, dict(made.metadata)) == (pb.BATCH_STATUS_VALIDATING, {"job": "7"})
+        assert made.expires_at.seconds - made.created_at.seconds == 3600
+        error = await failure(stub.ListBatchResults(pb.ListBatchResultsRequest(batch_id=made.id)))
+        assert isinstance(error, UnsupportedError) and error.reason == "batch_not_ended"
+        batch = await ended(stub, made.id)
+        assert (batch.status, batch.lines_total, batch.lines_completed, batch.lines_failed) == (
+            pb.BATCH_STATUS_COMPLETED, 3, 2, 1,
+        )  # fmt: skip
+        assert batch.usage.output_tokens > 0
+        results = {
+            each.custom_id: each async for each in stub.ListBatchResults(pb.ListBatchResultsRequest(batch_id=made.id))
+        }
+        assert {name: each.status_code for name, each in results.items()} == {"c0": 200, "c1": 400, "c2": 200}
+        assert json.loads(results["c0"].body)["choices"][0]["message"]["content"] == "Hello! one two"
+        assert json.loads(results["c1"].body)["error"]["param"] == "temperature"
+        status, body, _ = await apps.call("GET", f"/v1/batches/{made.id}")
+        assert (status, body["status"], body["completion_window"]) == (200, "completed", "1h")
+        listed = await stub.ListBatches(pb.ListBatchesRequest(page_size=1))
+        assert ([each.id for each in listed.batches], listed.has_more) == ([made.id], False)
+        error = await failure(stub.CancelBatch(pb.CancelBatchRequest(batch_id=made.id)))
+        assert isinstance(error, InvalidRequestError) and error.reason == "batch_ended"
+
+
+async def test_a_batch_is_cancelled(model: ServedModel, tmp_path: Path) -> None:
+    """What was not run by then says so, with no status."""
+    async with served(model, tmp_path) as (stub, apps):
+        apps.mesh.step_s = 0.05
+        made = (await stub.CreateBatch(pb.CreateBatchRequest(endpoint=CHAT, lines=lines(*[BODY] * 40)))).batch
+        async with asyncio.timeout(10):
+            while not apps.mesh.running:
+                await asyncio.sleep(0.01)
+        cancelled = (await stub.CancelBatch(pb.CancelBatchRequest(batch_id=made.id))).batch
+        assert cancelled.status in (pb.BATCH_STATUS_CANCELLING, pb.BATCH_STATUS_CANCELLED)
+        assert (await ended(stub, made.id)).status == pb.BATCH_STATUS_CANCELLED
+        results = [each async for each in stub.ListBatchResults(pb.ListBatchResultsRequest(batch_id=made.id))]
+        assert len(results) == 40
+        unrun = [each for each in results if each.status_code == 0]
+        assert unrun and json.loads(unrun[0].body)["error"]["code"] == "batch_cancelled"
+
+
+async def test_what_is_wrong_is_named(model: ServedModel, tmp_path: Path) -> None:
+    """By field; and what only reading the lines shows stands in the batch."""
+    create = pb.CreateBatchRequest
+    cases: list[tuple[Any, type[MeshError], str]] = [
+        (create(lines=lines(BODY)), InvalidRequestError, "endpoint"),
+        (create(endpoint=CHAT), InvalidRequestError, "input"),
+        (create(endpoint=CHAT, lines=pb.BatchLines()), InvalidRequestError, "lines.lines"),
+        (create(endpoint=CHAT, lines=lines("[1]")), InvalidRequestError, "lines.lines[0].body"),
+        (create(endpoint=CHAT, lines=lines(BODY, "{")), InvalidRequestError, "lines.lines[1].body"),
+        (create(endpoint=CHAT, lines=pb.BatchLines(lines=[pb.BatchLine(body=BODY)])), InvalidRequestError,
+         "lines.lines[0].custom_id"),
+        (create(endpoint=CHAT, input_file_id="nope"), InvalidRequestError, "input_file_id"),
+        (create(endpoint=CHAT, input_file_id="file-" + "0" * 32), NotFoundError, "input_file_id"),
+        (create(endpoint=CHAT, lines=lines(BODY), completion_window=Duration(nanos=5)), InvalidRequestError,
+         "completion_window"),
+        (create(endpoint=CHAT, lines=lines(BODY), metadata={"k": "v" * 513}), InvalidRequestError, "metadata"),
+    ]  # fmt: skip
+    async with served(model, tmp_path) as (stub, _):
+        for request, kind, field in cases:
+            error = await failure(stub.CreateBatch(request))
+            assert (type(error), error.field) == (kind, field), request
+        assert isinstance(await failure(stub.GetBatch(pb.GetBatchRequest(batch_id="b"))), NotFoundError)
+        assert (await failure(stub.ListBatches(pb.ListBatchesRequest(page_size=101)))).field == "page_size"
+        twice = pb.BatchLines(lines=[pb.BatchLine(custom_id="a", body=BODY)] * 2)
+        made = (await stub.CreateBatch(create(endpoint=CHAT, lines=twice))).batch
+        batch = await ended(stub, made.id)
+        assert batch.status == pb.BATCH_STATUS_FAILED
+        assert [(each.reason, each.line, each.field) for each in batch.problems] == [
+            ("duplicate_custom_id", 2, "custom_id")
+        ]
+        assert not list((tmp_path / "batches" / "files").glob("*.part*"))
+
+
+async def test_tenants_see_their_own(model: ServedModel, tmp_path: Path) -> None:
+    """Another tenant's batch is not there, to look at, to read or to cancel; without a key nothing is."""
+    keys = tmp_path / "keys.json"
+    rows = [{"tenant": name, "key_sha256": hash_of(f"key-{name}")} for name in ("acme", "other")]
+    keys.write_text(json.dumps({"keys": rows}))
+    acme, other = ({"metadata": (("authorization", f"Bearer key-{name}"),)} for name in ("acme", "other"))
+    async with served(model, tmp_path / "state", keys=keys) as (stub, _):
+        create = pb.CreateBatchRequest(endpoint=CHAT, lines=lines(BODY))
+        assert isinstance(await failure(stub.CreateBatch(create)), UnauthenticatedError)
+        made = (await stub.CreateBatch(create, **acme)).batch
+        assert (await ended(stub, made.id, **acme)).lines_completed == 1
+        for method, request in (
+            (stub.GetBatch, pb.GetBatchRequest(batch_id=made.id)),
+            (stub.CancelBatch, pb.CancelBatchRequest(batch_id=made.id)),
+            (stub.ListBatchResults, pb.ListBatchResultsRequest(batch_id=made.id)),
+        ):
+            assert isinstance(await failure(method(request, **other)), NotFoundError)
+        assert not (await stub.ListBatches(pb.ListBatchesRequest(), **other)).batches
+        assert len((await stub.ListBatches(pb.ListBatchesRequest(), **acme)).batches) == 1
+
+
+async def test_without_a_store_there_are_none(model: ServedModel) -> None:
+    """A frontend without batches says so, whatever is asked."""
+    servicer = InferenceServicer(None)  # type: ignore[arg-type]  # no call gets as far as the pipeline
+    with pytest.raises(NotFoundError) as caught:
+        await servicer.GetBatch(pb.GetBatchRequest(batch_id="b"), None)  # type: ignore[arg-type]
+    assert caught.value.reason == "batches_off"

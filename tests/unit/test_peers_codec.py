@@ -1,0 +1,69 @@
+"""What routers tell each other, over the wire and back."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.core import PeerNews, ReservationNews
+from kvmesh.errors import InvalidRequestError
+from kvmesh.rpc.codec.peers import CHANGES_MAX, from_sync, to_sync_request, to_sync_response
+
+RESERVATION = ReservationNews(
+    reservation_id="a-run-1",
+    request_id="r",
+    frontend_id="f",
+    ask_id=7,
+    decode_worker_id="d1",
+    prefill_worker_id="p1",
+    decode_rank=2,
+    prefill_rank=1,
+    uncached_tokens=100,
+    kv_blocks=9,
+    choices=3,
+    is_prefilled=True,
+    is_orphaned=True,
+    ends_after_s=2.5,
+    session_id="s",
+    block_hashes=(1, 2**64 - 1),
+)
+NEWS = PeerNews(
+    sequence=1,
+    router_id="a",
+    run_id="run",
+    reservations=[RESERVATION, replace(RESERVATION, prefill_worker_id="", prefill_rank=0, block_hashes=())],
+    prefilled_ids=("x",),
+    settled_ids=("y", "z"),
+    is_snapshot=True,
+    is_complete=False,
+)
+
+
+@pytest.mark.parametrize("convert", [to_sync_request, to_sync_response])
+def test_news_comes_back_equal(convert):
+    """Nothing is lost in either direction."""
+    message = convert(NEWS)
+    assert from_sync(type(message).FromString(message.SerializeToString())) == NEWS
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda m: setattr(m, "sequence", 0), "sequence"),
+        (lambda m: setattr(m, "router_id", "x" * 129), "router_id"),
+        (lambda m: setattr(m, "run_id", "x" * 65), "run_id"),
+        (lambda m: m.settled_reservation_ids.extend(["x"] * (CHANGES_MAX + 1)), "settled_reservation_ids"),
+        (lambda m: setattr(m.reservations[0], "ask_id", 0), "reservations.ask_id"),
+        (lambda m: setattr(m.reservations[0], "reservation_id", ""), "reservations.reservation_id"),
+        (lambda m: setattr(m.reservations[0], "frontend_id", "a\nb"), "reservations.frontend_id"),
+        (lambda m: setattr(m.reservations[0], "decode_worker_id", ""), "reservations.decode_worker_id"),
+        (lambda m: m.reservations[0].ClearField("ends_after"), "reservations.ends_after"),
+    ],
+)
+def test_bad_news_is_refused_by_field(change, field):
+    """A peer of another build, or none at all."""
+    message: pb.SyncPeersRequest = to_sync_request(NEWS)
+    change(message)
+    with pytest.raises(InvalidRequestError) as refused:
+        from_sync(message)
+    assert refused.value.field == field
