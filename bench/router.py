@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvmesh.core import (
     Ask,
@@ -164,9 +165,20 @@ def main() -> None:
     parser.add_argument("--together", action="store_true", help="no prefill workers: decode workers compute the prompt")
     parser.add_argument("--grpc", action="store_true", help="asks a router process through gRPC instead")
     parser.add_argument("--rate", type=float, default=2000.0, help="asks per second through gRPC")
+    parser.add_argument(
+        "--dynamo", type=Path, help="virtual environment that has Dynamo: its parts beside ours instead"
+    )
     options = parser.parse_args()
+    # What is imported below imports this module for fleet and prompts.
+    if options.dynamo:
+        if not (options.dynamo / "bin" / "python").exists():
+            parser.error(f"--dynamo: {options.dynamo} is not a virtual environment")
+        from bench import router_beside
+
+        collect_seldom()
+        router_beside.main(options.workers, options.blocks, options.depths, options.seconds, options.dynamo)
+        return
     if options.grpc:
-        # It imports this module for fleet and prompts.
         from bench import router_grpc
 
         router_grpc.main(options.workers, options.blocks, options.depths, options.rate, options.seconds)

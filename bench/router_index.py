@@ -156,7 +156,7 @@ def print_beside_dynamo(directory: Path) -> None:
             theirs_us = json.loads(process.stdout.readline())["lookup_us"]
             index, _ = fleet_with_shared_prefixes(workers, blocks, 8)
             ours_us = 1e6 / rate(
-                lambda i: by_holder(*index.prefixes(prompts[i % 8]), BLOCK_SIZE),  # noqa: B023 - called before the next turn
+                lambda i: by_holder(*index.prefixes(prompts[i % 8]), BLOCK_SIZE, workers // 8 + 1),  # noqa: B023 - see above
             )
             print(f"  {workers:4} workers {blocks:5} blocks  ours {ours_us:6.1f} us  RadixTree {theirs_us:6.1f} us")
         process.stdin.close()

@@ -7,9 +7,12 @@ from enum import StrEnum
 from kvmesh.core.worker import Handoff, WorkerRef
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Ask:
-    """A request to place; carries chained block hashes at `block_size_tokens`, never the prompt."""
+    """A request to place; carries chained block hashes at `block_size_tokens`, never the prompt.
+
+    Nobody changes it. It is not frozen for the reason that `Placement` is not.
+    """
 
     request_id: str
     model: str
@@ -65,4 +68,8 @@ class ReportKind(StrEnum):
     @property
     def settles(self) -> bool:
         """True when nothing may follow it."""
-        return self in (ReportKind.FINISHED, ReportKind.FAILED, ReportKind.CANCELLED)
+        return self._value_ in _SETTLING
+
+
+# Texts, since members of an enumeration are slow to hash and this is asked several times per report.
+_SETTLING = frozenset(kind.value for kind in (ReportKind.FINISHED, ReportKind.FAILED, ReportKind.CANCELLED))

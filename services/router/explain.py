@@ -24,9 +24,9 @@ REPORTS_MAX = 16
 CANDIDATES_MAX = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ReportNote:
-    """A report as it came."""
+    """A report as it came. Nobody changes it; one is made per report, so it is not frozen, which would take twice as long."""
 
     kind: ReportKind
     elapsed_s: float

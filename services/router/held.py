@@ -18,12 +18,21 @@ _DIGITS: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
 """The eight binary digits of every byte, the lowest first."""
 
 
+REMEMBERED_FLOATS_MAX = 1 << 20
+"""Of arrays that are kept because lookups give the same again and again: 8 MiB."""
+
+
 class Overlap:
-    """Looks prompts up."""
+    """Looks prompts up.
+
+    Prompts that begin alike find the same holders at the same depths until an event or a placement changes that, so what a lookup
+    comes to is remembered by what it found.
+    """
 
     def __init__(self, index: KvIndex, settings: CostSettings) -> None:
         self._index = index
         self._tiers = [index.tiers[tier] for tier in (KvTier.PEER, KvTier.HOST, KvTier.DISK, KvTier.OBJECT)]
+        self._remembered: dict[tuple[int, ...], Floats] = {}
         self._credits = (settings.peer_credit, settings.host_credit, settings.disk_credit, settings.object_credit)
 
     def held_tokens(self, ask: Ask) -> Floats | None:
@@ -36,11 +45,24 @@ class Overlap:
         depths, sets = index.device.prefixes(hashes)
         if len(index.predicted):
             add_predicted(depths, sets, index.predicted.match(hashes))
-        held = by_holder(depths, sets, size, width) if depths else None
+        held = self._by_holder(depths, sets, size, width) if depths else None
         if any(map(len, self._tiers)):
             held = self._with_slower_tiers(hashes, size, held, width)
         if held is not None and len(hashes) * size >= ask.prompt_tokens:
-            np.minimum(held, ask.prompt_tokens - 1, held)
+            held = np.minimum(held, ask.prompt_tokens - 1)
+        return held
+
+    def _by_holder(self, depths: Sequence[int], sets: Sequence[int], size: int, width: int) -> Floats:
+        """As `by_holder`; not to be written to."""
+        if len(sets) == 1:
+            return by_holder(depths, sets, size, width)
+        found = (size, width, *depths, *sets)
+        held = self._remembered.get(found)
+        if held is None:
+            if (len(self._remembered) + 1) * 8 * width > REMEMBERED_FLOATS_MAX:
+                self._remembered.clear()
+            held = self._remembered[found] = by_holder(depths, sets, size, width)
+            held.flags.writeable = False
         return held
 
     def _with_slower_tiers(self, hashes: Sequence[int], size: int, held: Floats | None, width: int) -> Floats | None:
@@ -49,8 +71,8 @@ class Overlap:
             depths, sets = tier.prefixes(hashes)
             if depths:
                 there = by_holder(depths, sets, size, width)
-                held = np.zeros(width * 8) if held is None else held
-                held += credit * np.maximum(there - held, 0)
+                before = np.zeros(width * 8) if held is None else held
+                held = before + credit * np.maximum(there - before, 0)
         return held
 
 

@@ -24,6 +24,7 @@ from services.router.settings import MembershipSettings
 log = logging.getLogger(__name__)
 
 POOLS = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
+READING_FRACTION = 0.1
 LABEL_PREFIX = "label-"
 """Registry meta `label-zone: a` is the label zone=a."""
 
@@ -225,8 +226,7 @@ class Membership:
         async with aclosing(records):
             while True:
                 try:
-                    async with asyncio.timeout(self._settings.silence_s):
-                        record = await anext(records)
+                    record = await self._next_record(records)
                 except TimeoutError:
                     message = f"no load record for {self._settings.silence_s:g} s"
                     raise DeadlineError(message, reason="silent", where=worker.worker_id) from None
@@ -235,6 +235,19 @@ class Membership:
                 self._fleet.loaded(worker, record, now=self._clock.now())
                 self._fleet.standing(worker)
                 self._fleet.health.heard(worker, record, self._clock.now())
+
+    async def _next_record(self, records: AsyncGenerator[LoadRecord, None]) -> LoadRecord:
+        """Raises TimeoutError when none came within `silence_s`, nor in the short time after it.
+
+        In that time is read what came while this process stood still: its own pause must not look like the silence of all workers.
+        """
+        loop, silence_s = asyncio.get_running_loop(), self._settings.silence_s
+        async with asyncio.timeout(None) as limit:
+            over = loop.call_later(silence_s, lambda: limit.reschedule(loop.time() + silence_s * READING_FRACTION))
+            try:
+                return await anext(records)
+            finally:
+                over.cancel()
 
 
 def _leaves(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:

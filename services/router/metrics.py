@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+from prometheus_client import Histogram
+
 from kvmesh.core import Placement, ReportKind, Role
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
@@ -35,8 +37,9 @@ class RouterMetrics:
             "cached_prompt_tokens", "Those believed to be cached where they were placed."
         )
         self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
-        for reason in (*_REASONS, core.policy_name):
-            self._placed.labels(reason)
+        # Looking a label's values up takes longer than counting.
+        self._placed_by = {reason: self._placed.labels(reason) for reason in (*_REASONS, core.policy_name)}
+        self._reports_by = {kind.value: self._reports.labels(kind.value) for kind in ReportKind}
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
         self._waits = instruments.histogram(
@@ -70,6 +73,7 @@ class RouterMetrics:
             ("phase", "worker"),
             buckets=RATIO_BUCKETS,
         )
+        self._errors_by: dict[tuple[str, str], Histogram] = {}
         self._labels = WorkerLabels(core.health.settings.labelled_workers_max)
         self._health_events = instruments.counter("health_events", "News of workers' health by kind.", ("kind",))
         for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
@@ -108,7 +112,11 @@ class RouterMetrics:
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
         """A request was placed."""
-        self._placed.labels(placement.reasons[0]).inc()
+        reason = placement.reasons[0]
+        child = self._placed_by.get(reason)
+        if child is None:
+            child = self._placed_by[reason] = self._placed.labels(reason)
+        child.inc()
         self._prompt.inc(prompt_tokens)
         self._cached.inc(placement.cached_tokens)
         self._seconds.observe(elapsed_s)
@@ -131,7 +139,7 @@ class RouterMetrics:
 
     def reported(self, kind: str) -> None:
         """A report came."""
-        self._reports.labels(kind).inc()
+        self._reports_by[kind].inc()
 
     def expired(self, count: int) -> None:
         """Reservations ran out."""
@@ -152,13 +160,18 @@ class RouterMetrics:
         """Drops what is kept under the names of workers that have left."""
         for label in self._labels.left(self._core.fleet.workers):
             for phase in PHASES:
+                self._errors_by.pop((phase, label), None)
                 with suppress(KeyError):
                     self._errors.remove(phase, label)
 
     def _error(self, phase: str, target: Target, expected_s: float | None, observed_s: float) -> None:
         ratio = error_ratio(expected_s, observed_s)
         if ratio is not None:
-            self._errors.labels(phase, self._labels.label(target.worker.worker_id)).observe(ratio)
+            key = (phase, self._labels.label(target.worker.worker_id))
+            child = self._errors_by.get(key)
+            if child is None:
+                child = self._errors_by[key] = self._errors.labels(*key)
+            child.observe(ratio)
 
     def _waiting(self, name: str) -> tuple[int, int]:
         """Requests and tokens of a class of priorities."""

@@ -30,6 +30,11 @@ class Outbox(Generic[T]):
         """True when everything is sent."""
         return not self._messages
 
+    @property
+    def has_room(self) -> bool:
+        """True while less than `messages_max` messages are unsent."""
+        return len(self._messages) < self._messages_max
+
     def put_nowait(self, message: T) -> None:
         """Says something."""
         self._messages.append(message)
@@ -42,7 +47,7 @@ class Outbox(Generic[T]):
 
     async def wait_room(self) -> None:
         """Until less than `messages_max` messages are unsent."""
-        while len(self._messages) >= self._messages_max:
+        while not self.has_room:
             self._room.clear()
             await self._room.wait()
 

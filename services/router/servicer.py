@@ -23,11 +23,11 @@ from kvmesh.rpc.codec.router import (
     Report,
     WorkerView,
     check_ask_id,
+    fill_placement,
     from_ask,
-    from_report,
+    report_as,
     reports_in,
     to_explanation,
-    to_placement,
     to_worker_view,
 )
 from kvmesh.rpc.codec.scalars import required_text
@@ -111,7 +111,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                     return
                 if stream.frontend_id:
                     self._on_message(stream.frontend_id, message, stream.outbox)
-                    await stream.outbox.wait_room()
+                    if not stream.outbox.has_room:
+                        await stream.outbox.wait_room()
                 else:
                     stream.frontend_id = self._hello(message)
         except MeshError:
@@ -201,10 +202,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def _on_reports(self, frontend_id: str, messages: Sequence[pb.Report]) -> None:
         """All of a bundle or, when one of it is wrong, none."""
         makes_room, now = False, self._clock.now()
-        reports = [(message.ask_id, from_report(message)) for message in messages]
+        reports = [(message.ask_id, report_as(ReportNote, message)) for message in messages]
         for ask_id, report in reports:
             self._metrics.reported(report.kind.value)
-            reservation = self._core.report(frontend_id, ask_id, _note(report), now=now)
+            reservation = self._core.report(frontend_id, ask_id, report, now=now)
             if reservation is not None:
                 self._metrics.observed(reservation, report.kind, report.elapsed_s)
             if reservation is None and report.kind.settles and self._core.queue.requests:
@@ -217,8 +218,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def _placed(self, frontend_id: str, ask_id: int, message: pb.Ask) -> Placement | Queued:
         started = perf_counter()
         ask = from_ask(message)
-        with self._tracing.span("place", parent=ask.traceparent, attributes={"gen_ai.request.model": ask.model}):
-            placement = self._core.ask(frontend_id, ask_id, ask, now=self._clock.now(), wall=self._clock.wall())
+        now, wall = self._clock.now(), self._clock.wall()
+        if ask.traceparent or self._tracing.is_on:
+            with self._tracing.span("place", parent=ask.traceparent, attributes={"gen_ai.request.model": ask.model}):
+                placement = self._core.ask(frontend_id, ask_id, ask, now=now, wall=wall)
+        else:
+            placement = self._core.ask(frontend_id, ask_id, ask, now=now, wall=wall)
         if isinstance(placement, Placement):
             self._metrics.placed(placement, ask.prompt_tokens, perf_counter() - started)
         return placement
@@ -256,7 +261,9 @@ def _response(said: Reply | Notice) -> pb.RouteResponse:
         return pb.RouteResponse(queued=pb.Queued(ask_ids=said.ask_ids))
     if isinstance(said.outcome, MeshError):
         return pb.RouteResponse(refusal=pb.Refusal(ask_id=said.ask_id, error=to_detail(said.outcome)))
-    return pb.RouteResponse(placement=to_placement(said.ask_id, said.outcome))
+    response = pb.RouteResponse()
+    fill_placement(response.placement, said.ask_id, said.outcome)
+    return response
 
 
 def explanation(record: Record) -> Explanation:
@@ -292,18 +299,6 @@ def _coefficients(target: Target) -> list[Coefficient]:
         Coefficient(name=of.name, value=of.value, source=of.source.value, observations=of.observations)
         for of in target.coefficients.told()
     ]
-
-
-def _note(report: Report) -> ReportNote:
-    return ReportNote(
-        kind=report.kind,
-        elapsed_s=report.elapsed_s,
-        cached_tokens=report.cached_tokens,
-        output_tokens=report.output_tokens,
-        error=report.error,
-        failed_worker_id=report.failed_worker_id,
-        reservation_id=report.reservation_id,
-    )
 
 
 def _report(note: ReportNote) -> Report:

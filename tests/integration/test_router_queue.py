@@ -1,6 +1,7 @@
 """Asks that wait, over real gRPC: the answers come in any order, reports make room, nothing is left behind."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,6 +16,9 @@ from services.router.lanes import QueueLimits
 from services.router.target import TargetLimits
 from tests.integration.test_router_service import eventually, running_mesh
 from tests.unit.router_fleets import ask
+
+ANSWER_S_MAX = 20.0
+"""Bounds a test that hangs. A worker that joins takes a second and more where processors are busy: checks, Describe, two streams."""
 
 
 @asynccontextmanager
@@ -57,7 +61,7 @@ class Stream:
 
     async def answer(self) -> tuple[int, str]:
         """The next answer: its number and the decode worker, or why there is none."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(ANSWER_S_MAX):
             while (message := await self.call.read()).WhichOneof("kind") == "queued":
                 self.queued.extend(message.queued.ask_ids)
         if message.WhichOneof("kind") == "placement":
@@ -70,6 +74,7 @@ async def test_an_ask_waits_for_room_and_says_how_long():
     async with busy_mesh() as (mesh, router):
         link = await mesh.link(answer_timeout_s=0.7)
         first = await link.place(ask("r1", [1]), timeout_s=5)
+        began_s = time.monotonic()
         waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=0.2))
         await asyncio.sleep(1.6)
         # Longer than the link would wait for a router that says nothing, and than placing may take without a queue.
@@ -78,8 +83,9 @@ async def test_an_ask_waits_for_room_and_says_how_long():
         assert sample(router, "queue_requests", priority="normal") == 1
         assert sample(router, "queue_tokens", priority="normal") == 16
         link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
-        placed = await asyncio.wait_for(waiting, 1)
-        assert placed.placement.queued_s == pytest.approx(1.6, abs=0.5)
+        placed = await asyncio.wait_for(waiting, ANSWER_S_MAX)
+        assert placed.placement.queued_s is not None
+        assert 1.0 < placed.placement.queued_s < time.monotonic() - began_s
         assert first.placement.queued_s is None
         assert router.core.queue.requests == 0
         assert sample(router, "queue_wait_seconds_count", outcome="placed") == 1
@@ -147,7 +153,7 @@ async def test_room_that_no_report_tells_of_is_found():
     """A worker that joins is used for those who wait already."""
     async with busy_mesh() as (mesh, router), Stream(mesh, router) as stream:
         await stream.ask(1)
-        await stream.answer()
+        assert await stream.answer() == (1, "d1")
         await stream.ask(2)
         await eventually(lambda: router.core.queue.requests == 1)
         await mesh.worker("d2", "decode")
@@ -218,7 +224,7 @@ async def test_a_stopping_router_leaves_no_ask_unanswered():
         await eventually(lambda: second.takes() == {"d1"})
         await mesh.registry.set_draining(first.name, True)
         first.servicer.end_streams()
-        placed = await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        placed = await asyncio.wait_for(asyncio.gather(*waiting), ANSWER_S_MAX)
         assert len({p.ask_id for p in placed}) == 5
         assert first.core.queue.requests == 0
         assert link.router_id == "router-2"

@@ -1,6 +1,7 @@
 """A whole router on loopback: real gRPC, the embedded registry, workers that tell what the test wants told."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
@@ -46,7 +47,9 @@ async def eventually(is_so: Callable[[], bool], *, within_s: float = 10.0) -> No
 class Router:
     """The parts of `services.router.__main__`, in this process."""
 
-    def __init__(self, name: str, registry: ConsulRegistry, channels: ChannelPool, **core) -> None:
+    def __init__(
+        self, name: str, registry: ConsulRegistry, channels: ChannelPool, *, silence_s: float = 2.5, **core
+    ) -> None:
         clock = SystemClock()
         telemetry = Telemetry.create("router", registry=CollectorRegistry())
         self.name = name
@@ -63,7 +66,8 @@ class Router:
             self.core.fleet,
             clock=clock,
             generator=Random(1),
-            settings=MembershipSettings(silence_s=0.6, load_interval_s=0.02, reconnect_max_s=0.2),
+            # Not shorter: router, workers and registry share this loop, and when it has to wait for a processor all are silent.
+            settings=MembershipSettings(silence_s=silence_s, load_interval_s=0.02, reconnect_max_s=0.2),
         )
         self.upkeep = Upkeep(self.core, metrics, clock, sweep_blocks=100)
         self.server = RpcServer(
@@ -228,6 +232,19 @@ async def test_a_silent_worker_is_excluded_until_it_speaks():
         assert router.core.fleet.workers["d1"].excluded_by == "silent"
         d1.is_silent = False
         await eventually(lambda: router.takes() == {"d1"})
+
+
+async def test_a_router_that_stood_still_blames_nobody():
+    """What workers told while the router had no processor is read before any of them is called silent."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        router = await mesh.router(silence_s=1.0)
+        await eventually(lambda: router.takes() == {"d1"})
+        time.sleep(1.5)  # noqa: ASYNC251 - that nothing else runs is the point.
+        for _ in range(50):
+            assert router.takes() == {"d1"}
+            await asyncio.sleep(0.004)
+        assert router.membership.broken_total == 0
 
 
 async def test_a_drain_mark_excludes_and_its_removal_brings_back():

@@ -16,8 +16,15 @@ T = TypeVar("T")
 
 def to_duration(seconds: float) -> Duration:
     """Seconds as a Duration, rounded to nanoseconds."""
-    whole = math.floor(seconds)
-    return Duration(seconds=whole, nanos=min(_NANOS - 1, round((seconds - whole) * _NANOS)))
+    duration = Duration()
+    fill_duration(duration, seconds)
+    return duration
+
+
+def fill_duration(duration: Duration, seconds: float) -> None:
+    """Writes seconds into a message's field."""
+    duration.seconds = whole = math.floor(seconds)
+    duration.nanos = min(_NANOS - 1, round((seconds - whole) * _NANOS))
 
 
 def to_positive_duration(seconds: float) -> Duration:
