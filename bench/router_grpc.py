@@ -32,6 +32,7 @@ from kvmesh.rpc.router_stream import RouterStream
 from kvmesh.rpc.settings import RpcSettings
 
 WARM_UP_S = 0.5
+CONNECT_TIMEOUT_S = 10.0
 REPORTS = ((0.010, ReportKind.PREFILLED), (0.015, ReportKind.FIRST_TOKEN), (0.1, ReportKind.FINISHED))
 """What is told of each request, and when, from its placement on."""
 COLUMNS = (
@@ -124,7 +125,12 @@ async def measure(workers: int, blocks: int, depths: int, rate: float, for_s: fl
         call = RouterServiceStub(channels.channel(address)).Route()
         stream = RouterStream(call, "router", "bench", report_delay_s=RouterLinkSettings().report_delay_s)
         load = Load(stream, make_prompts(blocks))
-        reading = asyncio.create_task(stream.run(load.on_message))
+        standing = asyncio.Event()
+        reading = asyncio.create_task(
+            stream.run(lambda _: standing.set(), load.on_message, connect_timeout_s=CONNECT_TIMEOUT_S)
+        )
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await standing.wait()
         stop = threading.Event()
         loop_ms = calibration_ms()
         pacing = threading.Thread(target=keep_time, args=(asyncio.get_running_loop(), load, rate, stop))

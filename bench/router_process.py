@@ -37,6 +37,7 @@ class BareServicer(RouterServicer):
         self, request_iterator: AsyncIterator[pb.RouteRequest], context: Any
     ) -> AsyncIterator[pb.RouteResponse]:
         """One answer per ask."""
+        await context.send_initial_metadata(())
         pair = [WorkerRef(worker_id=name, address="10.0.0.1:1", epoch=1) for name in ("p1", "d1")]
         async for message in request_iterator:
             if message.HasField("ask"):
