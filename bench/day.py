@@ -11,7 +11,6 @@ process's memory still grew in the second half of the day.
 """
 
 import argparse
-import asyncio
 import json
 import math
 import random
