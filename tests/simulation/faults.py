@@ -9,6 +9,7 @@ from tests.simulation.mesh import SimulatedMesh
 
 Script = Callable[[SimulatedMesh], Awaitable[None]]
 FAULT_AT_S = 3.0
+HELD_AT_S = 1.0
 MIXED_FAULTS = 12
 ROUTER_FAULTS = 4
 MIXED_PAUSE_S = (0.1, 0.6)
@@ -34,19 +35,21 @@ async def kill_decode(mesh: SimulatedMesh) -> None:
         ]
         if phases.count(Phase.DECODING) >= 3 and Phase.SUBMITTED in phases:
             break
+        assert any(not each.outcome for each in mesh.ledgers.values()), "the load is over and never was in that state"
         await mesh.world.clock.sleep(0.001)
     await mesh.kill("decode-0")
 
 
 async def kill_decode_held(mesh: SimulatedMesh) -> None:
     """A decode worker dies when all that a request has of it is a token that makes no text yet: the begin of a character."""
-    await mesh.world.clock.sleep(FAULT_AT_S)
+    await mesh.world.clock.sleep(HELD_AT_S)
     seen = len(mesh.world.trace.lines)
     while True:
         lines, seen = mesh.world.trace.lines[seen:], len(mesh.world.trace.lines)
         firsts = [mesh.ledgers[line.split()[-2]] for line in lines if line.endswith(" first_token")]
         if any(each.phase is Phase.SUBMITTED and each.placements[-1][1] == "decode-0" for each in firsts):
             break
+        assert any(not each.outcome for each in mesh.ledgers.values()), "the load is over and nobody had a held token"
         await mesh.world.clock.sleep(0.001)
     await mesh.kill("decode-0")
 
