@@ -110,3 +110,16 @@ def test_one_side_alone_is_vllms(tmp_path: Path) -> None:
     """The process reads the whole answer, so a family of ours beside it is a mistake."""
     with pytest.raises(UnsupportedError, match="reasoning_parser must be vllm:NAME or none beside"):
         load_text_model(write(tmp_path), SystemClock(), tool_parser="vllm:hermes", reasoning_parser="qwen3")
+
+
+async def test_text_behind_a_lost_process_is_let_go(tmp_path: Path) -> None:
+    """A process that dies between two texts fails the answer; the texts behind it reach nobody and raise nothing."""
+    process = ParserProcess(write(tmp_path), tool="hermes", reasoning="", settings=RemoteSettings())
+    process._is_ready = True  # As if it ran, without the seconds that vLLM takes to load.
+    heard: list[Any] = []
+    session = process.open_nowait(
+        tools=[], parses_tools=True, prompt_ids=[], on_reply=heard.append, on_failure=heard.append
+    )
+    process.push_nowait(session, "late", [1], is_last=True)
+    process.close_nowait(session)
+    assert (heard, process.sessions) == ([], 0)

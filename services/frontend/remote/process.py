@@ -175,9 +175,10 @@ class ParserProcess:
             self._write(op="close", session=session)
 
     def _write(self, **message: Any) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        if not self._process.stdin.is_closing():
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        # A process that is gone has failed its sessions already; what they still send has nowhere to go.
+        stdin = self._process.stdin if self._process is not None else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(json.dumps(message).encode() + b"\n")
 
     @property
     def reply_timeout_s(self) -> float:

@@ -88,7 +88,7 @@ class _ChoiceRelay:
 
     def _send(self) -> None:
         piece = self._waiting
-        if self._sent is not None or not (piece.texts or piece.ending):
+        if self._sent is not None or self._relay.has_failed or not (piece.texts or piece.ending):
             return
         self._sent, self._waiting = piece, _Piece()
         text, is_last = "".join(piece.texts), piece.ending is not None
@@ -160,6 +160,11 @@ class Relay:
         self._left -= 1
         if not self._left:
             self._over.set()
+
+    @property
+    def has_failed(self) -> bool:
+        """True when what comes now is not read any more: the request fails when its workers have ended."""
+        return self._failure is not None
 
     def _on_failure(self, error: MeshError) -> None:
         self._failure = self._failure or error
