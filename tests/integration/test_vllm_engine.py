@@ -521,7 +521,8 @@ async def test_the_largest_priority_goes_first(make: Make) -> None:
     engine = await make("decode", running_requests_max=1)
     blocker = engine.submit(Leg.DECODE, greedy(10, tokens=60))
     await engine.got[blocker].first.wait()
-    low = engine.submit(Leg.DECODE, greedy(10, seed=1, tokens=30, priority=-5))
+    # Long, so that it has not ended as well by the time a busy machine has told this test of the other's end.
+    low = engine.submit(Leg.DECODE, greedy(10, seed=1, tokens=600, priority=-5))
     high = engine.submit(Leg.DECODE, greedy(10, seed=2, tokens=30, priority=5))
     await engine.result(high)
     assert engine.got[low].finish is None
