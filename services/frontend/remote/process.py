@@ -175,9 +175,12 @@ class ParserProcess:
             self._write(op="close", session=session)
 
     def _write(self, **message: Any) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        if not self._process.stdin.is_closing():
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        process = self._process
+        if process is None:
+            return  # It is being started again, and whose session this was has been told.
+        assert process.stdin is not None
+        if not process.stdin.is_closing():
+            process.stdin.write(json.dumps(message).encode() + b"\n")
 
     @property
     def reply_timeout_s(self) -> float:
