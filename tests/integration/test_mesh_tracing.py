@@ -39,7 +39,8 @@ async def test_a_trace_crosses_every_hop(tmp_path: Path) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     trace_id, span_id = os.urandom(16).hex(), os.urandom(8).hex()
-    env = {"KVMESH_TELEMETRY_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
+    # The SDK gathers spans for 5 s by default, in each of four processes.
+    env = {"KVMESH_TELEMETRY_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTEL_BSP_SCHEDULE_DELAY": "200"}
     async with running_mesh(tmp_path, *argv_simulated(), env=env) as mesh:
         body = {"model": "demo", "messages": [{"role": "user", "content": "hello " * 50}], "max_tokens": 5}
         headers = {"traceparent": f"00-{trace_id}-{span_id}-01"}
