@@ -162,7 +162,9 @@ class PrefillLink:
             self._end(error)
 
     def _meaning(self, problem: AioRpcError) -> MeshError:
-        if problem.code() is StatusCode.UNIMPLEMENTED and not self._has_welcome:
+        # gRPC's own word for a write on a stream that the server has just ended: its real status is then lost.
+        is_cut_off = problem.code() is StatusCode.INTERNAL and problem.details() == "Internal error from Core"
+        if (problem.code() is StatusCode.UNIMPLEMENTED or is_cut_off) and not self._has_welcome:
             return NoAttachError("the worker has no Attach", where=self.worker.worker_id)
         # A server that stops cancels what is left: lost work, not a caller's cancel. A refused connection did nothing.
         has_begun = self._has_welcome or problem.code() is not StatusCode.UNAVAILABLE

@@ -135,7 +135,7 @@ async def test_streams(served: Served) -> None:
         pieces = [piece async for piece in stream]
     others = await blocking(served, lambda other: list(other.generate_stream("tiny", "Hello")))
     for found in (pieces, others):
-        assert "".join(piece.text for piece in found) == TEXT and len(found) > 3
+        assert "".join(piece.text for piece in found) == TEXT and len(found) > 1
         assert found[-1].usage is not None and all(piece.usage is None for piece in found[:-1])
 
 
