@@ -77,6 +77,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._peers = peers
         self._streams: dict[str, int] = {}
         # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
+        self._is_stopping = False
         self._streams_open: dict[_Stream, None] = {}
         self.dispatch = dispatch or Dispatch(core, metrics, clock)
         """A running part; to be run beside the server."""
@@ -85,6 +86,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request_iterator: AsyncIterator[pb.RouteRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.RouteResponse]:
         """Asks and reports of one frontend."""
+        if self._is_stopping:
+            # A frontend that knows no other router comes back at once; its stream would hold the server up for its grace.
+            raise UnavailableError("the router is stopping; ask another one", reason="router_stopping")
         await context.send_initial_metadata(())  # Tells the frontend that somebody hears, before anything is asked.
         stream = _Stream()
         self._streams_open[stream] = None
@@ -125,7 +129,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
 
     def end_streams(self) -> None:
-        """Ends all Route streams, so that frontends turn to another router, where they ask again what was not answered."""
+        """Ends all Route streams and takes no more, so that frontends turn to another router, where they ask again what was not answered."""
+        self._is_stopping = True
         for stream in self._streams_open:
             stream.outbox.end()
 
