@@ -1,5 +1,7 @@
 """What routers tell each other. Both directions of SyncPeers carry the same fields."""
 
+from typing import TypeVar
+
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length, check_range
 from kvmesh.core import PeerNews, ReservationNews
@@ -9,25 +11,21 @@ from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_positi
 ID_CHARACTERS_MAX = 512
 CHANGES_MAX = 8192
 """Of each kind in one message; a sender flushes long before."""
+_Sync = TypeVar("_Sync", pb.SyncPeersRequest, pb.SyncPeersResponse)
 
 
 def to_sync_request(news: PeerNews) -> pb.SyncPeersRequest:
     """What the router that opened the stream says."""
-    return pb.SyncPeersRequest(
-        router_id=news.router_id,
-        run_id=news.run_id,
-        reservations=[_to_reservation(reservation) for reservation in news.reservations],
-        prefilled_reservation_ids=news.prefilled_ids,
-        settled_reservation_ids=news.settled_ids,
-        sequence=news.sequence,
-        is_snapshot=news.is_snapshot,
-        is_complete=news.is_complete,
-    )
+    return _to_sync(pb.SyncPeersRequest, news)
 
 
 def to_sync_response(news: PeerNews) -> pb.SyncPeersResponse:
     """What the other one says."""
-    return pb.SyncPeersResponse(
+    return _to_sync(pb.SyncPeersResponse, news)
+
+
+def _to_sync(message: type[_Sync], news: PeerNews) -> _Sync:
+    return message(
         router_id=news.router_id,
         run_id=news.run_id,
         reservations=[_to_reservation(reservation) for reservation in news.reservations],

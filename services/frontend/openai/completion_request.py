@@ -10,7 +10,7 @@ from services.frontend.openai.constraints import read_constraint
 from services.frontend.openai.fields import INTEGER_MAX, Fields
 from services.frontend.openai.sampling import (
     TOKENS_MAX,
-    is_token_list,
+    read_inputs,
     read_prompt_logprobs,
     read_sampling,
     read_session,
@@ -93,15 +93,8 @@ def _one_each(template: Request, prompts: Sequence[str | list[int]]) -> tuple[Re
 
 
 def read_prompts(fields: Fields, settings: PipelineSettings) -> list[str | list[int]]:
-    """`prompt` in its four shapes."""
-    value = fields.take("prompt")
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value:
-        if is_token_list(value):
-            return [value]
-        if all(isinstance(each, str) for each in value) or all(is_token_list(each) for each in value):
-            if len(value) > settings.prompts_max:
-                raise fields.wrong("prompt", f"a list of at most {settings.prompts_max} prompts")
-            return value
-    raise fields.wrong("prompt", "a string, a list of strings, a list of token ids, or a list of such lists")
+    """`prompt` in its four shapes, and not too many of them."""
+    prompts = read_inputs(fields, "prompt")
+    if len(prompts) > settings.prompts_max:
+        raise fields.wrong("prompt", f"a list of at most {settings.prompts_max} prompts")
+    return prompts

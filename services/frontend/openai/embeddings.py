@@ -12,7 +12,7 @@ from kvmesh.rpc.clients import EmbedResult
 from services.frontend.embed import EmbedRequest
 from services.frontend.openai.bodies import to_json
 from services.frontend.openai.fields import INTEGER_MAX, Fields
-from services.frontend.openai.sampling import TOKENS_MAX, is_token_list, read_truncation
+from services.frontend.openai.sampling import TOKENS_MAX, read_inputs, read_truncation
 from services.frontend.openai.serve import Exchange
 from services.frontend.openai.steering import steer
 from services.frontend.request import Request
@@ -47,7 +47,7 @@ def read_embeddings(values: Mapping[str, Any], request_id: str) -> tuple[EmbedRe
     )
     request = EmbedRequest(
         asked=asked,
-        inputs=_read_inputs(fields),
+        inputs=read_inputs(fields, "input"),
         dimensions=fields.integer("dimensions", 1, TOKENS_MAX),
     )
     form = fields.choice("encoding_format", FORMATS) or FORMATS[0]
@@ -57,19 +57,6 @@ def read_embeddings(values: Mapping[str, Any], request_id: str) -> tuple[EmbedRe
     fields.refuse("messages", "use input")
     fields.finish()
     return request, form
-
-
-def _read_inputs(fields: Fields) -> Sequence[str | Sequence[int]]:
-    """`input` in its four shapes. How many there may be is checked with the request."""
-    value = fields.take("input")
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value:
-        if is_token_list(value):
-            return [value]
-        if all(isinstance(each, str) for each in value) or all(is_token_list(each) for each in value):
-            return value
-    raise fields.wrong("input", "a string, a list of strings, a list of token ids, or a list of such lists")
 
 
 def embeddings_body(model: str, result: EmbedResult, form: str) -> dict[str, Any]:

@@ -106,6 +106,19 @@ def is_token_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(each) is int and 0 <= each <= TOKENS_MAX for each in value)
 
 
+def read_inputs(fields: Fields, name: str) -> list[str | list[int]]:
+    """A required field that is a text, token ids, or a list of either, as a list. How many there may be is the caller's to say."""
+    value = fields.take(name)
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if is_token_list(value):
+            return [value]
+        if all(isinstance(each, str) for each in value) or all(is_token_list(each) for each in value):
+            return value
+    raise fields.wrong(name, "a string, a list of strings, a list of token ids, or a list of such lists")
+
+
 def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
     value = fields.object("logit_bias")
     if value is None:
