@@ -92,6 +92,38 @@ async def test_a_batch(mesh: RunningMesh) -> None:
     assert state_files(mesh.directory) == {"responses.sqlite", "batches"}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body", "field"),
+    [
+        ("/v1/embeddings", {"input": "say it"}, "data"),
+        ("/v1/completions", {"prompt": "say it", "max_tokens": 3}, "choices"),
+        ("/v1/responses", {"input": "say it", "max_output_tokens": 3}, "output"),
+    ],
+)
+async def test_a_batch_of_every_endpoint(mesh: RunningMesh, endpoint: str, body: dict[str, Any], field: str) -> None:
+    """What can be asked can be asked in a batch; a line that is wrong is told by its field and spoils no other."""
+    bodies = [{"model": "demo", **body}, {"model": "demo", **body, "no_such_field": 1}]
+    lines = [{"custom_id": f"c{i}", "method": "POST", "url": endpoint, "body": each} for i, each in enumerate(bodies)]
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        data = "\n".join(json.dumps(line) for line in lines).encode()
+        file = await client.files.create(file=("in.jsonl", data), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id,
+            endpoint=endpoint,
+            completion_window="24h",  # type: ignore[arg-type]
+        )
+        async with asyncio.timeout(60):
+            while (batch := await client.batches.retrieve(batch.id)).status not in ("completed", "failed"):
+                await asyncio.sleep(0.1)
+        assert batch.output_file_id is not None and batch.error_file_id is not None
+        (good,) = map(json.loads, (await client.files.content(batch.output_file_id)).text.splitlines())
+        (bad,) = map(json.loads, (await client.files.content(batch.error_file_id)).text.splitlines())
+    assert (good["custom_id"], good["response"]["status_code"]) == ("c0", 200)
+    assert good["response"]["body"][field]
+    assert (bad["custom_id"], bad["response"]["status_code"]) == ("c1", 400)
+    assert "no_such_field" in bad["response"]["body"]["error"]["message"]
+
+
 def state_files(directory: Path) -> set[str]:
     """What the frontend keeps, in the mesh's own directory; SQLite's own files aside."""
     return {path.name for path in (directory / "state").iterdir() if not path.name.endswith(("-wal", "-shm"))}
