@@ -84,19 +84,19 @@ class Placer:
         self.considered = pool = self._pools.pool_of(ask)
         if ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id:
             pool = self._narrowed(pool, ask)
-        by_bit = self._overlap.held_tokens(ask)
-        bits_version = self._index.device.holders_version
-        all_held = pool.held(by_bit, ask, bits_version)
-        held = None if all_held is None else all_held[pool.split :]
+        held, decode_most = None, 0.0
+        if (found := self._overlap.held_tokens(ask)) is not None:
+            found = pool.held(found, self._index.device.holders_version)
+            held, decode_most = found.tokens, found.decode_most
         if not pool.groups:
             return self._alone(ask, pool, held, now, "no_prefill_pool")
         may_be_alone = not ask.pinned_prefill_worker_id
-        if may_be_alone and (reason := self._has_little_to_do(ask, held)):
+        if may_be_alone and (reason := self._has_little_to_do(ask, decode_most)):
             choice = self._near_alone(ask, pool, held, now, reason)
             if choice is not None:
                 return choice
         try:
-            choice = self._pair(ask, pool, all_held, now)
+            choice = self._pair(ask, pool, held, now)
         except OverloadedError:
             alone = self._chunked_alone(ask, pool, held, now) if may_be_alone else None
             if alone is None:
@@ -165,6 +165,7 @@ class Placer:
         without: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
     ) -> Choice:
         """The decode candidate that computes the prompt itself at the lowest cost, `without` those marked."""
+        held = None if held is None else held[pool.split :]
         leg = self._weigh(LegKind.ALONE, ask, pool.decodes, held, now)
         if without is not None:
             leg.costs = np.where(without, np.inf, leg.costs)
@@ -194,16 +195,18 @@ class Placer:
             None,
         )
 
-    def _has_little_to_do(self, ask: Ask, held: Floats | None) -> str:
-        """Why no other worker is worth asking; empty: it may be."""
+    def _has_little_to_do(self, ask: Ask, held_most: float) -> str:
+        """Why no other worker is worth asking; empty: it may be. `held_most`: tokens that some decode candidate has."""
         most = self._limits.local_prefill_tokens_max
-        if ask.prompt_tokens <= most:
-            return "short_prompt"
-        return "local_prefill" if held is not None and ask.prompt_tokens - held[held.argmax()] <= most else ""
+        if ask.prompt_tokens - held_most > most:
+            return ""
+        return "short_prompt" if ask.prompt_tokens <= most else "local_prefill"
 
     def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float, reason: str) -> Choice | None:
         """On a decode worker that lacks little. None: those that do are full."""
-        lacking = None if held is None else ask.prompt_tokens - held > self._limits.local_prefill_tokens_max
+        lacking = None
+        if held is not None:
+            lacking = ask.prompt_tokens - held[pool.split :] > self._limits.local_prefill_tokens_max
         try:
             return self._alone(ask, pool, held, now, reason, lacking)
         except OverloadedError:
@@ -212,7 +215,7 @@ class Placer:
     def _chunked_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
         """On a decode worker whose steps stay within its target with a chunk of the prompt in each. None: there is none."""
         rows = self._fleet.board.values.take(pool.decodes.columns, 1)
-        uncached = ask.prompt_tokens if held is None else ask.prompt_tokens - held
+        uncached = ask.prompt_tokens if held is None else ask.prompt_tokens - held[pool.split :]
         too_slow = rows[PER_TOKEN] * np.minimum(uncached, self._cost.chunk_tokens) > rows[CHUNK]
         try:
             return self._alone(ask, pool, held, now, "prefill_congested", too_slow)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.router.index import Match
+from services.router.recall import NOBODY, Prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,16 +170,18 @@ class PredictedIndex:
             placed.bit = new
         del self._counts[old]
 
-    def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
-        """Leading blocks believed to be held, per holder of `among`; holders of none are left out. Deepest last."""
-        return list(map(Match, *self.prefixes(block_hashes, among)))
+    def match(self, block_hashes: Sequence[int]) -> list[Match]:
+        """Leading blocks believed to be held, per holder; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes)))
 
-    def prefixes(self, block_hashes: Sequence[int], among: int = -1) -> tuple[list[int], list[int]]:
-        """The same as two lists, depths and sets of holders."""
+    def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
+        """The same as depths and sets of holders."""
+        stretch = self._first.get(block_hashes[0]) if block_hashes else None
+        alive = self._live & stretch.holders if stretch is not None else 0
+        if not alive:
+            return NOBODY
         depths: list[int] = []
         sets: list[int] = []
-        stretch = self._first.get(block_hashes[0]) if block_hashes else None
-        alive = self._live & among & stretch.holders if stretch is not None else 0
         count, depth = len(block_hashes), 0
         while alive and stretch is not None:
             stays = alive & stretch.holders
@@ -193,7 +196,7 @@ class PredictedIndex:
         if alive:
             depths.append(depth)
             sets.append(alive)
-        return depths, sets
+        return tuple(depths), tuple(sets)
 
     def _stretch_for(self, block_hashes: Sequence[int]) -> _Stretch:
         """The stretch that ends with the prompt, made when there is none."""
