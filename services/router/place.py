@@ -11,7 +11,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 import numpy as np
@@ -27,10 +26,11 @@ from services.router.fleet import Fleet, Worker
 from services.router.held import Overlap
 from services.router.learning import Forecast
 from services.router.links import Links
-from services.router.pairing import Selector, best_pair
+from services.router.pairing import Pair, Selector, best_pair
 from services.router.policies import Candidates, LegKind, Policy
 from services.router.policies.kv import KvPolicy
 from services.router.pools import Kind, Pool, Pools, Side
+from services.router.sheet import Swept
 from services.router.target import Target
 from services.router.weighed import WeighedLeg
 
@@ -66,8 +66,8 @@ class Placer:
         self._pools = Pools(fleet, retry_after_s=limits.retry_after_s)
         self._overlap = Overlap(index, self._cost)
         self._selector = Selector(self._cost, generator, estimates=policy.cost_unit == "s")
-        self._is_plain = type(policy) is KvPolicy
-        """Whether the costs are those that sheets know; a subclass may have changed them."""
+        self._sweeping = policy if type(policy) is KvPolicy else None
+        """The policy whose costs sheets know; a subclass may have changed them."""
         self.links = Links(self._cost)
         self.considered: Pool | None = None
         """The pool of the kind asked for last, before the request's own filters: for explanations."""
@@ -110,24 +110,24 @@ class Placer:
         return choice
 
     def _pair(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice:
-        lines = self.links.lines if self.policy.counts_transfer else None
-        sheet = pool.sheet
-        if sheet is None or not self._is_plain or ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs:
+        policy, sheet = self.policy, pool.sheet
+        lines = self.links.lines if policy.counts_transfer else None
+        pair: Pair | Swept | None
+        if self._sweeping is None or sheet is None or lines is None or self._is_special(ask):
             left_held, right_held = (None, None) if held is None else (held[: pool.split], held[pool.split :])
             left = self._weigh(LegKind.PREFILL, ask, pool.prefills, left_held, now)
             right = self._weigh(LegKind.DECODE, ask, pool.decodes, right_held, now)
             pair = best_pair(self._selector, pool.groups, left, right, ask.prompt_tokens, lines)
+            if pair is None:
+                raise self._full(ask)
             weighed: Callable[[], Sequence[WeighedLeg]] = lambda: (left, right)  # noqa: E731
         else:
-            assert isinstance(self.policy, KvPolicy) and lines is not None
             known = self.sessions.get(ask.session_id, now) if ask.session_id else None
-            swept = sheet.sweep(ask, now, held, lines[sheet.group.rest], self.policy.delayed(ask))
-            if known is not None:
-                sheet.prefer(swept, known, self.policy.preference)
-            pair = sheet.best(swept, self._selector)
-            weighed = partial(sheet.legs, swept, self.policy)
-        if pair is None:
-            raise self._full(ask)
+            line = lines[sheet.group.rest]
+            pair = sheet.best(ask, now, held, line, self._sweeping, self._selector, known)
+            if pair is None:
+                raise self._full(ask)
+            weighed = pair.legs
         prefill, decode = pool.prefills.targets[pair.prefill], pool.decodes.targets[pair.decode]
         cached = decode_cached = 0
         if held is not None:
@@ -194,6 +194,10 @@ class Placer:
             pool,
             None,
         )
+
+    def _is_special(self, ask: Ask) -> bool:
+        """Whether something counts that sheets know nothing of."""
+        return bool(ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs)
 
     def _has_little_to_do(self, ask: Ask, held_most: float) -> str:
         """Why no other worker is worth asking; empty: it may be. `held_most`: tokens that some decode candidate has."""
