@@ -443,7 +443,7 @@ def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.
     raise InvalidRequestError("kind must be an ask, a report or several", field="kind")
 
 
-def _check_numbers(messages: Sequence[pb.Report] | Sequence[pb.Ask], field: str) -> None:
+def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
     """The contract's numbers start at 1."""
     for index, message in enumerate(messages):
         if not message.ask_id:
