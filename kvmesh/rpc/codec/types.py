@@ -19,7 +19,14 @@ from kvmesh.core import (
 )
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.sampling import from_sampling, to_sampling
-from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text, to_positive_duration
+from kvmesh.rpc.codec.scalars import (
+    known_enum,
+    optional_field,
+    packed_ids,
+    positive_duration,
+    required_text,
+    to_positive_duration,
+)
 
 MEDIA_BYTES_MAX = 16 << 20
 PAYLOAD_BYTES_MAX = 1 << 20
@@ -65,9 +72,9 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
         model=required_text(message.model, f"{prefix}model", 256),
-        token_ids=list(message.token_ids),
+        token_ids=packed_ids(message.token_ids),
         sampling=sampling if message.HasField("sampling") else SamplingParams(),
-        emitted_token_ids=list(message.emitted_token_ids),
+        emitted_token_ids=packed_ids(message.emitted_token_ids),
         adapter=message.adapter,
         cache_salt=message.cache_salt,
         priority=message.priority,
