@@ -30,6 +30,7 @@ from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish, LegSink
 from kvmesh.rpc.codec.legs import from_finish, to_submission
 from kvmesh.rpc.codec.scalars import from_duration
 from kvmesh.rpc.codec.types import from_logprobs
+from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
 from kvmesh.rpc.status import from_rpc_error
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class GrpcDecodeLink:
     slot is left.
     """
 
-    def __init__(self, worker: WorkerRef, call: Any, clock: Clock) -> None:
+    def __init__(self, worker: WorkerRef, call: Any, clock: Clock, *, pace_s: float = DEFAULT_PACE_S) -> None:
         self.worker = worker
         self._call = call
         self._clock = clock
@@ -59,7 +60,7 @@ class GrpcDecodeLink:
         self._slots_made = 0
         self._submissions: deque[pb.Submission] = deque()
         self._cancels: dict[int, None] = {}
-        self._wakeup = asyncio.Event()
+        self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
         self._heard_at_s = clock.now()
         self._heartbeat_s = 1.0
         self._submissions_max = 0
@@ -93,7 +94,7 @@ class GrpcDecodeLink:
         name = self.worker.worker_id
         self._tasks = [
             asyncio.create_task(self._read(), name=f"decode-link-read-{name}"),
-            asyncio.create_task(self._write(), name=f"decode-link-write-{name}"),
+            asyncio.create_task(self._writes.run(), name=f"decode-link-write-{name}"),
             asyncio.create_task(self._watch(), name=f"decode-link-watch-{name}"),
         ]
 
@@ -132,23 +133,14 @@ class GrpcDecodeLink:
         self._slots_made = max(self._slots_made, slot + 1)
         self._submissions.append(submission)
         self._sinks[slot] = sink
-        self._wakeup.set()
+        self._writes.wake()
 
         def cancel() -> None:
             if self._sinks.get(slot) is sink:
                 self._cancels[slot] = None
-                self._wakeup.set()
+                self._writes.wake()
 
         return cancel
-
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                await self._call.write(self._take_request())
-        except (AioRpcError, asyncio.InvalidStateError):
-            return  # The reader sees the same end and tells everybody.
 
     def _take_request(self) -> pb.AttachRequest:
         """What waits, as far as one message should hold it. Cancels go with the last submissions, never before their own."""
@@ -158,7 +150,7 @@ class GrpcDecodeLink:
             size += submission.ByteSize()
             request.submissions.append(submission)
         if self._submissions:
-            self._wakeup.set()
+            self._writes.wake()
         else:
             request.cancels.extend(self._cancels)
             self._cancels.clear()
@@ -244,8 +236,9 @@ class GrpcDecodeLink:
 class GrpcDecodeLinks:
     """Implements `kvmesh.rpc.clients.DecodeLinks`: at most one standing link per worker and epoch."""
 
-    def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock) -> None:
+    def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S) -> None:
         self._channels = channels
+        self._pace_s = pace_s
         self._frontend_id = frontend_id
         self._clock = clock
         self._links: dict[str, GrpcDecodeLink] = {}
@@ -276,7 +269,7 @@ class GrpcDecodeLinks:
 
     async def _open(self, worker: WorkerRef, timeout_s: float) -> GrpcDecodeLink:
         stub = DecodeServiceStub(self._channels.channel(worker.address))
-        link = GrpcDecodeLink(worker, stub.Attach(), self._clock)
+        link = GrpcDecodeLink(worker, stub.Attach(), self._clock, pace_s=self._pace_s)
         await link.open(self._frontend_id, timeout_s)
         replaced = self._links.get(worker.address)
         self._links[worker.address] = link

@@ -17,6 +17,7 @@ from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import PrefillResult
 from kvmesh.rpc.codec.legs import from_prefill_response
 from kvmesh.rpc.codec.types import to_generation, to_rendezvous
+from kvmesh.rpc.paced import DEFAULT_PACE_S
 from kvmesh.rpc.prefill_link import NoAttachError, PrefillLink
 from kvmesh.rpc.status import from_rpc_error
 
@@ -38,9 +39,11 @@ class GrpcPrefillClient:
         frontend_id: str = "frontend",
         probe_interval_s: float = 3.0,
         probe_timeout_s: float = 2.0,
+        pace_s: float = DEFAULT_PACE_S,
     ) -> None:
         self._channels = channels
         self._frontend_id = frontend_id
+        self._pace_s = pace_s
         self._links: dict[WorkerRef, PrefillLink] = {}
         self._plain: dict[WorkerRef, None] = {}
         self.probe_interval_s = probe_interval_s
@@ -84,6 +87,7 @@ class GrpcPrefillClient:
                 is_alive=lambda: self.is_alive(worker),
                 probe_interval_s=self.probe_interval_s,
                 on_end=self._forget,
+                pace_s=self._pace_s,
             )
         return link
 

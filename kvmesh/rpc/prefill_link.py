@@ -13,6 +13,7 @@ from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.core import WorkerRef
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, MeshError, UnavailableError
 from kvmesh.rpc.codec.scalars import to_positive_duration
+from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
 from kvmesh.rpc.status import from_detail, from_rpc_error
 
 CALLS_PER_MESSAGE = 1024
@@ -44,6 +45,7 @@ class PrefillLink:
         is_alive: Callable[[], Awaitable[bool]],
         probe_interval_s: float,
         on_end: Callable[["PrefillLink"], None],
+        pace_s: float = DEFAULT_PACE_S,
     ) -> None:
         self.worker = worker
         self._call = call
@@ -56,14 +58,15 @@ class PrefillLink:
         self._cancels: list[int] = []
         self._releases: list[str] = []
         self._last_number = 0
-        self._wakeup = asyncio.Event()
+        self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
+        hello = pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id))
         self._error: MeshError | None = None
         self._has_welcome = False
         self._heard_at_s = self._loop.time()
         name = worker.worker_id
         self._tasks = [
             self._loop.create_task(self._read(), name=f"prefill-link-read-{name}"),
-            self._loop.create_task(self._write(frontend_id), name=f"prefill-link-write-{name}"),
+            self._loop.create_task(self._writes.run(hello), name=f"prefill-link-write-{name}"),
             self._loop.create_task(self._watch(), name=f"prefill-link-watch-{name}"),
         ]
 
@@ -90,7 +93,7 @@ class PrefillLink:
             timeout = to_positive_duration(timeout_s)
             timer = self._loop.call_later(timeout_s, _expire, answer, self.worker.worker_id)
         self._calls.append(pb.Call(number=number, request=request, timeout=timeout))
-        self._wakeup.set()
+        self._writes.wake()
         try:
             response: pb.PrefillResponse = await answer
             return response
@@ -102,7 +105,7 @@ class PrefillLink:
                 timer.cancel()
             if self._pending.pop(number, None) is not None:
                 self._cancels.append(number)
-                self._wakeup.set()
+                self._writes.wake()
 
     def _give_back(self, answer: "asyncio.Future[pb.PrefillResponse]") -> None:
         """The handle of an answer that crossed with its caller's leaving."""
@@ -112,17 +115,7 @@ class PrefillLink:
     def _release(self, response: pb.PrefillResponse) -> None:
         if response.HasField("handle"):
             self._releases.append(response.handle.handle_id)
-            self._wakeup.set()
-
-    async def _write(self, frontend_id: str) -> None:
-        try:
-            await self._call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id)))
-            while True:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                await self._call.write(self._take_request())
-        except (AioRpcError, asyncio.InvalidStateError):
-            return  # The reader sees the same end and tells everybody.
+            self._writes.wake()
 
     def _take_request(self) -> pb.AttachRequest:
         """What waits, as far as one message should hold it. Cancels go with the last calls, never before their own."""
@@ -132,7 +125,7 @@ class PrefillLink:
             size += len(call.request.generation.token_ids) * 4
             request.calls.append(call)
         if self._calls:
-            self._wakeup.set()
+            self._writes.wake()
             return request
         request.cancels.extend(self._cancels)
         request.releases.extend(self._releases)
