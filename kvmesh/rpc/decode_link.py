@@ -27,7 +27,7 @@ from kvmesh.errors import (
 )
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish, LegSink
-from kvmesh.rpc.codec.legs import from_finish, to_submission
+from kvmesh.rpc.codec.legs import fill_submission, from_finish
 from kvmesh.rpc.codec.scalars import from_duration
 from kvmesh.rpc.codec.types import from_logprobs
 from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
@@ -58,7 +58,9 @@ class GrpcDecodeLink:
         self._sinks: dict[int, LegSink] = {}
         self._free_slots: list[int] = []
         self._slots_made = 0
-        self._submissions: deque[pb.Submission] = deque()
+        self._requests: deque[pb.AttachRequest] = deque()
+        """Submissions that wait to be written, by the message in which they will be."""
+        self._request_bytes = 0
         self._cancels: dict[int, None] = {}
         self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
         self._heard_at_s = clock.now()
@@ -121,17 +123,10 @@ class GrpcDecodeLink:
                 "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
             )
         slot = self._free_slots[-1] if self._free_slots else self._slots_made
-        submission = to_submission(slot, leg)
-        size = submission.ByteSize()
-        if size > SUBMISSION_BYTES_MAX:
-            # gRPC would end the stream, and every other request on it, for one that is too large.
-            raise InvalidRequestError(
-                f"the request has {size} bytes; at most {SUBMISSION_BYTES_MAX} can be sent", reason="message_too_large"
-            )
+        self._add_submission(slot, leg)
         if self._free_slots:
             self._free_slots.pop()
         self._slots_made = max(self._slots_made, slot + 1)
-        self._submissions.append(submission)
         self._sinks[slot] = sink
         self._writes.wake()
 
@@ -142,14 +137,31 @@ class GrpcDecodeLink:
 
         return cancel
 
+    def _add_submission(self, slot: int, leg: DecodeLeg) -> None:
+        """Into the message that is written next, or into one after it when that one is full."""
+        requests = self._requests
+        if (
+            not requests
+            or self._request_bytes >= MESSAGE_BYTES
+            or len(requests[-1].submissions) == SUBMISSIONS_PER_MESSAGE
+        ):
+            requests.append(pb.AttachRequest())
+            self._request_bytes = 0
+        submission = requests[-1].submissions.add()
+        fill_submission(submission, slot, leg)
+        size = submission.ByteSize()
+        if size > SUBMISSION_BYTES_MAX:
+            # gRPC would end the stream, and every other request on it, for one that is too large.
+            del requests[-1].submissions[-1]
+            raise InvalidRequestError(
+                f"the request has {size} bytes; at most {SUBMISSION_BYTES_MAX} can be sent", reason="message_too_large"
+            )
+        self._request_bytes += size
+
     def _take_request(self) -> pb.AttachRequest:
-        """What waits, as far as one message should hold it. Cancels go with the last submissions, never before their own."""
-        request, size = pb.AttachRequest(), 0
-        while self._submissions and len(request.submissions) < SUBMISSIONS_PER_MESSAGE and size < MESSAGE_BYTES:
-            submission = self._submissions.popleft()
-            size += submission.ByteSize()
-            request.submissions.append(submission)
-        if self._submissions:
+        """The next message. Cancels go with the last submissions, never before their own."""
+        request = self._requests.popleft() if self._requests else pb.AttachRequest()
+        if self._requests:
             self._writes.wake()
         else:
             request.cancels.extend(self._cancels)
@@ -206,7 +218,7 @@ class GrpcDecodeLink:
         """Tells every sink that its worker is gone. A worker that went away took work with it, whatever the status says."""
         self.is_up = False
         self._call.cancel()
-        self._submissions.clear()
+        self._requests.clear()
         self._cancels.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
         sinks, self._sinks = self._sinks, {}
