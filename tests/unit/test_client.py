@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,9 @@ async def serving(
         add_services=lambda server: add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server),
         interceptors=interceptors,
     )
-    await server.start()
-    yield Served(server.address, mesh, pipeline, model.text)
-    await server.aclose()
+    async with aclosing(server):
+        await server.start()
+        yield Served(server.address, mesh, pipeline, model.text)
     assert not mesh.running and not mesh.handles and not pipeline.in_flight
 
 

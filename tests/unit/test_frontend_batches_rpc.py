@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,10 @@ async def served(
             add_services=lambda server: add_InferenceServiceServicer_to_server(servicer, server),
             interceptors=[*server_interceptors(Telemetry.create("frontend")), AccessInterceptor(gate)],
         )
-        await server.start()
-        async with grpc.aio.insecure_channel(server.address) as channel:
-            yield InferenceServiceStub(channel), apps
-        await server.aclose()
+        async with aclosing(server):
+            await server.start()
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                yield InferenceServiceStub(channel), apps
 
 
 def lines(*bodies: str) -> pb.BatchLines:
