@@ -160,6 +160,10 @@ async def test_tools_reach_the_mesh_and_calls_come_back(served: Served) -> None:
         answer = await client.chat("tiny", USER, tools=[TOOL])
         assert [each.reason for each in answer.choices[0].warnings] == ["tool_call_malformed"]
         assert answer.choices[0].text == "<tool_call>oops</tool_call>"
+        text = '<tool_call>oops</tool_call>\n<tool_call>\n{"name": "get_weather"'
+        served.mesh.answer = lambda _: tokens_of(served.text, text)
+        answer = await client.chat("tiny", USER, tools=[TOOL])
+        assert [each.reason for each in answer.choices[0].warnings] == ["tool_call_malformed", "tool_call_truncated"]
 
 
 async def test_tokens_and_models(served: Served) -> None:
