@@ -46,6 +46,7 @@ class RouterStream:
         self.is_up = False
         self.messages_sent = 0
         self._call = call
+        self._is_writing = False
         self._pace = pace
         self._takes_batches = False
         hello = pb.Hello(frontend_id=frontend_id, takes_batches=True)
@@ -62,6 +63,11 @@ class RouterStream:
     def __len__(self) -> int:
         """Asks and reports that wait to be written."""
         return len(self._asks) + len(self._reports)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """True until gRPC has everything that was said."""
+        return self._is_writing or bool(self._asks or self._reports)
 
     def ask(self, ask_id: int, ask: Ask) -> None:
         """Asks."""
@@ -141,9 +147,11 @@ class RouterStream:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
+                self._is_writing = True
                 for message in self._take():
                     self.messages_sent += 1
                     await self._call.write(message)
+                self._is_writing = False
         except (AioRpcError, asyncio.InvalidStateError):
             return  # The reader sees the same end and tells everybody.
 
