@@ -10,7 +10,7 @@ from grpc.aio import EOF, AioRpcError
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.core import Ask, ReportKind
 from kvmesh.errors import MeshError, UnavailableError
-from kvmesh.rpc.codec.router import REPORTS_MAX, TAKES_BATCHES, Report, to_ask, to_report
+from kvmesh.rpc.codec.router import REPORTS_MAX, TAKES_BATCHES, Report, fill_ask, fill_report, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
 
 URGENT = frozenset({ReportKind.FAILED, ReportKind.CANCELLED})
@@ -175,13 +175,14 @@ class RouterStream:
         while reports or asks:
             message = pb.RouteRequest()
             batch = message.batch
-            batch.reports.extend(to_report(*each) for each in reports[:REPORTS_MAX])
+            for ask_id, report in reports[:REPORTS_MAX]:
+                fill_report(batch.reports.add(), ask_id, report)
             taken, hashes = 0, 0
             for ask_id, ask in asks[: self._pace.asks_max]:
                 hashes += len(ask.block_hashes)
                 if taken and hashes > HASHES_MAX:
                     break
-                batch.asks.append(to_ask(ask_id, ask))
+                fill_ask(batch.asks.add(), ask_id, ask)
                 taken += 1
             reports, asks = reports[REPORTS_MAX:], asks[taken:]
             yield message
