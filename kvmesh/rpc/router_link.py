@@ -35,6 +35,8 @@ from kvmesh.rpc.status import from_detail
 from kvmesh.settings import setting
 
 log = logging.getLogger(__name__)
+TOLD_TIME_S = 0.001
+"""Of an ask's time less is not told."""
 LEAVE_TICK_S = 0.05
 """How often a stream that is left is looked at."""
 
@@ -455,8 +457,9 @@ class GrpcRouterLink:
         if stream is None or pending.answer.done():
             return
         ask = pending.ask
-        if ask.timeout_s is not None:
-            ask = replace(ask, timeout_s=max(0.001, ask.timeout_s - (self._clock.now() - pending.began_s)))
+        waited_s = self._clock.now() - pending.began_s
+        if ask.timeout_s is not None and waited_s >= TOLD_TIME_S:
+            ask = replace(ask, timeout_s=max(TOLD_TIME_S, ask.timeout_s - waited_s))
         pending.stream, pending.queued_s = stream, None
         stream.ask(ask_id, ask)
 
