@@ -169,16 +169,17 @@ class RouterCore:
         self.book.frontend_left(frontend_id, ends_at=now + self._core_limits.reservation_grace_s)
 
     def told(self, reservation: Reservation, *, now: float) -> None:
-        """Counts what a peer placed, and takes from it what affinity and approximate indexes learn from own placements."""
+        """Counts what a peer placed, and takes from it what affinity and beliefs learn from own placements."""
         self.book.add(reservation)
         if reservation.session_id:
             self._placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now)
         if reservation.block_hashes:
-            computing = reservation.prefill or reservation.decode
-            for target in (reservation.prefill, reservation.decode):
-                if target is not None and (feed := target.worker.feed) is not None:
-                    is_computing = target is computing
-                    feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+            self._believe_told(reservation, now)
+
+    def told_settled(self, reservation: Reservation) -> None:
+        """A peer says that what it placed is over."""
+        self.book.settle(reservation)
+        self._end_predictions(reservation)
 
     @property
     def limits(self) -> CoreLimits:
@@ -286,6 +287,8 @@ class RouterCore:
             block_hashes=_untold_blocks(ask, choice),
         )
         self.book.add(reservation)
+        if ask.block_size_tokens == reservation.computing.block_size_tokens:
+            reservation.predicted_hashes = ask.block_hashes
         self.health.placed(reservation, ask, now, self._holders_of)
         for target in (choice.prefill, choice.decode):
             if target is not None:
@@ -298,6 +301,17 @@ class RouterCore:
         if ask.session_id:
             self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
         return _placement(reservation, choice)
+
+    def _believe_told(self, reservation: Reservation, now: float) -> None:
+        computing = None if reservation.is_prefilled else reservation.computing
+        is_silent = False
+        for target in (reservation.prefill, reservation.decode):
+            if target is not None and (feed := target.worker.feed) is not None:
+                is_computing = target is computing
+                feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+                is_silent = is_silent or feed.trust is Trust.APPROXIMATE
+        if not is_silent:
+            reservation.block_hashes = ()
 
     def _end_predictions(self, reservation: Reservation) -> None:
         for target in (reservation.prefill, reservation.decode):
