@@ -9,7 +9,7 @@
 5. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -264,8 +264,8 @@ class Placer:
         )
 
     def _narrowed(self, pool: Pool, ask: Ask) -> Pool:
-        prefills = self._allowed(pool.prefills, ask.excluded_worker_ids, ask.pinned_prefill_worker_id)
-        decodes = self._allowed(pool.decodes, ask.excluded_worker_ids, ask.pinned_decode_worker_id)
+        prefills = self._allowed(pool.prefills, ask, "pinned_prefill_worker_id")
+        decodes = self._allowed(pool.decodes, ask, "pinned_decode_worker_id")
         if not decodes or (ask.pinned_prefill_worker_id and not prefills):
             raise UnavailableError(
                 "no worker that the request allows takes requests",
@@ -277,9 +277,10 @@ class Placer:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
         return narrowed
 
-    def _allowed(self, side: Side, excluded: Iterable[str], pinned: str) -> Sequence[Target]:
+    def _allowed(self, side: Side, ask: Ask, field: str) -> Sequence[Target]:
+        excluded, pinned = ask.excluded_worker_ids, getattr(ask, field)
         if pinned and pinned not in self._fleet.workers:
-            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found")
+            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found", field=field)
         return [
             target
             for target in side.targets
