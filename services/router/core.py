@@ -286,10 +286,9 @@ class RouterCore:
             block_hashes[-1] if block_hashes else None,
             ask.session_id,
             block_hashes if _tells_nothing(decode, ask) or _tells_nothing(prefill, ask) else (),
+            block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
         )
         self.book.add(reservation)
-        if ask.block_size_tokens == reservation.computing.block_size_tokens:
-            reservation.predicted_hashes = ask.block_hashes
         self.health.placed(reservation, ask, now, self._holders_of)
         if prefill is not None:
             self._placed_on(prefill, ask, number, now, is_computing=True)
@@ -310,14 +309,13 @@ class RouterCore:
 
     def _believe_told(self, reservation: Reservation, now: float) -> None:
         computing = None if reservation.is_prefilled else reservation.computing
-        is_needed = False
+        is_silent = False
         for target in (reservation.prefill, reservation.decode):
-            if target is None or (feed := target.worker.feed) is None:
-                continue
-            is_needed = is_needed or not feed.tells_events
-            if target is computing or not feed.tells_events:
-                feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=target is computing)
-        if not is_needed:
+            if target is not None and (feed := target.worker.feed) is not None:
+                is_computing = target is computing
+                feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+                is_silent = is_silent or not feed.tells_events
+        if not is_silent:
             reservation.block_hashes = ()
 
     def _end_predictions(self, reservation: Reservation) -> None:

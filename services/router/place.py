@@ -91,8 +91,8 @@ class Placer:
         if not pool.groups:
             return self._alone(ask, pool, held, now, "no_prefill_pool")
         may_be_alone = not ask.pinned_prefill_worker_id
-        if may_be_alone and (reason := self._has_little_to_do(ask, decode_most)):
-            choice = self._near_alone(ask, pool, held, now, reason)
+        if may_be_alone and ask.prompt_tokens - decode_most <= self._limits.local_prefill_tokens_max:
+            choice = self._near_alone(ask, pool, held, now)
             if choice is not None:
                 return choice
         try:
@@ -199,18 +199,12 @@ class Placer:
         """Whether something counts that sheets know nothing of."""
         return bool(ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs)
 
-    def _has_little_to_do(self, ask: Ask, held_most: float) -> str:
-        """Why no other worker is worth asking; empty: it may be. `held_most`: tokens that some decode candidate has."""
-        most = self._limits.local_prefill_tokens_max
-        if ask.prompt_tokens - held_most > most:
-            return ""
-        return "short_prompt" if ask.prompt_tokens <= most else "local_prefill"
-
-    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float, reason: str) -> Choice | None:
-        """On a decode worker that lacks little. None: those that do are full."""
-        lacking = None
+    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
+        """On a decode worker that lacks so little that no other is worth asking. None: those that do are full."""
+        lacking, most = None, self._limits.local_prefill_tokens_max
+        reason = "short_prompt" if ask.prompt_tokens <= most else "local_prefill"
         if held is not None:
-            lacking = ask.prompt_tokens - held[pool.split :] > self._limits.local_prefill_tokens_max
+            lacking = ask.prompt_tokens - held[pool.split :] > most
         try:
             return self._alone(ask, pool, held, now, reason, lacking)
         except OverloadedError:

@@ -46,6 +46,8 @@ class Reservation:
     session_id: str = ""
     block_hashes: Sequence[int] = ()
     """What its workers are believed to hold after it; only where they do not tell it themselves."""
+    predicted_hashes: Sequence[int] = ()
+    """What peers hear of from the worker itself once the prompt is computed, and not before. Then it is forgotten."""
     is_orphaned: bool = False
     is_prefilled: bool = False
     is_told: bool = False
@@ -54,8 +56,6 @@ class Reservation:
     """The peer that its frontend speaks to, and that sees to its end. Empty: this router."""
     is_known_from_here: bool = False
     """Peers may believe that this router is its keeper, and have to hear from it of the end."""
-    predicted_hashes: Sequence[int] = ()
-    """What peers hear of from the worker itself once the prompt is computed, and not before. Then it is forgotten."""
 
     @property
     def expected_prefill_s(self) -> float | None:
