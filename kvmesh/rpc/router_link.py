@@ -62,7 +62,7 @@ class RouterLinkSettings:
         max=1,
     )
     asks_ahead: int = setting(
-        4,
+        2,
         "Unanswered asks of a stream from which on the next ones go out together: one message costs more than one ask.",
         min=1,
     )

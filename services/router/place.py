@@ -123,8 +123,7 @@ class Placer:
             weighed: Callable[[], Sequence[WeighedLeg]] = lambda: (left, right)  # noqa: E731
         else:
             known = self.sessions.get(ask.session_id, now) if ask.session_id else None
-            line = lines[sheet.group.rest]
-            pair = sheet.best(ask, now, held, line, self._sweeping, self._selector, known)
+            pair = sheet.best(ask, now, held, lines, self._sweeping, self._selector, known)
             if pair is None:
                 raise self._full(ask)
             weighed = pair.legs
