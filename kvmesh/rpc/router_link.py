@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -26,8 +27,8 @@ from kvmesh.discovery.base import ROUTER, Health, Instance, Registry, View
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
-from kvmesh.rpc.codec.router import Report, from_placement
-from kvmesh.rpc.router_stream import RouterStream
+from kvmesh.rpc.codec.router import ASKS_MAX, Report, from_placement
+from kvmesh.rpc.router_stream import Pace, RouterStream
 from kvmesh.rpc.status import from_detail
 from kvmesh.settings import setting
 
@@ -48,6 +49,20 @@ class RouterLinkSettings:
         min=0,
         max=1,
     )
+    ask_delay_s: float = setting(
+        0.001,
+        "Longest time for which an ask waits to be sent with others while `asks_ahead` of its stream are unanswered. 0: none waits.",
+        min=0,
+        max=1,
+    )
+    asks_ahead: int = setting(
+        4,
+        "Unanswered asks of a stream from which on the next ones go out together: one message costs more than one ask.",
+        min=1,
+    )
+    asks_max: int = setting(
+        16, "Asks in a message: the first of them waits for the decision on the last.", min=1, max=ASKS_MAX
+    )
     reconnect_min_s: float = setting(0.05, "First pause after a router could not be reached.", min=0.001)
     reconnect_max_s: float = setting(1.0, "Longest pause between attempts.", min=0.001)
     messages_max: int = setting(65_536, "Asks and reports that wait to be written.", min=1)
@@ -57,7 +72,8 @@ class RouterLinkSettings:
 class _Pending:
     """An ask without an answer, and the stream it was written to last; None: it waits for one.
 
-    `queued_s` is when the router of that stream said last that it waits; None: it did not.
+    `queued_s` is when the router of that stream said last that it waits; None: it did not. `timer` looks at it again; `is_late`:
+    its time was over before an answer came.
     """
 
     ask: Ask
@@ -65,6 +81,8 @@ class _Pending:
     began_s: float
     stream: RouterStream | None = None
     queued_s: float | None = None
+    timer: asyncio.TimerHandle | None = None
+    is_late: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -148,26 +166,44 @@ class GrpcRouterLink:
             # Cancelled or out of time: a router that places it after all must not keep the reservation.
             if ask_id in self._in_flight:
                 self.report_nowait(ask_id, ReportKind.CANCELLED, elapsed_s=0.0)
-            elif not pending.answer.done() or pending.answer.cancelled():
+            elif pending.is_late or pending.answer.cancelled():
                 self._withdraw(ask_id, pending)
             raise
         finally:
             self._pending.pop(ask_id, None)
 
     async def _answer(self, pending: _Pending, timeout_s: float) -> Placement:
-        while (left_s := self._end_s(pending, timeout_s) - self._clock.now()) > 0:
-            stream = pending.stream
-            wait_s = min(left_s, self._settings.answer_timeout_s)
-            # The future is shielded by `wait`, which leaves it pending when the time is up.
-            done, _ = await asyncio.wait([pending.answer], timeout=wait_s)
-            if done:
-                return pending.answer.result()
-            if stream is not None and stream is pending.stream and wait_s < left_s and self._is_silent(pending):
+        self._set_timer(pending, timeout_s)
+        try:
+            return await pending.answer
+        finally:
+            if pending.timer is not None:
+                pending.timer.cancel()
+
+    def _set_timer(self, pending: _Pending, timeout_s: float) -> None:
+        left_s = self._end_s(pending, timeout_s) - self._clock.now()
+        silence_s = self._settings.answer_timeout_s
+        asked = pending.stream if silence_s < left_s else None
+        on_time = partial(self._on_time, pending, timeout_s, asked)
+        pending.timer = asyncio.get_running_loop().call_later(max(0.0, min(left_s, silence_s)), on_time)
+
+    def _on_time(self, pending: _Pending, timeout_s: float, stream: RouterStream | None) -> None:
+        """An ask is without an answer for as long as `stream` may be silent, or for all of its time."""
+        if pending.answer.done():
+            return
+        if self._end_s(pending, timeout_s) > self._clock.now():
+            if stream is not None and stream is pending.stream and self._is_silent(pending):
                 log.warning("router_silent", extra={"data": {"router": stream.router_id}})
                 stream.give_up()
+            self._set_timer(pending, timeout_s)
+            return
+        pending.is_late = True
         if pending.queued_s is not None:
-            raise DeadlineError("the request's time was over before a worker had room")
-        raise UnavailableError("no router answered in time", reason="no_router", retry_after_s=1.0)
+            pending.answer.set_exception(DeadlineError("the request's time was over before a worker had room"))
+        else:
+            pending.answer.set_exception(
+                UnavailableError("no router answered in time", reason="no_router", retry_after_s=1.0)
+            )
 
     def _end_s(self, pending: _Pending, timeout_s: float) -> float:
         if pending.queued_s is not None and pending.ask.timeout_s is not None:
@@ -286,9 +322,13 @@ class GrpcRouterLink:
         """One stream, until it breaks. True: it stood."""
         stub: Any = RouterServiceStub(self._channels.channel(router.address))
         settings = self._settings
-        stream = RouterStream(
-            stub.Route(), router.instance_id, self._frontend_id, report_delay_s=settings.report_delay_s
+        pace = Pace(
+            report_delay_s=settings.report_delay_s,
+            ask_delay_s=settings.ask_delay_s,
+            asks_ahead=settings.asks_ahead,
+            asks_max=settings.asks_max,
         )
+        stream = RouterStream(stub.Route(), router.instance_id, self._frontend_id, pace)
         self._taken.add(router.instance_id)
         try:
             problem = await stream.run(self._on_begun, self._on_message, connect_timeout_s=settings.answer_timeout_s)
@@ -379,27 +419,46 @@ class GrpcRouterLink:
 
     def _on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None:
         kind = message.WhichOneof("kind")
-        if kind == "queued":
-            self._on_queued(message.queued.ask_ids)
-        elif kind == "refusal":
-            pending = self._pending.get(message.refusal.ask_id)
-            if pending is not None and not pending.answer.done() and pending.stream is stream:
-                pending.answer.set_exception(from_detail(message.refusal.error))
+        if kind == "answers":
+            answers = message.answers
+            self._on_answers(stream, answers.placements, answers.refusals, answers.queued_ask_ids)
         elif kind == "placement":
-            self._on_placement(stream, message.placement)
+            self._on_answers(stream, (message.placement,), (), ())
+        elif kind == "refusal":
+            self._on_answers(stream, (), (message.refusal,), ())
+        elif kind == "queued":
+            self._on_answers(stream, (), (), message.queued.ask_ids)
         # Anything else is said by a newer router; this build has no use for it.
 
-    def _on_queued(self, ask_ids: Iterable[int]) -> None:
+    def _on_answers(
+        self,
+        stream: RouterStream,
+        placements: Iterable[pb.Placement],
+        refusals: Iterable[pb.Refusal],
+        queued: Iterable[int],
+    ) -> None:
         now = self._clock.now()
-        for ask_id in ask_ids:
+        heard = list(queued)
+        for ask_id in heard:
             pending = self._pending.get(ask_id)
             if pending is not None:
                 pending.queued_s = now
+        for refusal in refusals:
+            heard.append(refusal.ask_id)
+            if (pending := self._asked(stream, refusal.ask_id)) is not None:
+                pending.answer.set_exception(from_detail(refusal.error))
+        for placement in placements:
+            heard.append(ask_id := placement.ask_id)
+            if (pending := self._asked(stream, ask_id)) is not None:
+                self._on_placement(stream, ask_id, pending, placement)
+        stream.heard(heard)
 
-    def _on_placement(self, stream: RouterStream, message: pb.Placement) -> None:
-        pending = self._pending.get(message.ask_id)
-        if pending is None or pending.answer.done() or pending.stream is not stream:
-            return  # Withdrawn meanwhile: the router hears, or has heard, of that.
+    def _asked(self, stream: RouterStream, ask_id: int) -> _Pending | None:
+        """None: it is answered, or withdrawn, of which the router hears or has heard, or was asked of another one meanwhile."""
+        pending = self._pending.get(ask_id)
+        return None if pending is None or pending.answer.done() or pending.stream is not stream else pending
+
+    def _on_placement(self, stream: RouterStream, ask_id: int, pending: _Pending, message: pb.Placement) -> None:
         try:
             placement = from_placement(message)
         except InvalidRequestError as error:
@@ -408,7 +467,7 @@ class GrpcRouterLink:
             )
             return
         pending.answer.set_result(placement)
-        self._in_flight[message.ask_id] = _InFlight(stream, placement.reservation_id)
+        self._in_flight[ask_id] = _InFlight(stream, placement.reservation_id)
 
 
 def _renewed(event: asyncio.Event) -> asyncio.Event:

@@ -304,7 +304,10 @@ class Health:
     def _watch_overlap(self, target: "Target", ask: Ask, now: float, holders: Callable[[int], int]) -> None:
         worker = target.worker
         health = self.of(worker)
-        watch, feed, description = health.overlap, worker.feed, worker.description
+        watch = health.overlap
+        if watch.has_matched and watch.fault is None and ask.block_size_tokens == target.block_size_tokens:
+            return  # As it is with nearly all.
+        feed, description = worker.feed, worker.description
         if ask.block_size_tokens != target.block_size_tokens or watch.fault is OverlapFault.BLOCK_SIZE:
             if size_mismatch(watch, ask.block_size_tokens, target.block_size_tokens):
                 self._overlap_fault(worker, health)

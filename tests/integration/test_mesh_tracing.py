@@ -22,8 +22,13 @@ async def test_a_trace_crosses_every_hop(tmp_path: Path) -> None:
             async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as response:
                 assert response.status == 200
             wanted = {"request", "place", "prefill leg", "decode leg"}
-            await wait_until(
-                lambda: wanted <= {span.name for span in collector.of_trace(trace_id)}, 30.0, "all spans arrive"
-            )
+
+            def missing() -> set[str]:
+                return wanted - {span.name for span in collector.of_trace(trace_id)}
+
+            try:
+                await wait_until(lambda: not missing(), 30.0, "all spans arrive")
+            except TimeoutError:
+                raise AssertionError(f"no {missing()}\n{mesh.logs()}") from None
     spans = collector.of_trace(trace_id)
     assert span_id in [span.parent_span_id.hex() for span in spans if span.name == "request"]

@@ -11,8 +11,7 @@ from kvmesh.core import Ask, LoadRecord, PerformanceProfile, ReportKind
 from services.router.core import RouterCore
 from services.router.cost import CostSettings
 from services.router.explain import ReportNote
-from services.router.held import add_predicted, by_holder
-from services.router.index import Match
+from services.router.held import by_holder, with_predicted
 from services.router.links import Distance
 from services.router.place import Limits
 from services.router.target import Target
@@ -180,11 +179,10 @@ def test_what_is_promised_comes_back(case, reports):
 def test_the_deeper_of_known_and_predicted_counts(known, predicted):
     """By holder: tokens of the longer prefix, whatever sets the holders come in."""
 
-    def as_sets(by_bit: dict[int, int]) -> tuple[list[int], list[int]]:
-        depths = sorted(set(by_bit.values()))
-        return depths, [sum(1 << bit for bit, depth in by_bit.items() if depth == each) for each in depths]
+    def as_sets(by_bit: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        depths = tuple(sorted(set(by_bit.values())))
+        return depths, tuple(sum(1 << bit for bit, depth in by_bit.items() if depth == each) for each in depths)
 
-    depths, sets = as_sets(known)
-    add_predicted(depths, sets, [Match(*found) for found in zip(*as_sets(predicted), strict=True)])
+    depths, sets = with_predicted(as_sets(known), as_sets(predicted))
     held = by_holder(depths, sets, BLOCK, 6).tolist() if depths else [0.0] * 48
     assert held == [float(BLOCK * max(known.get(bit, 0), predicted.get(bit, 0))) for bit in range(48)]

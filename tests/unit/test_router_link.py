@@ -10,9 +10,10 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Placement, ReportKind, WorkerRef
 from kvmesh.discovery.base import ROUTER, Health, Instance, View
 from kvmesh.errors import LostError
-from kvmesh.rpc.codec.router import to_placement
+from kvmesh.rpc.codec.router import TAKES_BATCHES, said_in, to_placement
 from kvmesh.rpc.memory import MemoryNetwork
 from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from kvmesh.rpc.router_stream import HASHES_MAX
 from tests.unit.router_fleets import ask
 from tests.virtual_loop import run_virtual
 
@@ -21,31 +22,41 @@ WORKER = WorkerRef(worker_id="d1", address="d1:1", epoch=1)
 
 
 class ToldRouter(router_pb2_grpc.RouterServiceServicer):
-    """Notes what it hears; answers while `answers` is set."""
+    """Notes what it hears; answers while `answers` is set. `takes_batches`: it says so, and answers in batches."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, takes_batches: bool) -> None:
         self.name = name
         self.answers = True
+        self.takes_batches = takes_batches
         self.asked: list[str] = []
         self.messages = 0
         self.reports: list[pb.Report] = []
         self.bundles: list[int] = []
+        self.asked_together: list[int] = []
 
     async def Route(self, request_iterator, context):
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(((TAKES_BATCHES, "1"),) if self.takes_batches else ())
         async for message in request_iterator:
             self.messages += 1
-            kind = message.WhichOneof("kind")
-            if kind == "ask":
-                self.asked.append(message.ask.request_id)
-                if self.answers:
-                    reservation_id = f"{self.name}-{message.ask.ask_id}"
-                    placement = Placement(reservation_id=reservation_id, decode=WORKER)
-                    yield pb.RouteResponse(placement=to_placement(message.ask.ask_id, placement))
-            elif kind != "hello":
-                reports = [message.report] if kind == "report" else list(message.reports.reports)
+            if message.HasField("hello"):
+                continue
+            assert self.takes_batches or not message.HasField("batch")
+            reports, asks = said_in(message)
+            if reports:
                 self.bundles.append(len(reports))
                 self.reports += reports
+            if asks:
+                self.asked_together.append(len(asks))
+                self.asked += [ask.request_id for ask in asks]
+            placements = [self.placement(ask.ask_id) for ask in asks if self.answers]
+            if self.takes_batches and placements:
+                yield pb.RouteResponse(answers=pb.AnswerBatch(placements=placements))
+                continue
+            for placement in placements:
+                yield pb.RouteResponse(placement=placement)
+
+    def placement(self, ask_id: int) -> pb.Placement:
+        return to_placement(ask_id, Placement(reservation_id=f"{self.name}-{ask_id}", decode=WORKER))
 
     def heard(self) -> list[tuple[int, str, str]]:
         return [(each.ask_id, pb.ReportKind.Name(each.kind)[12:], each.reservation_id) for each in self.reports]
@@ -63,9 +74,9 @@ class Listed:
 
 
 class Stage:
-    def __init__(self, **settings) -> None:
+    def __init__(self, *, takes_batches: bool = True, **settings) -> None:
         self.network = MemoryNetwork(latency_s=lambda: LATENCY_S)
-        self.routers = {name: ToldRouter(name) for name in ("a", "b")}
+        self.routers = {name: ToldRouter(name, takes_batches=takes_batches) for name in ("a", "b")}
         self.link = GrpcRouterLink(
             Listed(),
             self.network.pool(),
@@ -157,6 +168,66 @@ def test_an_ask_takes_waiting_reports_along() -> None:
             await stage.place("r2")
             [router] = [router for router in stage.routers.values() if router.asked]
             assert router.heard() == [(first, "FINISHED", "")]
+
+    run_virtual(story())
+
+
+def test_asks_gather_behind_unanswered_ones() -> None:
+    """The first `asks_ahead` go out at once, what comes until one of them is answered in one message; nothing waits for long."""
+
+    async def story() -> None:
+        async with Stage(routers=1, asks_ahead=2, ask_delay_s=0.01) as stage:
+            tasks = []
+            for number in range(8):
+                tasks.append(asyncio.create_task(stage.place(f"r{number}")))
+                await asyncio.sleep(LATENCY_S / 4)
+            await asyncio.gather(*tasks)
+            [router] = [router for router in stage.routers.values() if router.asked]
+            assert router.asked_together[:2] == [1, 1] and max(router.asked_together) > 2
+            assert router.asked == [f"r{number}" for number in range(8)]
+            router.answers, router.asked_together = False, []
+            tasks = [asyncio.create_task(stage.place(f"s{number}")) for number in range(2)]
+            await asyncio.sleep(LATENCY_S)
+            tasks += [asyncio.create_task(stage.place(f"t{number}")) for number in range(3)]
+            await asyncio.sleep(0.009)
+            assert router.asked_together == [2]
+            await asyncio.sleep(0.003)
+            assert router.asked_together == [2, 3]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    run_virtual(story())
+
+
+def test_a_router_that_knows_no_batches_gets_none() -> None:
+    """Every ask in a message of its own, at once, and every answer is understood."""
+
+    async def story() -> None:
+        async with Stage(takes_batches=False, routers=1) as stage:
+            asks = await asyncio.gather(*(stage.place(f"r{number}") for number in range(40)))
+            [router] = [router for router in stage.routers.values() if router.asked]
+            assert router.asked_together == [1] * 40
+            stage.link.report_nowait(asks[0], ReportKind.FINISHED, elapsed_s=0.1)
+            stage.link.report_nowait(asks[1], ReportKind.FINISHED, elapsed_s=0.1)
+            await asyncio.sleep(0.02)
+            assert router.bundles == [2]
+
+    run_virtual(story())
+
+
+def test_a_message_is_bounded() -> None:
+    """`asks_max` asks, and half a megabyte of hashes where there is more than one ask."""
+
+    async def story() -> None:
+        async with Stage(routers=1, asks_max=16) as stage:
+            await asyncio.gather(*(stage.place(f"r{number}") for number in range(40)))
+            [router] = [router for router in stage.routers.values() if router.asked]
+            assert router.asked_together == [16, 16, 8]
+            router.asked_together.clear()
+            long = [ask(f"l{n}", list(range(1, HASHES_MAX // 2 + 2))) for n in range(3)]
+            await asyncio.gather(*(stage.link.place(each, timeout_s=10) for each in long))
+            assert router.asked_together == [1, 1, 1]
 
     run_virtual(story())
 

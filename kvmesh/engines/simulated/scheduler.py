@@ -298,9 +298,10 @@ class Scheduler:
 
     def _first_token(self, leg: LegState, step: Step) -> None:
         """Reads the prompt's checksum out of its blocks, samples from it, and joins the decoding legs."""
-        parts = self.memory.read_parts(leg.blocks)
-        leg.named_sum = (sum(parts[: leg.named_blocks]) + leg.constant) & SUM_MASK
-        total = (sum(parts) + leg.constant) & SUM_MASK
+        parts = self.memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
+        leg.parts = None
+        leg.named_sum = (int(parts[: leg.named_blocks].sum()) + leg.constant) & SUM_MASK
+        total = (int(parts.sum()) + leg.constant) & SUM_MASK
         token_id = self._range.first_id + total % self._range.span
         if leg.is_steered:
             token_id = steered(leg, len(leg.tokens), token_id, self._range)

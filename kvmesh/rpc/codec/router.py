@@ -44,6 +44,11 @@ FEATURES_MAX = 64
 BLOCKS_MAX = 1 << 20
 TENANT_CHARACTERS_MAX = 128
 REPORTS_MAX = 1024
+"""In one message."""
+ASKS_MAX = 64
+"""In one message."""
+TAKES_BATCHES = "kvmesh-route-batches"
+"""Key of the initial metadata of a router that understands RouteBatch."""
 REPORT_KINDS = {
     pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
     pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
@@ -414,30 +419,36 @@ def from_explanation(message: pb.ExplainResponse) -> Explanation:
     )
 
 
-def check_ask_id(message: pb.RouteRequest) -> int:
-    """The number of an ask or report; the contract's numbers start at 1."""
+def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:
+    """The reports and the asks of a message after the hello, each with a number; the reports are to be heard first."""
     kind = message.WhichOneof("kind")
-    if kind not in ("ask", "report"):
-        raise InvalidRequestError("kind must be an ask or a report", field="kind")
-    ask_id: int = getattr(message, kind).ask_id
-    if ask_id < 1:
-        raise InvalidRequestError(f"{kind}.ask_id is required", field=f"{kind}.ask_id")
-    return ask_id
+    if kind == "batch":
+        batch = message.batch
+        reports, asks = batch.reports, batch.asks
+        check_length(len(reports), "batch.reports", 0, REPORTS_MAX, "entries")
+        check_length(len(asks), "batch.asks", 0 if reports else 1, ASKS_MAX, "entries")
+        _check_numbers(reports, "batch.reports")
+        _check_numbers(asks, "batch.asks")
+        return reports, asks
+    if kind == "reports":
+        check_length(len(message.reports.reports), "reports.reports", 1, REPORTS_MAX, "entries")
+        _check_numbers(message.reports.reports, "reports.reports")
+        return message.reports.reports, ()
+    if kind == "report":
+        _check_numbers((message.report,), "report")
+        return (message.report,), ()
+    if kind == "ask":
+        _check_numbers((message.ask,), "ask")
+        return (), (message.ask,)
+    raise InvalidRequestError("kind must be an ask, a report or several", field="kind")
 
 
-def reports_in(message: pb.RouteRequest) -> Sequence[pb.Report]:
-    """The reports of a message that carries one or a bundle of them, each with a number."""
-    kind = message.WhichOneof("kind")
-    if kind != "reports":
-        check_ask_id(message)
-        return (message.report,)
-    reports = message.reports.reports
-    check_length(len(reports), "reports.reports", 1, REPORTS_MAX, "entries")
-    for index, report in enumerate(reports):
-        if report.ask_id < 1:
-            field = f"reports.reports[{index}].ask_id"
-            raise InvalidRequestError(f"{field} is required", field=field)
-    return reports
+def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
+    """The contract's numbers start at 1."""
+    for index, message in enumerate(messages):
+        if not message.ask_id:
+            where = f"{field}[{index}].ask_id" if field.endswith("s") else f"{field}.ask_id"
+            raise InvalidRequestError(f"{where} is required", field=where)
 
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
