@@ -161,24 +161,12 @@ async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
 
 async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
     """Each line is answered, `/new` starts over, an empty line ends; an address where nothing listens is told in a line."""
-
-    async def chat_with(url: str) -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvmesh.cli", "chat", "--url", url),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        out, _ = await asyncio.wait_for(process.communicate(b"hello\n/new\nhello\n\n"), 60)
-        return process.returncode, out.decode()
-
-    status, text = await chat_with(mesh.url)
+    status, text = await chat_in_terminal(mesh.url)
     first, _, rest = text.partition("> ")[2].partition("> > ")
     assert status == 0, text
     assert len(first.split()) > 5, text
     assert rest.strip().startswith(first.strip()[:20]), "a conversation that starts over gets the first answer again"
-    status, text = await chat_with("http://127.0.0.1:9")
+    status, text = await chat_in_terminal("http://127.0.0.1:9")
     assert status == 1
     assert "cannot be reached" in text
     assert "Traceback" not in text
@@ -279,6 +267,70 @@ async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
 
         await wait_until(is_refused, 20.0, "503")
         await client.aclose()
+
+
+async def test_a_mesh_with_keys(tmp_path: Path) -> None:
+    """It starts, greeted or not; a key works from the moment it is listed until it is taken off, without a restart."""
+    first, second = [await key_and_entry() for _ in range(2)]
+    keys = tmp_path / "keys.json"
+
+    def list_keys(*entries: Any) -> None:
+        (tmp_path / "new.json").write_text(json.dumps({"keys": entries}))
+        (tmp_path / "new.json").replace(keys)
+
+    list_keys(first[1])
+    env = {"KVMESH_ACCESS_KEYS_FILE": str(keys)}
+    async with running_mesh(tmp_path, "--engine", "simulated", "--prefill", "0", env=env) as mesh:
+
+        async def works(key: str) -> bool:
+            async with (
+                aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}) as session,
+                session.get(f"{mesh.url}/v1/models") as response,
+            ):
+                assert response.status in (200, 401)
+                return response.status == 200
+
+        await wait_until(lambda: any("wants an API key" in line for line in mesh.output), 20, "the greeting is refused")
+        assert await works(first[0]) and not await works(second[0])
+        list_keys(first[1], second[1])
+        await wait_until(lambda: works(second[0]), 20, "the new key works")
+        assert await works(first[0])
+        list_keys(second[1])
+
+        async def is_off() -> bool:
+            return not await works(first[0])
+
+        await wait_until(is_off, 20, "the old key is refused")
+        status, text = await chat_in_terminal(mesh.url, KVMESH_API_KEY=second[0])
+        assert status == 0 and len(text.partition("> ")[2].split()) > 5, text
+        status, text = await chat_in_terminal(mesh.url)
+        assert status == 1 and "wants an API key" in text and "Traceback" not in text
+
+
+async def key_and_entry() -> tuple[str, Any]:
+    """What `kvmesh key` gives: the key, and what is listed of it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "key", "--tenant", "acme", "--priority-max", "5"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return err.decode().split()[-1], json.loads(out)
+
+
+async def chat_in_terminal(url: str, **env: str) -> tuple[int | None, str]:
+    """`kvmesh chat`: two conversations of a line each."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "chat", "--url", url),
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await asyncio.wait_for(process.communicate(b"hello\n/new\nhello\n\n"), 60)
+    return process.returncode, out.decode()
 
 
 async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul: Server) -> None:
