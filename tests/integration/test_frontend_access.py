@@ -103,7 +103,8 @@ async def test_keys_open_the_door_and_nothing_else_does(model: ServedModel, tmp_
         aiohttp.ClientSession() as session,
     ):
         assert [(await post(session, url, Authorization=value))[0] for value in ("", "Bearer bad", "good")] == [401] * 3
-        status, body, _ = await post(session, url, Authorization="Bearer bad")
+        status, body, headers = await post(session, url, Authorization="Bearer bad")
+        assert headers["WWW-Authenticate"] == "Bearer"
         assert (status, body["error"]["type"], body["error"]["code"]) == (
             401,
             "authentication_error",
@@ -239,6 +240,8 @@ async def test_pages_of_allowed_origins_may_ask(model: ServedModel) -> None:
             for body in (BODY, {**BODY, "stream": True}):
                 async with session.post(url + CHAT, json=body, headers={"Origin": origin}) as response:
                     assert response.headers.get("Access-Control-Allow-Origin") == allowed
+                    exposed = response.headers.get("Access-Control-Expose-Headers", "").split(", ")
+                    assert ({"x-request-id", "retry-after", "x-kvmesh-warning"} <= set(exposed)) == bool(allowed)
     async with frontend(model) as (url, _, _), aiohttp.ClientSession() as session:
         async with session.options(url + CHAT, headers={"Origin": "https://app.example"}) as response:
             assert "Access-Control-Allow-Origin" not in response.headers

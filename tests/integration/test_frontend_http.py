@@ -549,7 +549,8 @@ async def test_paths_that_do_not_exist(running: Running) -> None:
     status, answer, _ = await running.post("/v1/nothing", {})
     assert (status, answer["error"]["code"]) == (404, "not_found")
     async with running.session.get(running.url + CHAT) as response:
-        assert response.status == 405
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert (await response.json())["error"]["message"] == f"{CHAT} has no GET, only POST"
 
 
 async def test_failures_before_the_first_token_are_statuses(model: ServedModel) -> None:
