@@ -134,7 +134,8 @@ async def router_process(*arguments: str) -> AsyncIterator[tuple[str, int]]:
     try:
         assert process.stdout is not None
         async with asyncio.timeout(120):
-            yield f"127.0.0.1:{int(await process.stdout.readline())}", process.pid
+            port = int(await process.stdout.readline())
+        yield f"127.0.0.1:{port}", process.pid
     finally:
         process.kill()
         await process.wait()

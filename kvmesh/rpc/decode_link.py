@@ -197,19 +197,19 @@ class GrpcDecodeLink:
                 sink.on_finish(from_finish(message))
 
     def _on_tokens(self, frame: pb.StepFrame) -> None:
-        sinks = self._sinks
+        sinks, came_s = self._sinks, self._heard_at_s
         token_ids = list(frame.token_ids)
         if not frame.counts and not frame.logprobs:
             for slot, token_id in zip(frame.slots, token_ids, strict=True):
                 if (sink := sinks.get(slot)) is not None:
-                    sink.on_tokens((token_id,), None)
+                    sink.on_tokens((token_id,), None, came_s)
             return
         logprobs = {entry.slot: from_logprobs(entry.logprobs) for entry in frame.logprobs}
         counts = list(frame.counts) or [1] * len(frame.slots)
         start = 0
         for slot, count in zip(frame.slots, counts, strict=True):
             if (sink := sinks.get(slot)) is not None:
-                sink.on_tokens(token_ids[start : start + count], logprobs.get(slot))
+                sink.on_tokens(token_ids[start : start + count], logprobs.get(slot), came_s)
             start += count
         if start != len(token_ids):
             raise ValueError(f"{len(token_ids)} token ids for {start} places")

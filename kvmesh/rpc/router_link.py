@@ -7,11 +7,12 @@
    given up. An ask that waits there has all of its own time, not only that of placing.
 3. Reports go to the router that placed. When that stream breaks, the link has another router adopt what is in flight, and
    reports there, naming the reservation. Without any stream, both wait for the next one.
+4. Which routers: those that the frontend ranks highest (`router_choice.py`). When that set changes, streams move one at a time:
+   the new one first, then the old one is asked no more and ends when what it placed has ended, or after `leave_s`.
 """
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -23,16 +24,21 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, Placement, ReportKind
-from kvmesh.discovery.base import ROUTER, Health, Instance, Registry, View
+from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import ASKS_MAX, Report, from_placement
+from kvmesh.rpc.router_choice import best, better, rank, usable, worst
 from kvmesh.rpc.router_stream import Pace, RouterStream
 from kvmesh.rpc.status import from_detail
 from kvmesh.settings import setting
 
 log = logging.getLogger(__name__)
+TOLD_TIME_S = 0.001
+"""Of an ask's time less is not told."""
+LEAVE_TICK_S = 0.05
+"""How often a stream that is left is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +62,7 @@ class RouterLinkSettings:
         max=1,
     )
     asks_ahead: int = setting(
-        4,
+        2,
         "Unanswered asks of a stream from which on the next ones go out together: one message costs more than one ask.",
         min=1,
     )
@@ -65,6 +71,12 @@ class RouterLinkSettings:
     )
     reconnect_min_s: float = setting(0.05, "First pause after a router could not be reached.", min=0.001)
     reconnect_max_s: float = setting(1.0, "Longest pause between attempts.", min=0.001)
+    move_pause_s: float = setting(
+        5.0, "Mean pause before a stream moves to a router that is preferred, and between two moves.", min=0.01
+    )
+    leave_s: float = setting(
+        10.0, "Longest time for which a stream that moves waits for the ends of what its router placed.", min=0
+    )
     messages_max: int = setting(65_536, "Asks and reports that wait to be written.", min=1)
 
 
@@ -119,6 +131,10 @@ class GrpcRouterLink:
         """Routers to which a stream stands or is tried."""
         self._streams: dict[str, RouterStream] = {}
         """Those that stand."""
+        self._leaving: dict[RouterStream, None] = {}
+        """Those of them that are asked no more."""
+        self._keepers = 0
+        self._tasks = asyncio.TaskGroup()
         self._viewed = asyncio.Event()
         self._freed = asyncio.Event()
         self._pending: dict[int, _Pending] = {}
@@ -251,10 +267,11 @@ class GrpcRouterLink:
     async def run(self) -> None:
         """Keeps the streams until `aclose`."""
         self._running = asyncio.current_task()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_routers(), name="router-link-watch")
-            for number in range(self._settings.routers):
-                tasks.create_task(self._keep_stream(), name=f"router-link-{number}")
+        async with self._tasks:
+            self._tasks.create_task(self._watch_routers(), name="router-link-watch")
+            self._tasks.create_task(self._move_streams(), name="router-link-move")
+            for _ in range(self._settings.routers):
+                self._begin_keeper()
 
     async def aclose(self) -> None:
         """Ends the streams; asks in flight fail as unavailable."""
@@ -285,15 +302,21 @@ class GrpcRouterLink:
                 stream.give_up()
 
     def _next_router(self, tried: set[str]) -> Instance | None:
-        """A router without a stream and not tried since the last one that stood, healthy ones first; None: there is none."""
-        healthy = [router for router in self._routers.values() if router.takes_requests]
-        routers = healthy or [r for r in self._routers.values() if r.health is not Health.CRITICAL]
+        """A router without a stream and not tried since the last one that stood, the most preferred; None: there is none."""
+        routers = usable(self._routers.values())
         fresh = [r for r in routers if r.instance_id not in tried and r.instance_id not in self._taken]
-        return self._random.choice(fresh) if fresh else None
+        return next(iter(best(self._frontend_id, fresh, 1)), None)
 
-    async def _keep_stream(self) -> None:
+    def _begin_keeper(self, router: Instance | None = None) -> None:
+        self._keepers += 1
+        self._tasks.create_task(self._keep_stream(router), name=f"router-link-{self._keepers}")
+
+    async def _keep_stream(self, first: Instance | None) -> None:
+        """One of `routers` streams at a time, or one more until it stands and another one is left."""
         pause_s, tried = self._settings.reconnect_min_s, set[str]()
-        while True:
+        if first is not None:
+            await self._use(first)
+        while self._keepers <= self._settings.routers:
             router = self._next_router(tried)
             if router is not None:
                 if await self._use(router):
@@ -306,6 +329,34 @@ class GrpcRouterLink:
             else:
                 await self._freed.wait()  # All there are have a stream.
             tried.clear()
+        self._keepers -= 1
+
+    async def _move_streams(self) -> None:
+        """Brings streams to where they belong, one at a time; frontends that see a router come do not all run there at once."""
+        while True:
+            await self._clock.sleep(self._settings.move_pause_s * (0.5 + self._random.random()))
+            standing = self._asked_streams()
+            if self._keepers == len(standing) == self._settings.routers:
+                router = better(self._frontend_id, self._routers, [each.router_id for each in standing])
+                if router is not None and router.instance_id not in self._taken:
+                    self._begin_keeper(router)
+
+    async def _leave(self, stream: RouterStream) -> None:
+        """Ends a stream that is asked no more when nothing is left of it; the rest is taken over by others."""
+        until_s = self._clock.now() + self._settings.leave_s
+        while stream.is_up and self._clock.now() < until_s and self._is_used(stream):
+            await self._clock.sleep(LEAVE_TICK_S)
+        stream.give_up()
+
+    def _is_used(self, stream: RouterStream) -> bool:
+        if stream.has_unwritten or any(pending.stream is stream for pending in self._pending.values()):
+            return True
+        return any(placed.stream is stream for placed in self._in_flight.values())
+
+    def _asked_streams(self) -> Sequence[RouterStream]:
+        """Streams on which asks go out; when all are being left, those."""
+        asked = [stream for stream in self._streams.values() if stream not in self._leaving]
+        return asked or list(self._streams.values())
 
     async def _pause(self, pause_s: float) -> float:
         """Until the registry says something or the time is over; gives the next pause."""
@@ -337,14 +388,24 @@ class GrpcRouterLink:
             self._messages_of_past_streams += stream.messages_sent
             if self._streams.pop(router.instance_id, None) is not None:
                 self._on_broken(stream)
+            was_left = stream in self._leaving
+            self._leaving.pop(stream, None)
+        if was_left:
+            log.info("router_left", extra={"data": {"router": router.instance_id}})
+            return True
         self.streams_broken += 1
         data = {"router": router.instance_id, "reason": problem.reason, "message": problem.message}
         log.warning("router_stream_broken", extra={"data": data})
         return stream.has_stood
 
     def _on_begun(self, stream: RouterStream) -> None:
-        """What waited for a stream goes out on this one."""
+        """What waited for a stream goes out on this one. Another one may be left for it."""
         self._streams[stream.router_id] = stream
+        asked = {each.router_id: each for each in self._asked_streams()}
+        if len(asked) > self._settings.routers:
+            left = asked[worst(self._frontend_id, self._routers, asked)]
+            self._leaving[left] = None
+            self._tasks.create_task(self._leave(left), name=f"router-leave-{left.router_id}")
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
                 self._have_adopted(ask_id, placed, stream)
@@ -377,18 +438,18 @@ class GrpcRouterLink:
         stream.report(ask_id, Report(kind=kind, elapsed_s=elapsed_s or 0.0, reservation_id=placed.reservation_id))
 
     def _any_stream(self) -> RouterStream | None:
-        return next(iter(self._streams.values()), None)
+        return next(iter(self._asked_streams()), None)
 
     # Asks and reports
 
     def _stream_for(self, ask: Ask) -> RouterStream | None:
         """Those of a session to the same router from every frontend, others in turns."""
-        if not self._streams:
+        streams = self._asked_streams()
+        if not streams:
             return None
         if ask.session_id:
-            return max(self._streams.values(), key=lambda stream: _rank(ask.session_id, stream.router_id))
+            return max(streams, key=lambda stream: rank(ask.session_id, stream.router_id))
         self._turns += 1
-        streams = list(self._streams.values())
         return streams[self._turns % len(streams)]
 
     def _send_ask(self, ask_id: int, pending: _Pending) -> None:
@@ -396,8 +457,9 @@ class GrpcRouterLink:
         if stream is None or pending.answer.done():
             return
         ask = pending.ask
-        if ask.timeout_s is not None:
-            ask = replace(ask, timeout_s=max(0.001, ask.timeout_s - (self._clock.now() - pending.began_s)))
+        waited_s = self._clock.now() - pending.began_s
+        if ask.timeout_s is not None and waited_s >= TOLD_TIME_S:
+            ask = replace(ask, timeout_s=max(TOLD_TIME_S, ask.timeout_s - waited_s))
         pending.stream, pending.queued_s = stream, None
         stream.ask(ask_id, ask)
 
@@ -474,8 +536,3 @@ def _renewed(event: asyncio.Event) -> asyncio.Event:
     """Wakes whoever waits for the event; the next one."""
     event.set()
     return asyncio.Event()
-
-
-def _rank(session_id: str, router_id: str) -> tuple[int, str]:
-    """The router of a session is the one with the largest: when one comes or goes, only its own sessions move."""
-    return zlib.crc32(f"{session_id}\0{router_id}".encode()), router_id

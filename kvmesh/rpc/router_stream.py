@@ -10,7 +10,7 @@ from grpc.aio import EOF, AioRpcError
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.core import Ask, ReportKind
 from kvmesh.errors import MeshError, UnavailableError
-from kvmesh.rpc.codec.router import REPORTS_MAX, TAKES_BATCHES, Report, to_ask, to_report
+from kvmesh.rpc.codec.router import REPORTS_MAX, TAKES_BATCHES, Report, fill_ask, fill_report, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
 
 URGENT = frozenset({ReportKind.FAILED, ReportKind.CANCELLED})
@@ -46,6 +46,7 @@ class RouterStream:
         self.is_up = False
         self.messages_sent = 0
         self._call = call
+        self._is_writing = False
         self._pace = pace
         self._takes_batches = False
         hello = pb.Hello(frontend_id=frontend_id, takes_batches=True)
@@ -62,6 +63,11 @@ class RouterStream:
     def __len__(self) -> int:
         """Asks and reports that wait to be written."""
         return len(self._asks) + len(self._reports)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """True until gRPC has everything that was said."""
+        return self._is_writing or bool(self._asks or self._reports)
 
     def ask(self, ask_id: int, ask: Ask) -> None:
         """Asks."""
@@ -141,9 +147,11 @@ class RouterStream:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
+                self._is_writing = True
                 for message in self._take():
                     self.messages_sent += 1
                     await self._call.write(message)
+                self._is_writing = False
         except (AioRpcError, asyncio.InvalidStateError):
             return  # The reader sees the same end and tells everybody.
 
@@ -167,13 +175,14 @@ class RouterStream:
         while reports or asks:
             message = pb.RouteRequest()
             batch = message.batch
-            batch.reports.extend(to_report(*each) for each in reports[:REPORTS_MAX])
+            for ask_id, report in reports[:REPORTS_MAX]:
+                fill_report(batch.reports.add(), ask_id, report)
             taken, hashes = 0, 0
             for ask_id, ask in asks[: self._pace.asks_max]:
                 hashes += len(ask.block_hashes)
                 if taken and hashes > HASHES_MAX:
                     break
-                batch.asks.append(to_ask(ask_id, ask))
+                fill_ask(batch.asks.add(), ask_id, ask)
                 taken += 1
             reports, asks = reports[REPORTS_MAX:], asks[taken:]
             yield message

@@ -169,16 +169,17 @@ class RouterCore:
         self.book.frontend_left(frontend_id, ends_at=now + self._core_limits.reservation_grace_s)
 
     def told(self, reservation: Reservation, *, now: float) -> None:
-        """Counts what a peer placed, and takes from it what affinity and approximate indexes learn from own placements."""
+        """Counts what a peer placed, and takes from it what affinity and beliefs learn from own placements."""
         self.book.add(reservation)
         if reservation.session_id:
             self._placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now)
         if reservation.block_hashes:
-            computing = reservation.prefill or reservation.decode
-            for target in (reservation.prefill, reservation.decode):
-                if target is not None and (feed := target.worker.feed) is not None:
-                    is_computing = target is computing
-                    feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+            self._believe_told(reservation, now)
+
+    def told_settled(self, reservation: Reservation) -> None:
+        """A peer says that what it placed is over."""
+        self.book.settle(reservation)
+        self._end_predictions(reservation)
 
     @property
     def limits(self) -> CoreLimits:
@@ -285,6 +286,7 @@ class RouterCore:
             block_hashes[-1] if block_hashes else None,
             ask.session_id,
             block_hashes if _tells_nothing(decode, ask) or _tells_nothing(prefill, ask) else (),
+            block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
         )
         self.book.add(reservation)
         self.health.placed(reservation, ask, now, self._holders_of)
@@ -304,6 +306,17 @@ class RouterCore:
             return
         if is_computing or not feed.tells_events:
             feed.placed(target.rank, ask.block_hashes, now=now, is_computing=is_computing)
+
+    def _believe_told(self, reservation: Reservation, now: float) -> None:
+        computing = None if reservation.is_prefilled else reservation.computing
+        is_silent = False
+        for target in (reservation.prefill, reservation.decode):
+            if target is not None and (feed := target.worker.feed) is not None:
+                is_computing = target is computing
+                feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+                is_silent = is_silent or not feed.tells_events
+        if not is_silent:
+            reservation.block_hashes = ()
 
     def _end_predictions(self, reservation: Reservation) -> None:
         last = reservation.last_block_hash

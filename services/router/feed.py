@@ -109,7 +109,7 @@ class KvFeed:
     def settled(self, rank: int, last_block_hash: int) -> None:
         """A prompt that was placed there came to its end: what no event told of by now is not going to come."""
         if self.tells_events:
-            self._index.predicted.stored(self.bits[rank], (last_block_hash,))
+            self._index.predicted.ended(self.bits[rank], last_block_hash)
 
     def drop(self) -> None:
         """Forgets everything; the feed is not used again."""

@@ -175,6 +175,8 @@ def _transfers(group: Group, decode: int, moved: float, lines: Lines) -> Floats:
     base_s, s_per_byte = lines[group.rest]
     times = np.full(group.prefills.stop - group.prefills.start, base_s + moved * s_per_byte)
     for distance, near in reversed(group.near):
-        base_s, s_per_byte = lines[distance]
-        times[near.of_prefill == near.of_decode[decode]] = base_s + moved * s_per_byte
+        segment = near.prefills_of(decode)
+        if segment is not None:
+            base_s, s_per_byte = lines[distance]
+            times[segment] = base_s + moved * s_per_byte
     return times

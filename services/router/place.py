@@ -9,7 +9,7 @@
 5. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -91,8 +91,8 @@ class Placer:
         if not pool.groups:
             return self._alone(ask, pool, held, now, "no_prefill_pool")
         may_be_alone = not ask.pinned_prefill_worker_id
-        if may_be_alone and (reason := self._has_little_to_do(ask, decode_most)):
-            choice = self._near_alone(ask, pool, held, now, reason)
+        if may_be_alone and ask.prompt_tokens - decode_most <= self._limits.local_prefill_tokens_max:
+            choice = self._near_alone(ask, pool, held, now)
             if choice is not None:
                 return choice
         try:
@@ -123,8 +123,7 @@ class Placer:
             weighed: Callable[[], Sequence[WeighedLeg]] = lambda: (left, right)  # noqa: E731
         else:
             known = self.sessions.get(ask.session_id, now) if ask.session_id else None
-            line = lines[sheet.group.rest]
-            pair = sheet.best(ask, now, held, line, self._sweeping, self._selector, known)
+            pair = sheet.best(ask, now, held, lines, self._sweeping, self._selector, known)
             if pair is None:
                 raise self._full(ask)
             weighed = pair.legs
@@ -199,18 +198,12 @@ class Placer:
         """Whether something counts that sheets know nothing of."""
         return bool(ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs)
 
-    def _has_little_to_do(self, ask: Ask, held_most: float) -> str:
-        """Why no other worker is worth asking; empty: it may be. `held_most`: tokens that some decode candidate has."""
-        most = self._limits.local_prefill_tokens_max
-        if ask.prompt_tokens - held_most > most:
-            return ""
-        return "short_prompt" if ask.prompt_tokens <= most else "local_prefill"
-
-    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float, reason: str) -> Choice | None:
-        """On a decode worker that lacks little. None: those that do are full."""
-        lacking = None
+    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
+        """On a decode worker that lacks so little that no other is worth asking. None: those that do are full."""
+        lacking, most = None, self._limits.local_prefill_tokens_max
+        reason = "short_prompt" if ask.prompt_tokens <= most else "local_prefill"
         if held is not None:
-            lacking = ask.prompt_tokens - held[pool.split :] > self._limits.local_prefill_tokens_max
+            lacking = ask.prompt_tokens - held[pool.split :] > most
         try:
             return self._alone(ask, pool, held, now, reason, lacking)
         except OverloadedError:
@@ -270,8 +263,8 @@ class Placer:
         )
 
     def _narrowed(self, pool: Pool, ask: Ask) -> Pool:
-        prefills = self._allowed(pool.prefills, ask.excluded_worker_ids, ask.pinned_prefill_worker_id)
-        decodes = self._allowed(pool.decodes, ask.excluded_worker_ids, ask.pinned_decode_worker_id)
+        prefills = self._allowed(pool.prefills, ask, "pinned_prefill_worker_id")
+        decodes = self._allowed(pool.decodes, ask, "pinned_decode_worker_id")
         if not decodes or (ask.pinned_prefill_worker_id and not prefills):
             raise UnavailableError(
                 "no worker that the request allows takes requests",
@@ -283,9 +276,10 @@ class Placer:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
         return narrowed
 
-    def _allowed(self, side: Side, excluded: Iterable[str], pinned: str) -> Sequence[Target]:
+    def _allowed(self, side: Side, ask: Ask, field: str) -> Sequence[Target]:
+        excluded, pinned = ask.excluded_worker_ids, getattr(ask, field)
         if pinned and pinned not in self._fleet.workers:
-            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found")
+            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found", field=field)
         return [
             target
             for target in side.targets

@@ -96,8 +96,8 @@ class Pool:
         self.removed = removed
         self.split = len(self.prefills.targets)
         self.sheet: Sheet | None = None
-        """For pools in which every pair can exchange KV and is equally far."""
-        if len(self.groups) == 1 and self.groups[0].is_whole and not self.groups[0].near:
+        """For pools in which every pair can exchange KV."""
+        if len(self.groups) == 1 and self.groups[0].is_whole:
             self.sheet = Sheet(self.groups[0], self.prefills.targets, self.decodes.targets, board)
         sizes = [target.block_size_tokens for target in self._targets()]
         self._block_sizes: int | Positions = sizes[0] if len(set(sizes)) == 1 else np.array(sizes, dtype=np.intp)

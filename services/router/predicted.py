@@ -167,6 +167,12 @@ class PredictedIndex:
             for last in records.keys() & set(block_hashes):
                 self._forget(records[last])
 
+    def ended(self, bit: int, last: int) -> None:
+        """The same of one block."""
+        records = self._records.get(bit)
+        if records is not None and (placed := records.get(last)) is not None:
+            self._forget(placed)
+
     def expire(self, now: float) -> None:
         """Takes off placements whose time is over."""
         if now < self._ends_first:

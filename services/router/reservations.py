@@ -42,10 +42,12 @@ class Reservation:
     expected_ttft_s: float | None = None
     """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
     last_block_hash: int | None = None
-    """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it."""
+    """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it and did not tell its blocks."""
     session_id: str = ""
     block_hashes: Sequence[int] = ()
     """What its workers are believed to hold after it; only where they do not tell it themselves."""
+    predicted_hashes: Sequence[int] = ()
+    """What peers hear of from the worker itself once the prompt is computed, and not before. Then it is forgotten."""
     is_orphaned: bool = False
     is_prefilled: bool = False
     is_told: bool = False
@@ -208,6 +210,7 @@ class Book:
 
     def _computed(self, reservation: Reservation, now: float | None) -> None:
         reservation.is_prefilled = True
+        reservation.predicted_hashes = ()
         computing = reservation.prefill or reservation.decode
         computing.computed(reservation.uncached_tokens, reservation.prefill_s, now)
         if reservation.prefill is not None:

@@ -2,8 +2,9 @@
 
 Both legs have the same form, so half as many array operations do: the larger of a time that passes and one that does not, plus a
 rate times the tokens lacking, plus a batch's part. For prefill the first is the queue with the base, the rate that of computing.
-For decode the first is the wait for a slot, the rate that of the transfer, which is the same for all since only pools in which
-every pair is equally far have a sheet. A property test holds this equal to `KvPolicy` and `pairing.best_pair`.
+For decode the first is the wait for a slot, the rate that of the transfer from the farthest; what a nearer one saves is laid over
+it where some pairs are nearer. Only pools in which every pair can exchange KV have a sheet. A property test holds this equal to
+`KvPolicy` and `pairing.best_pair`.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from services.router.board import (
     Positions,
 )
 from services.router.links import Distance
-from services.router.pairing import INFINITE, Selector
+from services.router.pairing import INFINITE, Lines, Selector
 from services.router.policies import Candidates, LegKind
 from services.router.policies.kv import KvPolicy
 from services.router.target import Target
@@ -59,16 +60,12 @@ class Swept:
     cost: float
     transfer_s: float
     transfer_bytes: float
+    distance: Distance
 
     @property
     def group(self) -> Group:
         """All candidates."""
         return self.sheet.group
-
-    @property
-    def distance(self) -> Distance:
-        """That of every pair."""
-        return self.sheet.group.rest
 
     def legs(self) -> Sequence[WeighedLeg]:
         """The two legs as they would have been weighed one by one, for explanations."""
@@ -102,6 +99,7 @@ class Sheet:
         "_by_target",
         "_costs",
         "_factors",
+        "_first_terms",
         "_firsts",
         "_lookup",
         "_now",
@@ -125,6 +123,7 @@ class Sheet:
         self._costs: Floats = np.zeros(self._lookup.shape[1])
         self._firsts, self._seconds = self._costs[: self.split], self._costs[self.split :]
         self._terms: Floats = np.zeros(self._lookup.shape[1])
+        self._first_terms = self._terms[: self.split]
         self._factors: Floats = np.zeros(3)
         self._now: Floats = np.zeros(())
 
@@ -133,34 +132,48 @@ class Sheet:
         ask: Ask,
         now: float,
         held: Floats | None,
-        line: tuple[float, float],
+        lines: Lines,
         policy: KvPolicy,
         selector: Selector,
         session: tuple[Target | None, Target] | None,
     ) -> Swept | None:
         """The cheapest pair, as `pairing.best_pair` finds it; None when all are full.
 
-        `line` as `Links.lines` has it for the distance of the pairs. Everybody costs more than the session's pair, on a side on
-        which its target is.
+        `lines` as `Links` has them. Everybody costs more than the session's pair, on a side on which its target is.
         """
-        kv_bytes, (base_s, s_per_byte) = self.group.kv_bytes_per_token, line
+        group, tokens = self.group, ask.prompt_tokens
+        kv_bytes, distance = group.kv_bytes_per_token, group.rest
+        base_s, s_per_byte = lines[distance]
         cells = self._sweep(ask, now, held, kv_bytes * s_per_byte, policy.delayed(ask))
         preferred: Places = (None, None) if session is None else self._prefer(session, policy.preference)
-        firsts, seconds = self._firsts, self._seconds
-        prefill, decode = int(firsts.argmin()), int(seconds.argmin())
-        least_first, least_second = firsts.item(prefill), seconds.item(decode)
-        least = least_first + least_second
+        firsts = self._firsts
+        prefill = int(firsts.argmin())
+        least_first = firsts.item(prefill)
+        if least_first == INFINITE:
+            return None
+        common_s = least_first + base_s
+        wholes = self._seconds if not group.near else self._with_near(common_s, tokens, held, lines)
+        decode = int(wholes.argmin())
+        least = wholes.item(decode)
         if least == INFINITE:
             return None
-        margin = selector.tie_ratio * (least + base_s)
-        decode = selector.near(seconds, decode, least_second, margin, held, self.decodes, self.split)
+        margin = selector.tie_ratio * (least + common_s)
+        decode = selector.near(wholes, decode, least, margin, held, self.decodes, self.split)
+        margin = selector.tie_ratio * (wholes.item(decode) + common_s)
+        moved = (tokens if held is None else tokens - held.item(self.split + decode)) * kv_bytes
+        far_s = moved * s_per_byte
+        if group.near:
+            firsts = self._with_transfers(decode, base_s + far_s, moved, lines)
+            prefill = int(firsts.argmin())
+            least_first = firsts.item(prefill)
         prefill = selector.near(firsts, prefill, least_first, margin, held, self.prefills)
-        lacking = ask.prompt_tokens if held is None else ask.prompt_tokens - held.item(self.split + decode)
-        moved = lacking * kv_bytes
-        cost = firsts.item(prefill) + seconds.item(decode) + base_s
-        return Swept(
-            self, policy, ask, now, held, cells, preferred, prefill, decode, cost, base_s + moved * s_per_byte, moved
-        )
+        transfer_s = base_s + far_s
+        if group.near:
+            distance = group.distance(prefill, decode)
+            base_s, s_per_byte = lines[distance]
+            transfer_s = base_s + moved * s_per_byte
+        cost = self._costs.item(prefill) + (self._costs.item(self.split + decode) - far_s) + transfer_s
+        return Swept(self, policy, ask, now, held, cells, preferred, prefill, decode, cost, transfer_s, moved, distance)
 
     def _sweep(
         self, ask: Ask, now: float, held: Floats | None, transfer_s_per_token: float, delayed: tuple[float, float]
@@ -182,6 +195,32 @@ class Sheet:
             np.multiply(rates, held, terms)
             np.subtract(costs, terms, costs)
         return cells
+
+    def _with_near(self, common_s: float, tokens: int, held: Floats | None, lines: Lines) -> Floats:
+        """The lowest cost of each decode candidate, less what is common, now that prefill candidates may be nearer than the rest."""
+        group, seconds = self.group, self._seconds
+        kv_bytes, s_per_byte = group.kv_bytes_per_token, lines[group.rest][1]
+        lacking: Floats | int = tokens if held is None else tokens - held[self.split :]
+        wholes = seconds
+        for distance, near in group.near:
+            near_base_s, near_s_per_byte = lines[distance]
+            saved = lacking * ((near_s_per_byte - s_per_byte) * kv_bytes) + (near_base_s - common_s)
+            costs = near.lowest(self._firsts)
+            costs += saved
+            costs += seconds
+            wholes = np.minimum(wholes, costs, costs)
+        return wholes
+
+    def _with_transfers(self, decode: int, far_s: float, moved: float, lines: Lines) -> Floats:
+        """The costs of the prefill candidates with their transfers to one decode candidate."""
+        firsts, costs = self._firsts, self._first_terms
+        np.add(firsts, far_s, costs)
+        for distance, near in reversed(self.group.near):
+            segment = near.prefills_of(decode)
+            if segment is not None:
+                base_s, s_per_byte = lines[distance]
+                np.add(firsts[segment], base_s + moved * s_per_byte, costs[segment])
+        return costs
 
     def _prefer(self, session: tuple[Target | None, Target], preference_s: float) -> Places:
         preferred = self._places(session)

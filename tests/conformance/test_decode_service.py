@@ -72,7 +72,7 @@ class Sink:
     finishes: list[LegFinish] = field(default_factory=list)
     then: Callable[[], None] = lambda: None
 
-    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
         assert not self.finishes
         self.tokens += token_ids
 

@@ -1,6 +1,7 @@
 """The frontend's link over two routers that do what the test says: who is asked, what is told to whom, and in how many messages."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from random import Random
 
@@ -12,6 +13,7 @@ from kvmesh.discovery.base import ROUTER, Health, Instance, View
 from kvmesh.errors import LostError
 from kvmesh.rpc.codec.router import TAKES_BATCHES, said_in, to_placement
 from kvmesh.rpc.memory import MemoryNetwork
+from kvmesh.rpc.router_choice import best
 from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
 from kvmesh.rpc.router_stream import HASHES_MAX
 from tests.unit.router_fleets import ask
@@ -63,24 +65,39 @@ class ToldRouter(router_pb2_grpc.RouterServiceServicer):
 
 
 class Listed:
-    """A registry of routers, all well."""
+    """A registry of routers, all well; `list` says which."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.changed = asyncio.Event()
+
+    def list(self, *names: str) -> None:
+        self.names = names
+        self.changed.set()
 
     async def watch(self, service: str) -> AsyncIterator[View]:
         assert service == ROUTER
-        well = {"meta": {}, "tags": (), "health": Health.PASSING, "is_draining": False}
-        instances = [Instance(service=ROUTER, instance_id=name, host=name, port=1, **well) for name in ("a", "b")]
-        yield View(service=service, index=1, instances=instances)
-        await asyncio.Event().wait()
+        while True:
+            yield View(service=service, index=1, instances=[listed(name) for name in self.names])
+            await self.changed.wait()
+            self.changed.clear()
+
+
+def listed(name: str, health: Health = Health.PASSING) -> Instance:
+    return Instance(
+        service=ROUTER, instance_id=name, host=name, port=1, meta={}, tags=(), health=health, is_draining=False
+    )
 
 
 class Stage:
-    def __init__(self, *, takes_batches: bool = True, **settings) -> None:
+    def __init__(self, *, takes_batches: bool = True, frontend_id: str = "f", **settings) -> None:
+        self.registry = Listed("a", "b")
         self.network = MemoryNetwork(latency_s=lambda: LATENCY_S)
-        self.routers = {name: ToldRouter(name, takes_batches=takes_batches) for name in ("a", "b")}
+        self.routers = {name: ToldRouter(name, takes_batches=takes_batches) for name in "abcd"}
         self.link = GrpcRouterLink(
-            Listed(),
+            self.registry,
             self.network.pool(),
-            frontend_id="f",
+            frontend_id=frontend_id,
             clock=SystemClock(),
             generator=Random(1),
             settings=RouterLinkSettings(**settings),
@@ -102,6 +119,10 @@ class Stage:
         router_pb2_grpc.add_RouterServiceServicer_to_server(self.routers[name], server)
         await server.start()
 
+    @property
+    def used(self) -> dict[str, ToldRouter]:
+        return {name: self.routers[name] for name in self.registry.names}
+
     async def place(self, name: str, **options) -> int:
         return (await self.link.place(ask(name, [1], **options), timeout_s=10)).ask_id
 
@@ -121,13 +142,13 @@ def test_asks_are_spread_and_sessions_stay() -> None:
         async with Stage() as stage, Stage() as other:
             for number in range(10):
                 await stage.place(f"r{number}")
-            assert {len(router.asked) for router in stage.routers.values()} == {5}
+            assert {len(router.asked) for router in stage.used.values()} == {5}
             for session in map(str, range(20)):
                 places = set()
                 for each in (stage, other, stage):
                     places.add(each.maker(await each.place("s", session_id=session)))
                 assert len(places) == 1
-            assert all(len(router.asked) > 10 for router in stage.routers.values())
+            assert all(len(router.asked) > 10 for router in stage.used.values())
 
     run_virtual(story())
 
@@ -138,12 +159,12 @@ def test_reports_are_bundled_within_the_delay_and_keep_their_times() -> None:
     async def story() -> None:
         async with Stage() as stage:
             asks = [await stage.place(f"r{number}") for number in range(10)]
-            before = {name: router.messages for name, router in stage.routers.items()}
+            before = {name: router.messages for name, router in stage.used.items()}
             for number, ask_id in enumerate(asks):
                 stage.link.report_nowait(ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.5 + number)
                 await asyncio.sleep(0.0005)
             await asyncio.sleep(0.02)
-            for name, router in stage.routers.items():
+            for name, router in stage.used.items():
                 assert router.bundles == [5]
                 assert router.messages == before[name] + 1
                 assert [each.elapsed.seconds for each in router.reports] == [
@@ -354,3 +375,104 @@ def test_a_cancelled_ask_is_withdrawn() -> None:
             assert not stage.link._in_flight and not stage.link._pending
 
     run_virtual(story())
+
+
+# Which routers
+
+
+def preferred(frontend_id: str, names: str, count: int = 2) -> set[str]:
+    return {each.instance_id for each in best(frontend_id, map(listed, names), count)}
+
+
+def test_a_new_router_is_taken_up_at_once_where_a_stream_is_missing() -> None:
+    """A frontend with less streams than it may have does not wait for one to break."""
+
+    async def story() -> None:
+        async with Stage(routers=3) as stage:
+            assert set(stage.link.router_ids) == {"a", "b"}
+            stage.registry.list("a", "b", "c")
+            await asyncio.sleep(5 * LATENCY_S)
+            assert set(stage.link.router_ids) == {"a", "b", "c"}
+
+    run_virtual(story())
+
+
+def test_streams_move_to_routers_that_join() -> None:
+    """Each frontend ends at those it ranks highest, one move at a time, and no request fails, moves or is adopted meanwhile."""
+
+    async def story(frontend_id: str) -> int:
+        async with Stage(frontend_id=frontend_id, move_pause_s=1.0) as stage:
+            assert set(stage.link.router_ids) == {"a", "b"}
+            stage.registry.list("a", "b", "c", "d")
+            most, left = 2, []
+            for number in range(1000):
+                ask_id = await stage.place(f"r{number}")
+                left.append(ask_id)
+                if len(left) > 50:
+                    stage.link.report_nowait(left.pop(0), ReportKind.FINISHED, elapsed_s=0.5)
+                await asyncio.sleep(0.01)
+                most = max(most, len(stage.link.router_ids))
+            wanted = preferred(frontend_id, "abcd")
+            assert set(stage.link.router_ids) == wanted
+            assert most == (2 if wanted == {"a", "b"} else 3)
+            assert stage.link.streams_broken == stage.link.reports_dropped == 0
+            assert sum(len(router.asked) for router in stage.routers.values()) == 1000
+            for router in stage.routers.values():
+                assert all(reservation_id == "" for _, _, reservation_id in router.heard())
+            return len(wanted - {"a", "b"})
+
+    moves = {run_virtual(story(f"frontend-{number}")) for number in range(8)}
+    assert moves == {0, 1, 2}
+
+
+def test_a_stream_is_left_in_time_whatever_goes_on_there() -> None:
+    """A request that goes on for longer than `leave_s` is adopted, and an ask without an answer is asked again."""
+
+    async def story() -> None:
+        async with Stage(routers=1, frontend_id=FOLLOWS_C, move_pause_s=0.1, leave_s=0.5) as stage:
+            [old] = stage.link.router_ids
+            ask_id = await stage.place("r1")
+            stage.routers[old].answers = False
+            asking = asyncio.create_task(stage.place("r2"))
+            await asyncio.sleep(0.01)
+            stage.registry.list("a", "b", "c")
+            await asyncio.sleep(0.3)
+            assert set(stage.link.router_ids) == {old, "c"} and not asking.done()
+            await stage.place("r3")
+            assert stage.routers["c"].asked == ["r3"]
+            await asyncio.sleep(0.6)
+            assert stage.link.router_ids == ("c",)
+            await asking
+            assert stage.routers["c"].asked == ["r3", "r2"]
+            assert (ask_id, "PROGRESS", f"{old}-{ask_id}") in stage.routers["c"].heard()
+
+    run_virtual(story())
+
+
+def test_a_router_that_cannot_be_reached_costs_no_stream() -> None:
+    """It is listed as well and preferred, but nobody hears there: the streams stay where they are."""
+
+    async def story() -> None:
+        async with Stage(frontend_id=FOLLOWS_C, move_pause_s=0.1, answer_timeout_s=0.5, leave_s=0.5) as stage:
+            stage.network.partition("c:1")
+            stage.registry.list("a", "b", "c")
+            for number in range(200):
+                await stage.place(f"r{number}")
+                await asyncio.sleep(0.02)
+                assert set(stage.link.router_ids) == {"a", "b"}
+            stage.network.heal("c:1")
+            await asyncio.sleep(2.0)
+            assert set(stage.link.router_ids) == preferred(FOLLOWS_C, "abc")
+
+    run_virtual(story())
+
+
+def test_every_router_gets_its_share_of_the_frontends() -> None:
+    """Two streams of each of 2 000 frontends over five routers with similar names: 800 each, give or take what chance does."""
+    counts = Counter(name for n in range(2000) for name in preferred(f"frontend-{n}", "abcde"))
+    assert set(counts) == set("abcde")
+    assert all(700 < count < 900 for count in counts.values())
+
+
+FOLLOWS_C = next(name for name in map(str, range(100)) if preferred(name, "abc", 1) == {"c"})
+"""A frontend that likes router c best."""

@@ -1,5 +1,7 @@
 """Asks, placements, reports, and what routers tell of their workers."""
 
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -153,29 +155,56 @@ class Explanation:
 
 def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
     """The wire form."""
-    return pb.Ask(
-        ask_id=ask_id,
-        request_id=ask.request_id,
-        model=ask.model,
-        prompt_tokens=ask.prompt_tokens,
-        expected_output_tokens=ask.expected_output_tokens,
-        block_hashes=ask.block_hashes,
-        block_size_tokens=ask.block_size_tokens,
-        adapter=ask.adapter,
-        tenant=ask.tenant,
-        priority=ask.priority,
-        timeout=to_duration(ask.timeout_s) if ask.timeout_s is not None else None,
-        session_id=ask.session_id,
-        choices=ask.choices,
-        required_features=ask.required_features,
-        required_labels=ask.required_labels,
-        preferred_labels=ask.preferred_labels,
-        excluded_worker_ids=ask.excluded_worker_ids,
-        pinned_prefill_worker_id=ask.pinned_prefill_worker_id,
-        pinned_decode_worker_id=ask.pinned_decode_worker_id,
-        attempt=ask.attempt,
-        traceparent=ask.traceparent,
-    )
+    message = pb.Ask()
+    fill_ask(message, ask_id, ask)
+    return message
+
+
+def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
+    """Writes the wire form into a message's field. What an ordinary ask leaves out is not written: this runs once per request."""
+    message.ask_id = ask_id
+    message.request_id = ask.request_id
+    message.model = ask.model
+    message.prompt_tokens = ask.prompt_tokens
+    message.expected_output_tokens = ask.expected_output_tokens
+    message.block_size_tokens = ask.block_size_tokens
+    message.choices = ask.choices
+    if ask.block_hashes:
+        message.MergeFromString(_packed_hashes(ask.block_hashes))
+    if ask.timeout_s is not None:
+        fill_duration(message.timeout, ask.timeout_s)
+    for name in _SELDOM_ASKED:
+        if value := getattr(ask, name):
+            setattr(message, name, value)
+    for name in _LISTS_ASKED:
+        if values := getattr(ask, name):
+            getattr(message, name).extend(values)
+    if ask.required_labels:
+        message.required_labels.update(ask.required_labels)
+    if ask.preferred_labels:
+        message.preferred_labels.update(ask.preferred_labels)
+
+
+_SELDOM_ASKED = (
+    *("adapter", "tenant", "priority", "session_id", "attempt", "traceparent"),
+    *("pinned_prefill_worker_id", "pinned_decode_worker_id"),
+)
+_LISTS_ASKED = ("required_features", "excluded_worker_ids")
+_HASHES_TAG = bytes([pb.Ask.DESCRIPTOR.fields_by_name["block_hashes"].number << 3 | 2])
+
+
+def _packed_hashes(hashes: Sequence[int]) -> bytes:
+    """The field as it is on the wire: number by number would take twice as long, and most of a long prompt's ask."""
+    words = array("Q", hashes)
+    if sys.byteorder == "big":
+        words.byteswap()
+    data = words.tobytes()
+    head, length = bytearray(_HASHES_TAG), len(data)
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + data
 
 
 def from_ask(message: pb.Ask) -> Ask:
@@ -265,16 +294,25 @@ def from_placement(message: pb.Placement) -> Placement:
 
 def to_report(ask_id: int, report: Report) -> pb.Report:
     """The wire form."""
-    return pb.Report(
-        ask_id=ask_id,
-        kind=REPORT_KIND_NUMBERS[report.kind],
-        elapsed=to_duration(max(0.0, report.elapsed_s)),
-        cached_tokens=report.cached_tokens,
-        output_tokens=report.output_tokens,
-        error=_optional_detail(report.error),
-        failed_worker_id=report.failed_worker_id,
-        reservation_id=report.reservation_id,
-    )
+    message = pb.Report()
+    fill_report(message, ask_id, report)
+    return message
+
+
+def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
+    """Writes the wire form into a message's field."""
+    message.ask_id = ask_id
+    message.kind = REPORT_KIND_NUMBERS[report.kind]
+    fill_duration(message.elapsed, max(0.0, report.elapsed_s))
+    message.output_tokens = report.output_tokens
+    if report.cached_tokens is not None:
+        message.cached_tokens = report.cached_tokens
+    if report.error is not None:
+        message.error.CopyFrom(to_detail(report.error))
+    if report.failed_worker_id:
+        message.failed_worker_id = report.failed_worker_id
+    if report.reservation_id:
+        message.reservation_id = report.reservation_id
 
 
 def from_report(message: pb.Report) -> Report:
