@@ -98,7 +98,8 @@ def by_holder(depths: Sequence[int], sets: Sequence[int], size: int, width: int)
     # One row of zeros and ones per set; their product with the depths is several times faster than going set by set.
     packed = b"".join([holders.to_bytes(width, "little") for holders in sets])
     rows = _DIGITS.take(np.frombuffer(packed, np.uint8), 0).reshape(len(sets), width * 8)
-    summed: Floats = np.dot(np.array([float(depth * size) for depth in depths]), rows)
+    summed: Floats = np.array(depths, np.float64).dot(rows)
+    summed *= size
     return summed
 
 
