@@ -52,6 +52,10 @@ class Overlap:
         self._credits = (settings.peer_credit, settings.host_credit, settings.disk_credit, settings.object_credit)
         self._remembered: dict[tuple[int, int, int, Prefixes, Prefixes, Sequence[Prefixes]], Held] = {}
 
+    def forget(self) -> None:
+        """What lookups come to is worked out anew."""
+        self._remembered.clear()
+
     def held_tokens(self, ask: Ask) -> Held | None:
         """Not to be written to. None: nobody holds any."""
         hashes = ask.block_hashes
