@@ -59,10 +59,11 @@ class Stepper:
         token = (50,)
         while True:
             await asyncio.sleep(self.step_s)
+            came_s = asyncio.get_running_loop().time()
             for sink, left in list(self.legs.items()):
                 if sink not in self.legs:
                     continue
-                sink.on_tokens(token, None)
+                sink.on_tokens(token, None, came_s)
                 self.tokens += 1
                 if left == 1:
                     del self.legs[sink]

@@ -30,7 +30,7 @@ class _Sink:
     def __init__(self, load: "_Load") -> None:
         self._load = load
 
-    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
         self._load.tokens += len(token_ids)
 
     def on_finish(self, finish: LegFinish) -> None:

@@ -227,7 +227,7 @@ class FakeMesh:
                 await asyncio.sleep(10_000)
             step = tokens[sent : min(limit, sent + self.tokens_per_step)]
             if step:
-                sink.on_tokens(step, self._logprobs(generation, step))
+                sink.on_tokens(step, self._logprobs(generation, step), asyncio.get_running_loop().time())
                 sent += len(step)
             if sent >= min(len(tokens), limit):
                 return FinishReason.LENGTH if sent == limit and step[-1:] != [2] else FinishReason.STOP

@@ -44,10 +44,16 @@ class UpSettings:
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
-    policy: str = setting("kv", "how requests are placed", choices=("kv", "round_robin", "least_loaded", "random"))
+    policy: str = setting(
+        "kv", "how requests are placed: a policy of the router or of a package beside it (docs/routing-cost.md)"
+    )
     engine_args: str = setting(
         "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"
     )
+    router_args: str = setting(
+        "", "more flags for every router, as one string: --router-args='--cost-temperature 0.01'"
+    )
+    frontend_args: str = setting("", "more flags for the frontend, as one string: --frontend-args=--http-allows-pins")
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
     run_dir: str = setting("run", "directory of the services' logs")
     ready_timeout_s: float = setting(300.0, "longest wait until the mesh can answer", min=1.0)
@@ -154,6 +160,8 @@ class Mesh:
             log_level=settings.log_level,
             run_dir=Path(settings.run_dir).resolve(),
             engine_argv=tuple(shlex.split(settings.engine_args)),
+            router_argv=tuple(shlex.split(settings.router_args)),
+            frontend_argv=tuple(shlex.split(settings.frontend_args)),
             frontend_processes=settings.frontend_processes,
         )
 

@@ -80,8 +80,11 @@ class LegFinish:
 class LegSink(Protocol):
     """Receives one leg's tokens. All methods are called from the link's reader, once per step frame, and must not block."""
 
-    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        """New tokens in order; at least one. `logprobs` has one entry per token when asked for."""
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        """New tokens in order; at least one. `logprobs` has one entry per token when asked for.
+
+        `came_s`: when their frame came, by the link's clock; asking it once per token costs more than the token's text.
+        """
         ...
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:

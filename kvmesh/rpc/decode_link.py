@@ -27,9 +27,10 @@ from kvmesh.errors import (
 )
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish, LegSink
-from kvmesh.rpc.codec.legs import from_finish, to_submission
+from kvmesh.rpc.codec.legs import fill_submission, from_finish
 from kvmesh.rpc.codec.scalars import from_duration
 from kvmesh.rpc.codec.types import from_logprobs
+from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
 from kvmesh.rpc.status import from_rpc_error
 
 log = logging.getLogger(__name__)
@@ -50,16 +51,18 @@ class GrpcDecodeLink:
     slot is left.
     """
 
-    def __init__(self, worker: WorkerRef, call: Any, clock: Clock) -> None:
+    def __init__(self, worker: WorkerRef, call: Any, clock: Clock, *, pace_s: float = DEFAULT_PACE_S) -> None:
         self.worker = worker
         self._call = call
         self._clock = clock
         self._sinks: dict[int, LegSink] = {}
         self._free_slots: list[int] = []
         self._slots_made = 0
-        self._submissions: deque[pb.Submission] = deque()
+        self._requests: deque[pb.AttachRequest] = deque()
+        """Submissions that wait to be written, by the message in which they will be."""
+        self._request_bytes = 0
         self._cancels: dict[int, None] = {}
-        self._wakeup = asyncio.Event()
+        self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
         self._heard_at_s = clock.now()
         self._heartbeat_s = 1.0
         self._submissions_max = 0
@@ -93,7 +96,7 @@ class GrpcDecodeLink:
         name = self.worker.worker_id
         self._tasks = [
             asyncio.create_task(self._read(), name=f"decode-link-read-{name}"),
-            asyncio.create_task(self._write(), name=f"decode-link-write-{name}"),
+            asyncio.create_task(self._writes.run(), name=f"decode-link-write-{name}"),
             asyncio.create_task(self._watch(), name=f"decode-link-watch-{name}"),
         ]
 
@@ -120,45 +123,46 @@ class GrpcDecodeLink:
                 "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
             )
         slot = self._free_slots[-1] if self._free_slots else self._slots_made
-        submission = to_submission(slot, leg)
-        size = submission.ByteSize()
-        if size > SUBMISSION_BYTES_MAX:
-            # gRPC would end the stream, and every other request on it, for one that is too large.
-            raise InvalidRequestError(
-                f"the request has {size} bytes; at most {SUBMISSION_BYTES_MAX} can be sent", reason="message_too_large"
-            )
+        self._add_submission(slot, leg)
         if self._free_slots:
             self._free_slots.pop()
         self._slots_made = max(self._slots_made, slot + 1)
-        self._submissions.append(submission)
         self._sinks[slot] = sink
-        self._wakeup.set()
+        self._writes.wake()
 
         def cancel() -> None:
             if self._sinks.get(slot) is sink:
                 self._cancels[slot] = None
-                self._wakeup.set()
+                self._writes.wake()
 
         return cancel
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                await self._call.write(self._take_request())
-        except (AioRpcError, asyncio.InvalidStateError):
-            return  # The reader sees the same end and tells everybody.
+    def _add_submission(self, slot: int, leg: DecodeLeg) -> None:
+        """Into the message that is written next, or into one after it when that one is full."""
+        requests = self._requests
+        if (
+            not requests
+            or self._request_bytes >= MESSAGE_BYTES
+            or len(requests[-1].submissions) == SUBMISSIONS_PER_MESSAGE
+        ):
+            requests.append(pb.AttachRequest())
+            self._request_bytes = 0
+        submission = requests[-1].submissions.add()
+        fill_submission(submission, slot, leg)
+        size = submission.ByteSize()
+        if size > SUBMISSION_BYTES_MAX:
+            # gRPC would end the stream, and every other request on it, for one that is too large.
+            del requests[-1].submissions[-1]
+            raise InvalidRequestError(
+                f"the request has {size} bytes; at most {SUBMISSION_BYTES_MAX} can be sent", reason="message_too_large"
+            )
+        self._request_bytes += size
 
     def _take_request(self) -> pb.AttachRequest:
-        """What waits, as far as one message should hold it. Cancels go with the last submissions, never before their own."""
-        request, size = pb.AttachRequest(), 0
-        while self._submissions and len(request.submissions) < SUBMISSIONS_PER_MESSAGE and size < MESSAGE_BYTES:
-            submission = self._submissions.popleft()
-            size += submission.ByteSize()
-            request.submissions.append(submission)
-        if self._submissions:
-            self._wakeup.set()
+        """The next message. Cancels go with the last submissions, never before their own."""
+        request = self._requests.popleft() if self._requests else pb.AttachRequest()
+        if self._requests:
+            self._writes.wake()
         else:
             request.cancels.extend(self._cancels)
             self._cancels.clear()
@@ -193,19 +197,19 @@ class GrpcDecodeLink:
                 sink.on_finish(from_finish(message))
 
     def _on_tokens(self, frame: pb.StepFrame) -> None:
-        sinks = self._sinks
+        sinks, came_s = self._sinks, self._heard_at_s
         token_ids = list(frame.token_ids)
         if not frame.counts and not frame.logprobs:
             for slot, token_id in zip(frame.slots, token_ids, strict=True):
                 if (sink := sinks.get(slot)) is not None:
-                    sink.on_tokens((token_id,), None)
+                    sink.on_tokens((token_id,), None, came_s)
             return
         logprobs = {entry.slot: from_logprobs(entry.logprobs) for entry in frame.logprobs}
         counts = list(frame.counts) or [1] * len(frame.slots)
         start = 0
         for slot, count in zip(frame.slots, counts, strict=True):
             if (sink := sinks.get(slot)) is not None:
-                sink.on_tokens(token_ids[start : start + count], logprobs.get(slot))
+                sink.on_tokens(token_ids[start : start + count], logprobs.get(slot), came_s)
             start += count
         if start != len(token_ids):
             raise ValueError(f"{len(token_ids)} token ids for {start} places")
@@ -214,7 +218,7 @@ class GrpcDecodeLink:
         """Tells every sink that its worker is gone. A worker that went away took work with it, whatever the status says."""
         self.is_up = False
         self._call.cancel()
-        self._submissions.clear()
+        self._requests.clear()
         self._cancels.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
         sinks, self._sinks = self._sinks, {}
@@ -244,8 +248,9 @@ class GrpcDecodeLink:
 class GrpcDecodeLinks:
     """Implements `kvmesh.rpc.clients.DecodeLinks`: at most one standing link per worker and epoch."""
 
-    def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock) -> None:
+    def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S) -> None:
         self._channels = channels
+        self._pace_s = pace_s
         self._frontend_id = frontend_id
         self._clock = clock
         self._links: dict[str, GrpcDecodeLink] = {}
@@ -276,7 +281,7 @@ class GrpcDecodeLinks:
 
     async def _open(self, worker: WorkerRef, timeout_s: float) -> GrpcDecodeLink:
         stub = DecodeServiceStub(self._channels.channel(worker.address))
-        link = GrpcDecodeLink(worker, stub.Attach(), self._clock)
+        link = GrpcDecodeLink(worker, stub.Attach(), self._clock, pace_s=self._pace_s)
         await link.open(self._frontend_id, timeout_s)
         replaced = self._links.get(worker.address)
         self._links[worker.address] = link

@@ -15,8 +15,8 @@ from kvmesh.core import Generation, Rendezvous, WorkerRef
 from kvmesh.errors import LostError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import PrefillResult
-from kvmesh.rpc.codec.legs import from_prefill_response
-from kvmesh.rpc.codec.types import to_generation, to_rendezvous
+from kvmesh.rpc.codec.legs import fill_prefill_request, from_prefill_response
+from kvmesh.rpc.paced import DEFAULT_PACE_S
 from kvmesh.rpc.prefill_link import NoAttachError, PrefillLink
 from kvmesh.rpc.status import from_rpc_error
 
@@ -38,9 +38,11 @@ class GrpcPrefillClient:
         frontend_id: str = "frontend",
         probe_interval_s: float = 3.0,
         probe_timeout_s: float = 2.0,
+        pace_s: float = DEFAULT_PACE_S,
     ) -> None:
         self._channels = channels
         self._frontend_id = frontend_id
+        self._pace_s = pace_s
         self._links: dict[WorkerRef, PrefillLink] = {}
         self._plain: dict[WorkerRef, None] = {}
         self.probe_interval_s = probe_interval_s
@@ -60,17 +62,18 @@ class GrpcPrefillClient:
         reservation_id: str = "",
     ) -> PrefillResult:
         """Computes a prompt; see the protocol."""
-        request = pb.PrefillRequest(
-            request_id=request_id,
-            generation=to_generation(generation),
-            rendezvous=None if rendezvous is None else to_rendezvous(rendezvous),
-            reservation_id=reservation_id,
-        )
-        if _key(worker) not in self._plain:
+
+        def fill(request: pb.PrefillRequest) -> None:
+            fill_prefill_request(request, request_id, generation, rendezvous, reservation_id)
+
+        key = _key(worker)
+        if key not in self._plain:
             try:
-                return from_prefill_response(await self._link(_key(worker)).prefill(request, timeout_s))
+                return from_prefill_response(await self._link(key).prefill(fill, timeout_s))
             except NoAttachError:
-                self._remember_plain(_key(worker))
+                self._remember_plain(key)
+        request = pb.PrefillRequest()
+        fill(request)
         return await self._prefill_alone(worker, request, timeout_s)
 
     def _link(self, worker: WorkerRef) -> PrefillLink:
@@ -84,6 +87,7 @@ class GrpcPrefillClient:
                 is_alive=lambda: self.is_alive(worker),
                 probe_interval_s=self.probe_interval_s,
                 on_end=self._forget,
+                pace_s=self._pace_s,
             )
         return link
 

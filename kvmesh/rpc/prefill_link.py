@@ -12,7 +12,8 @@ from grpc.aio import AioRpcError
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.core import WorkerRef
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, MeshError, UnavailableError
-from kvmesh.rpc.codec.scalars import to_positive_duration
+from kvmesh.rpc.codec.scalars import fill_positive_duration
+from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
 from kvmesh.rpc.status import from_detail, from_rpc_error
 
 CALLS_PER_MESSAGE = 1024
@@ -44,6 +45,7 @@ class PrefillLink:
         is_alive: Callable[[], Awaitable[bool]],
         probe_interval_s: float,
         on_end: Callable[["PrefillLink"], None],
+        pace_s: float = DEFAULT_PACE_S,
     ) -> None:
         self.worker = worker
         self._call = call
@@ -52,18 +54,21 @@ class PrefillLink:
         self._on_ended = on_end
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[pb.PrefillResponse]] = {}
-        self._calls: deque[pb.Call] = deque()
+        self._requests: deque[pb.AttachRequest] = deque()
+        """Calls that wait to be written, by the message in which they will be."""
+        self._request_bytes = 0
         self._cancels: list[int] = []
         self._releases: list[str] = []
         self._last_number = 0
-        self._wakeup = asyncio.Event()
+        self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
+        hello = pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id))
         self._error: MeshError | None = None
         self._has_welcome = False
         self._heard_at_s = self._loop.time()
         name = worker.worker_id
         self._tasks = [
             self._loop.create_task(self._read(), name=f"prefill-link-read-{name}"),
-            self._loop.create_task(self._write(frontend_id), name=f"prefill-link-write-{name}"),
+            self._loop.create_task(self._writes.run(hello), name=f"prefill-link-write-{name}"),
             self._loop.create_task(self._watch(), name=f"prefill-link-watch-{name}"),
         ]
 
@@ -72,25 +77,17 @@ class PrefillLink:
         """False once the stream has ended."""
         return self._error is None
 
-    async def prefill(self, request: pb.PrefillRequest, timeout_s: float) -> pb.PrefillResponse:
-        """One call. Cancelling it cancels it on the worker."""
+    async def prefill(self, fill: Callable[[pb.PrefillRequest], None], timeout_s: float) -> pb.PrefillResponse:
+        """One call, which `fill` writes into its message. Cancelling it cancels it on the worker."""
         if self._error is not None:
             raise UnavailableError(self._error.message, reason="worker_unreachable", where=self.worker.worker_id)
-        size = request.ByteSize()
-        if size > CALL_BYTES_MAX:
-            # gRPC would end the stream, and every other call on it, for one that is too large.
-            raise InvalidRequestError(
-                f"the request has {size} bytes; at most {CALL_BYTES_MAX} can be sent", reason="message_too_large"
-            )
         number = self._last_number = self._last_number + 1
+        self._add_call(number, fill, timeout_s)
         answer = self._pending[number] = self._loop.create_future()
         timer = None
-        timeout = None
         if not math.isinf(timeout_s):
-            timeout = to_positive_duration(timeout_s)
             timer = self._loop.call_later(timeout_s, _expire, answer, self.worker.worker_id)
-        self._calls.append(pb.Call(number=number, request=request, timeout=timeout))
-        self._wakeup.set()
+        self._writes.wake()
         try:
             response: pb.PrefillResponse = await answer
             return response
@@ -102,7 +99,7 @@ class PrefillLink:
                 timer.cancel()
             if self._pending.pop(number, None) is not None:
                 self._cancels.append(number)
-                self._wakeup.set()
+                self._writes.wake()
 
     def _give_back(self, answer: "asyncio.Future[pb.PrefillResponse]") -> None:
         """The handle of an answer that crossed with its caller's leaving."""
@@ -112,27 +109,32 @@ class PrefillLink:
     def _release(self, response: pb.PrefillResponse) -> None:
         if response.HasField("handle"):
             self._releases.append(response.handle.handle_id)
-            self._wakeup.set()
+            self._writes.wake()
 
-    async def _write(self, frontend_id: str) -> None:
-        try:
-            await self._call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id)))
-            while True:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                await self._call.write(self._take_request())
-        except (AioRpcError, asyncio.InvalidStateError):
-            return  # The reader sees the same end and tells everybody.
+    def _add_call(self, number: int, fill: Callable[[pb.PrefillRequest], None], timeout_s: float) -> None:
+        """Into the message that is written next, or into one after it when that one is full."""
+        requests = self._requests
+        if not requests or self._request_bytes >= MESSAGE_BYTES or len(requests[-1].calls) == CALLS_PER_MESSAGE:
+            requests.append(pb.AttachRequest())
+            self._request_bytes = 0
+        call = requests[-1].calls.add(number=number)
+        fill(call.request)
+        if not math.isinf(timeout_s):
+            fill_positive_duration(call.timeout, timeout_s)
+        size = call.ByteSize()
+        if size > CALL_BYTES_MAX:
+            # gRPC would end the stream, and every other call on it, for one that is too large.
+            del requests[-1].calls[-1]
+            raise InvalidRequestError(
+                f"the request has {size} bytes; at most {CALL_BYTES_MAX} can be sent", reason="message_too_large"
+            )
+        self._request_bytes += size
 
     def _take_request(self) -> pb.AttachRequest:
-        """What waits, as far as one message should hold it. Cancels go with the last calls, never before their own."""
-        request, size = pb.AttachRequest(), 0
-        while self._calls and len(request.calls) < CALLS_PER_MESSAGE and size < MESSAGE_BYTES:
-            call = self._calls.popleft()
-            size += len(call.request.generation.token_ids) * 4
-            request.calls.append(call)
-        if self._calls:
-            self._wakeup.set()
+        """The next message. Cancels go with the last calls, never before their own."""
+        request = self._requests.popleft() if self._requests else pb.AttachRequest()
+        if self._requests:
+            self._writes.wake()
             return request
         request.cancels.extend(self._cancels)
         request.releases.extend(self._releases)
@@ -210,7 +212,7 @@ class PrefillLink:
             return
         self._error = error
         self._call.cancel()
-        self._calls.clear()
+        self._requests.clear()
         self._cancels.clear()
         self._releases.clear()
         pending, self._pending = self._pending, {}

@@ -48,7 +48,8 @@ class Frontend:
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
         self.registry: Registry = ConsulRegistry(settings.discovery)
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
-        self.links = GrpcDecodeLinks(self.channels, frontend_id=self.instance_id, clock=clock)
+        pace_s = settings.pipeline.message_pace_s
+        self.links = GrpcDecodeLinks(self.channels, frontend_id=self.instance_id, clock=clock, pace_s=pace_s)
         self.router = GrpcRouterLink(
             self.registry,
             self.channels,
@@ -64,6 +65,7 @@ class Frontend:
             frontend_id=self.instance_id,
             probe_interval_s=settings.pipeline.prefill_probe_interval_s,
             probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
+            pace_s=pace_s,
         )
         self.pipeline = Pipeline(
             models=self.models,

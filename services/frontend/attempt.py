@@ -67,6 +67,7 @@ class Attempt:
         self._open = 0
         self._has_token = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
         self._failed_worker_id = ""
         self.usage = Usage()
 
@@ -216,16 +217,26 @@ class Attempt:
 
     async def _wait_end(self) -> None:
         """Until all choices are over; silence and the deadline are failures."""
-        while not self._ended.done():
-            limit_s, why = self._next_limit()
-            left_s = limit_s - self._clock.now()
-            if left_s <= 0:
-                if why.reason == IDLE_TIMEOUT:  # A deadline that passes is nobody's fault.
-                    self._failed_worker_id = self._placement.decode.worker_id
-                raise why
+        self._look_at_limits()
+        try:
+            await self._ended
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _look_at_limits(self) -> None:
+        """Fails the attempt when its time is over; else looks again when it may be."""
+        if self._ended.done():
+            return
+        limit_s, why = self._next_limit()
+        left_s = limit_s - self._clock.now()
+        if left_s > 0:
             # The grain keeps a timer that fires a hair early from turning this into a spin.
-            await asyncio.wait({self._ended}, timeout=left_s + CLOCK_GRAIN_S)
-        self._ended.result()
+            self._timer = asyncio.get_running_loop().call_later(left_s + CLOCK_GRAIN_S, self._look_at_limits)
+            return
+        if why.reason == IDLE_TIMEOUT:  # A deadline that passes is nobody's fault.
+            self._failed_worker_id = self._placement.decode.worker_id
+        self._ended.set_exception(why)
 
     def _next_limit(self) -> tuple[float, DeadlineError]:
         where = self._placement.decode.worker_id

@@ -21,7 +21,7 @@ class Choice:
     """
 
     __slots__ = (
-        "_cancel", "_clock", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
+        "_cancel", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
         "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "finish", "has_shown", "heard_at_s",
         "tokens",
     )  # fmt: skip
@@ -48,7 +48,6 @@ class Choice:
         self._includes_stop = includes_stop
         self._stop_ids = stop_ids
         self._min_tokens = min_tokens
-        self._clock = clock
         self._gaps = gaps
         self._on_first = on_first
         self._on_over = on_over
@@ -70,17 +69,16 @@ class Choice:
         """The leg was submitted; `cancel` stops it on its worker."""
         self._cancel = cancel
 
-    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
         """See LegSink."""
         if self._is_over:
             return
-        now_s = self._clock.now()
         count = len(token_ids)
         if self.tokens:
-            self._gaps.observe(now_s - self.heard_at_s, count)
+            self._gaps.observe(came_s - self.heard_at_s, count)
         else:
             self._on_first()
-        self.heard_at_s = now_s
+        self.heard_at_s = came_s
         self.tokens += count
         if token_ids[-1] in self._stop_ids and not self._includes_stop:
             # The token that ends the answer is not part of its text.

@@ -27,7 +27,10 @@ class GapHistogram(Collector):
 
     def of_model(self, model: str) -> "ModelGaps":
         """The counts of one served model."""
-        return self._models.setdefault(model, ModelGaps())
+        gaps = self._models.get(model)
+        if gaps is None:
+            gaps = self._models[model] = ModelGaps()
+        return gaps
 
     def collect(self) -> Iterator[Metric]:
         """One histogram with a label per model."""
@@ -75,3 +78,23 @@ class FrontendMetrics:
         self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
         self.gaps = GapHistogram()
         instruments.registry.register(self.gaps)
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of_model(self, model: str) -> "ModelMetrics":
+        """The instruments of one served model; looking each up by its label costs a lock and a copy of the label."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelMetrics(self, model)
+        return found
+
+
+class ModelMetrics:
+    """What is counted for every request of a model."""
+
+    __slots__ = ("gaps", "output_tokens", "prompt_tokens", "ttft")
+
+    def __init__(self, metrics: FrontendMetrics, model: str) -> None:
+        self.gaps = metrics.gaps.of_model(model)
+        self.output_tokens = metrics.output_tokens.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.ttft = metrics.ttft.labels(model)

@@ -16,6 +16,7 @@ from kvmesh.errors import (
     DeadlineError,
     InvalidRequestError,
     MeshError,
+    NotFoundError,
     OverloadedError,
     UnavailableError,
     UnsupportedError,
@@ -202,7 +203,7 @@ class Pipeline:
         self._in_flight.add(request_id)
 
     async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
-        self.metrics.prompt_tokens.labels(prepared.model.name).inc(prepared.ask.prompt_tokens)
+        run.metrics.prompt_tokens.inc(prepared.ask.prompt_tokens)
         deadline_s = began_s + self._limit_s(prepared.request)
         excluded: list[str] = []
         first_failure: MeshError | None = None
@@ -222,7 +223,7 @@ class Pipeline:
             else:
                 return Answer(usage=run.usage(attempt), ttft_s=run.ttft_s)
             finally:
-                self.metrics.output_tokens.labels(prepared.model.name).inc(attempt.output_tokens())
+                run.metrics.output_tokens.inc(attempt.output_tokens())
         raise AssertionError("the last attempt raises")
 
     async def _place(
@@ -234,7 +235,9 @@ class Pipeline:
         first_failure: MeshError | None,
     ) -> Placed:
         left_s = max(1e-3, deadline_s - self.clock.now())
-        ask = replace(prepared.ask, timeout_s=left_s, excluded_worker_ids=tuple(excluded), attempt=number)
+        ask = prepared.ask
+        if number:
+            ask = replace(ask, timeout_s=left_s, excluded_worker_ids=tuple(excluded), attempt=number)
         try:
             return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
         except UnavailableError as error:
@@ -245,6 +248,9 @@ class Pipeline:
                 # That nothing else is there says less than what happened on the worker that was.
                 raise first_failure from error
             error.retry_after_s = error.retry_after_s or self.settings.retry_after_s
+            raise
+        except (NotFoundError, UnsupportedError) as error:
+            error.field = prepared.request.named(error.field)
             raise
 
     def _attempt(self, prepared: Prepared, placed: Placed, number: int, deadline_s: float) -> Attempt:
@@ -297,7 +303,7 @@ class _Run:
     ) -> None:
         self._prepared = prepared
         self._outlet = outlet
-        self._metrics = metrics
+        self.metrics = metrics.of_model(prepared.model.name)
         self._clock = clock
         self._began_s = began_s
         self._choices: list[Choice] = []
@@ -316,13 +322,12 @@ class _Run:
         def on_first() -> None:
             if self.ttft_s is None:
                 self.ttft_s = self._clock.now() - self._began_s
-                self._metrics.ttft.labels(model.name).observe(self.ttft_s)
+                self.metrics.ttft.observe(self.ttft_s)
             attempt.on_first()
 
         prepared, model = self._prepared, self._prepared.model
         sampling = prepared.request.sampling
         kept = _marks_of(prepared)
-        gaps = self._metrics.gaps.of_model(model.name)
         self._choices = [
             Choice(
                 i,
@@ -333,7 +338,7 @@ class _Run:
                 min_tokens=sampling.min_tokens or 0,
                 includes_stop=prepared.request.includes_stop,
                 clock=self._clock,
-                gaps=gaps,
+                gaps=self.metrics.gaps,
                 on_first=on_first,
                 on_over=attempt.on_over,
             )

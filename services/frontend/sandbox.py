@@ -50,6 +50,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 _Sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
 TOO_MANY = "it takes too many steps"
+_DICT_NAMES = frozenset(dir(dict))
 
 
 class _Steps(threading.local):
@@ -84,6 +85,9 @@ class LimitedEnvironment(_Sandbox):
         thread.left -= 1
         if thread.left < 0:
             raise jinja2.TemplateError(TOO_MANY)
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
+            # What the base class comes to after a failed look for an attribute: messages are dicts.
+            return obj[attribute]
         return _Sandbox.getattr(self, obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
+from kvmesh.rpc.paced import DEFAULT_PACE_S
 from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
@@ -54,7 +55,8 @@ class HttpSettings:
         "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
     )
     allows_pins: bool = setting(
-        False, "Whether x-kvmesh-pin-prefill, -pin-decode and x-kvmesh-labels are obeyed; else they are refused."
+        False,
+        "Whether x-kvmesh-pin-prefill, -pin-decode, x-kvmesh-labels and -preferred-labels are obeyed; else they are refused.",
     )
     stalled_client_timeout_s: float = setting(
         30.0, "Longest wait for a client to read the end of its answer; then it is cut off.", min=0.1
@@ -85,6 +87,12 @@ class PipelineSettings:
     )
     prefill_probe_timeout_s: float = setting(
         2.0, "Longest wait for that answer; then the prefill is placed again.", min=0.1
+    )
+    message_pace_s: float = setting(
+        DEFAULT_PACE_S,
+        "Least time between two messages to one worker; requests that come meanwhile share the next one. 0: none waits.",
+        min=0,
+        max=1,
     )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
     release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import aiohttp
 
-from kvmesh.discovery.base import FRONTEND, PREFILL
+from kvmesh.core import Role
+from kvmesh.discovery.base import FRONTEND, ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.settings import RpcSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,16 +101,24 @@ async def running_mesh(
 
 
 async def _wait_prefill(mesh: RunningMesh, timeout_s: float) -> None:
-    """Simulated prefill workers join after the mesh answers already."""
+    """Simulated prefill workers join after the mesh answers already; until a router has seen them it uses none."""
     wanted = sum("prefill-" in word for line in mesh.output if "starting" in line for word in line.split(","))
     registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    channels = ChannelPool(RpcSettings())
     try:
         async with asyncio.timeout(timeout_s):
-            async for view in registry.watch(PREFILL):
-                if sum(instance.takes_requests for instance in view.instances) >= wanted:
-                    return
+            for router in (await registry.instances(ROUTER)).instances:
+                client = GrpcRouterClient(channels, router.address)
+                while await _usable_prefills(client, timeout_s) < wanted:
+                    await asyncio.sleep(0.02)
     finally:
+        await channels.aclose()
         await registry.aclose()
+
+
+async def _usable_prefills(router: GrpcRouterClient, timeout_s: float) -> int:
+    workers = await router.list_workers(timeout_s=timeout_s)
+    return sum(worker.role is Role.PREFILL and not worker.excluded_by for worker in workers)
 
 
 def _state(pid: int) -> str:

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import ConstraintKind, Generation, ReportKind
-from kvmesh.errors import InternalError, LostError, OverloadedError, UnavailableError
+from kvmesh.errors import InternalError, LostError, NotFoundError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
@@ -261,19 +261,33 @@ async def test_headers_and_fields_reach_the_router(model: ServedModel) -> None:
         body = {"model": "tiny", "messages": MESSAGES, "session_id": "body", "prompt_cache_key": "key"}
         headers = {
             "x-session-id": "header", "x-request-timeout": "7.5", "x-kvmesh-pin-prefill": "p1",
-            "x-kvmesh-pin-decode": "d1", "x-kvmesh-labels": "zone=a, gpu=h200",
+            "x-kvmesh-pin-decode": "d1", "x-kvmesh-labels": "zone=a, gpu=h200", "x-kvmesh-preferred-labels": "rack=7",
         }  # fmt: skip
         assert (await running.post(CHAT, body, headers=headers))[0] == 200
         ask = running.mesh.asks[-1]
         assert (ask.session_id, ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id) == ("header", "p1", "d1")
         assert ask.required_labels == {"zone": "a", "gpu": "h200"}
+        assert ask.preferred_labels == {"rack": "7"}
         assert ask.timeout_s is not None and 7 < ask.timeout_s <= 7.5
         for fields, session in (({"session_id": "s", "prompt_cache_key": "k"}, "s"), ({"prompt_cache_key": "k"}, "k")):
             await running.post(CHAT, {"model": "tiny", "messages": MESSAGES, **fields})
             assert running.mesh.asks[-1].session_id == session
-        for name, value in (("x-kvmesh-labels", "zone"), ("x-session-id", "x" * 300), ("x-request-timeout", "-1")):
+        for name, value in (
+            ("x-kvmesh-labels", "zone"),
+            ("x-kvmesh-preferred-labels", "=a"),
+            ("x-session-id", "x" * 300),
+            ("x-request-timeout", "-1"),
+        ):
             status, answer, _ = await running.post(CHAT, body, headers={name: value})
             assert (status, answer["error"]["param"]) == (400, name)
+        refusals = (
+            (NotFoundError("no worker is named 'd1'", field="pinned_decode_worker_id"), 404, "x-kvmesh-pin-decode"),
+            (UnsupportedError("no worker has it", field="required_labels"), 400, "x-kvmesh-labels"),
+        )
+        for error, expected, name in refusals:
+            running.mesh.faults.place = [error]
+            status, answer, _ = await running.post(CHAT, body, headers=headers)
+            assert (status, answer["error"]["param"]) == (expected, name)
 
 
 async def test_prompts_can_be_cut(running: Running) -> None:

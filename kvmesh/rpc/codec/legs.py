@@ -10,22 +10,22 @@ from kvmesh.core import FinishReason, Generation, KvHandle, Rendezvous
 from kvmesh.errors import InternalError, InvalidRequestError
 from kvmesh.rpc.clients import DecodeLeg, LegFinish, PrefillResult
 from kvmesh.rpc.codec.scalars import (
+    fill_positive_duration,
     from_duration,
     known_enum,
     optional_field,
     positive_duration,
     required_text,
-    to_positive_duration,
 )
 from kvmesh.rpc.codec.types import (
     FINISH_REASON_NUMBERS,
     FINISH_REASONS,
+    fill_generation,
+    fill_handle,
     from_generation,
     from_handle,
     from_rendezvous,
     from_usage,
-    to_generation,
-    to_handle,
     to_rendezvous,
     to_usage,
 )
@@ -37,15 +37,38 @@ RESERVATION_ID_MAX = 128
 
 def to_submission(slot: int, leg: DecodeLeg) -> decode_pb2.Submission:
     """A decode leg as a submission on `slot`."""
-    return decode_pb2.Submission(
-        slot=slot,
-        request_id=leg.request_id,
-        generation=to_generation(leg.generation),
-        handle=None if leg.handle is None else to_handle(leg.handle),
-        rendezvous=None if leg.rendezvous is None else to_rendezvous(leg.rendezvous),
-        timeout=None if math.isinf(leg.timeout_s) else to_positive_duration(leg.timeout_s),
-        reservation_id=leg.reservation_id,
-    )
+    message = decode_pb2.Submission()
+    fill_submission(message, slot, leg)
+    return message
+
+
+def fill_submission(message: decode_pb2.Submission, slot: int, leg: DecodeLeg) -> None:
+    """Writes a decode leg into a message's entry."""
+    message.slot = slot
+    message.request_id = leg.request_id
+    message.reservation_id = leg.reservation_id
+    fill_generation(message.generation, leg.generation)
+    if leg.handle is not None:
+        fill_handle(message.handle, leg.handle)
+    if leg.rendezvous is not None:
+        message.rendezvous.CopyFrom(to_rendezvous(leg.rendezvous))
+    if not math.isinf(leg.timeout_s):
+        fill_positive_duration(message.timeout, leg.timeout_s)
+
+
+def fill_prefill_request(
+    message: prefill_pb2.PrefillRequest,
+    request_id: str,
+    generation: Generation,
+    rendezvous: Rendezvous | None,
+    reservation_id: str,
+) -> None:
+    """Writes a prefill leg into a message's field."""
+    message.request_id = request_id
+    message.reservation_id = reservation_id
+    fill_generation(message.generation, generation)
+    if rendezvous is not None:
+        message.rendezvous.CopyFrom(to_rendezvous(rendezvous))
 
 
 def from_submission(message: decode_pb2.Submission) -> DecodeLeg:

@@ -33,19 +33,26 @@ _SCALARS = (
 
 def to_sampling(params: SamplingParams) -> pb.SamplingParams:
     """The wire form. None stays absent."""
-    scalars = {name: value for name in _SCALARS if (value := getattr(params, name)) is not None}
-    message = pb.SamplingParams(
-        **scalars,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        skip_special_tokens=params.skip_special_tokens,
-    )
+    message = pb.SamplingParams()
+    fill_sampling(message, params)
+    return message
+
+
+def fill_sampling(message: pb.SamplingParams, params: SamplingParams) -> None:
+    """Writes the wire form into a message's field, which spares a copy."""
+    for name in _SCALARS:
+        if (value := getattr(params, name)) is not None:
+            setattr(message, name, value)
+    message.ignore_eos = params.ignore_eos
+    message.skip_special_tokens = params.skip_special_tokens
+    if params.stop:
+        message.stop.extend(params.stop)
+    if params.stop_token_ids:
+        message.stop_token_ids.extend(params.stop_token_ids)
     for token_id, bias in params.logit_bias:
         message.logit_bias.add(token_id=token_id, bias=bias)
     if params.constraint is not None:
         message.constraint.CopyFrom(to_constraint(params.constraint))
-    return message
 
 
 def from_sampling(message: pb.SamplingParams, *, prefix: str = "sampling.") -> SamplingParams:

@@ -33,6 +33,11 @@ def to_positive_duration(seconds: float) -> Duration:
     return to_duration(max(1 / _NANOS, seconds))
 
 
+def fill_positive_duration(duration: Duration, seconds: float) -> None:
+    """The same, written into a message's field."""
+    fill_duration(duration, max(1 / _NANOS, seconds))
+
+
 def from_duration(duration: Duration) -> float:
     """A Duration in seconds."""
     return float(duration.seconds + duration.nanos / _NANOS)

@@ -18,14 +18,14 @@ from kvmesh.core import (
     WorkerRef,
 )
 from kvmesh.errors import InvalidRequestError
-from kvmesh.rpc.codec.sampling import from_sampling, to_sampling
+from kvmesh.rpc.codec.sampling import fill_sampling, from_sampling
 from kvmesh.rpc.codec.scalars import (
+    fill_positive_duration,
     known_enum,
     optional_field,
     packed_ids,
     positive_duration,
     required_text,
-    to_positive_duration,
 )
 
 MEDIA_BYTES_MAX = 16 << 20
@@ -50,19 +50,26 @@ FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.ite
 
 def to_generation(generation: Generation) -> prompt_pb2.Generation:
     """The wire form."""
-    message = prompt_pb2.Generation(
-        model=generation.model,
-        token_ids=generation.token_ids,
-        emitted_token_ids=generation.emitted_token_ids,
-        sampling=to_sampling(generation.sampling),
-        adapter=generation.adapter,
-        cache_salt=generation.cache_salt,
-        priority=generation.priority,
-        traceparent=generation.traceparent,
-        data_parallel_rank=generation.data_parallel_rank,
-    )
-    message.media.extend(to_media(item) for item in generation.media)
+    message = prompt_pb2.Generation()
+    fill_generation(message, generation)
     return message
+
+
+def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> None:
+    """Writes the wire form into a message's field: half of what a message of its own takes that is then copied."""
+    message.model = generation.model
+    message.token_ids.extend(generation.token_ids)
+    fill_sampling(message.sampling, generation.sampling)
+    message.adapter = generation.adapter
+    message.cache_salt = generation.cache_salt
+    message.priority = generation.priority
+    message.traceparent = generation.traceparent
+    if generation.emitted_token_ids:
+        message.emitted_token_ids.extend(generation.emitted_token_ids)
+    if generation.data_parallel_rank is not None:
+        message.data_parallel_rank = generation.data_parallel_rank
+    if generation.media:
+        message.media.extend(to_media(item) for item in generation.media)
 
 
 def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
@@ -116,18 +123,24 @@ def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
 
 def to_handle(handle: KvHandle) -> kv_pb2.KvHandle:
     """The wire form."""
-    return kv_pb2.KvHandle(
-        handle_id=handle.handle_id,
-        format=handle.format,
-        compatibility_hash=handle.compatibility_hash,
-        payload=handle.payload,
-        worker_id=handle.worker_id,
-        worker_epoch=handle.worker_epoch,
-        tokens=handle.tokens,
-        kv_bytes=handle.kv_bytes,
-        lease=to_positive_duration(handle.lease_s),
-        first_token_ids=handle.first_token_ids,
-    )
+    message = kv_pb2.KvHandle()
+    fill_handle(message, handle)
+    return message
+
+
+def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
+    """Writes the wire form into a message's field."""
+    message.handle_id = handle.handle_id
+    message.format = handle.format
+    message.compatibility_hash = handle.compatibility_hash
+    message.payload = handle.payload
+    message.worker_id = handle.worker_id
+    message.worker_epoch = handle.worker_epoch
+    message.tokens = handle.tokens
+    if handle.kv_bytes is not None:
+        message.kv_bytes = handle.kv_bytes
+    fill_positive_duration(message.lease, handle.lease_s)
+    message.first_token_ids.extend(handle.first_token_ids)
 
 
 def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandle:

@@ -80,6 +80,9 @@ class Boundary:
     async def body(self, request: web.Request) -> bytes:
         """The whole body. InvalidRequestError when it is too large, does not come in time or cannot be read."""
         try:
+            if request.content.is_eof():
+                # All of it came with the head, as most do: nothing to wait for.
+                return await request.read()
             async with asyncio.timeout(self.settings.body_timeout_s):
                 return await request.read()
         except TimeoutError:

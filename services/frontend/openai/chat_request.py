@@ -10,7 +10,7 @@ import orjson
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.openai.asked import Asked
 from services.frontend.openai.constraints import read_constraint
-from services.frontend.openai.fields import INTEGER_MAX, Fields
+from services.frontend.openai.fields import INTEGER_MAX, Fields, Refusals
 from services.frontend.openai.sampling import (
     TOKENS_MAX,
     read_prompt_logprobs,
@@ -31,6 +31,19 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 # Fields of a message that OpenAI's clients send back as they got them, and that no template needs.
 _MESSAGE_IGNORED = ("refusal", "annotations", "audio", "function_call")
+_REFUSED = Refusals(
+    ("functions", "use tools", ([],)),
+    ("function_call", "use tool_choice", ("none", "auto")),
+    ("audio", "there is no audio output", ()),
+    ("modalities", "only text comes out", (["text"],)),
+    ("prediction", "not yet", ()),
+    ("web_search_options", "there is no web search", ()),
+    ("verbosity", "not yet", ()),
+    ("chat_template", "templates come with the model", ()),
+    ("add_special_tokens", "the chat template adds them", (False,)),
+    ("echo", "only for completions", (False,)),
+    ("mm_processor_kwargs", "only text goes in", ({},)),
+)
 
 
 def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
@@ -84,27 +97,13 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
         parses_tools=bool(tools),
         has_prompt_logprobs=prompt_logprobs is not None,
     )
-    _refuse_others(fields)
+    fields.refuse_all(_REFUSED)
     fields.finish()
     return asked
 
 
 def _or(value: int | None, default: int) -> int:
     return default if value is None else value
-
-
-def _refuse_others(fields: Fields) -> None:
-    fields.refuse("functions", "use tools", ([],))
-    fields.refuse("function_call", "use tool_choice", ("none", "auto"))
-    fields.refuse("audio", "there is no audio output")
-    fields.refuse("modalities", "only text comes out", (["text"],))
-    fields.refuse("prediction", "not yet")
-    fields.refuse("web_search_options", "there is no web search")
-    fields.refuse("verbosity", "not yet")
-    fields.refuse("chat_template", "templates come with the model")
-    fields.refuse("add_special_tokens", "the chat template adds them", (False,))
-    fields.refuse("echo", "only for completions", (False,))
-    fields.refuse("mm_processor_kwargs", "only text goes in", ({},))
 
 
 def read_chat_prompt(fields: Fields) -> Conversation:

@@ -22,6 +22,14 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+class Refusals:
+    """Known fields that are not supported, each with the reason and the values that say nothing."""
+
+    def __init__(self, *rows: tuple[str, str, Sequence[Any]]) -> None:
+        self.rows = rows
+        self.names = frozenset(field for field, _, _ in rows)
+
+
 class Fields:
     """One object's fields. Each is asked for once by name; `finish` refuses the ones that nobody asked for.
 
@@ -119,6 +127,14 @@ class Fields:
         if value is None or any(value == each and type(value) is type(each) for each in neutral):
             return
         raise UnsupportedError(f"{self.name(field)} is not supported: {why}", field=self.name(field))
+
+    def refuse_all(self, refusals: "Refusals") -> None:
+        """The same for a table of fields; most bodies have none of them."""
+        self._asked |= refusals.names
+        get = self._values.get
+        for field, why, neutral in refusals.rows:
+            if get(field) is not None:
+                self.refuse(field, why, neutral)
 
     def finish(self) -> None:
         """Refuses what nobody asked for: ignoring it would silently change what the client wants."""

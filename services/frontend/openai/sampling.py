@@ -5,7 +5,7 @@ from typing import Any
 from kvmesh.checks import LOGIT_BIAS_MAX, LOGPROBS_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX
 from kvmesh.core import Constraint, SamplingParams
 from kvmesh.errors import InvalidRequestError
-from services.frontend.openai.fields import Fields
+from services.frontend.openai.fields import Fields, Refusals
 
 TOKENS_MAX = 2**31 - 1
 METADATA_MAX = 16
@@ -14,7 +14,7 @@ SESSION_CHARACTERS_MAX = 256
 # Fields that say who asks; nothing here depends on them.
 IGNORED = ("safety_identifier", "prompt_cache_retention")
 # Known to OpenAI or vLLM and not served yet; the neutral values ask for nothing.
-REFUSED: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+REFUSED = Refusals(
     ("store", "answers of this endpoint are not kept", (False,)),
     ("service_tier", "there is one", ("auto", "default")),
     ("use_beam_search", "there is no beam search", (False,)),
@@ -39,8 +39,7 @@ def read_sampling(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """All of SamplingParams; ranges are checked later, in one place."""
-    for name, why, neutral in REFUSED:
-        fields.refuse(name, why, neutral)
+    fields.refuse_all(REFUSED)
     fields.ignore(IGNORED)
     _check_who_asks(fields)
     return SamplingParams(

@@ -199,6 +199,8 @@ class EventStream:
 
     async def wait_sent(self, timeout_s: float) -> bool:
         """Until the client has taken all but what the kernel holds. False: it did not within the time and was cut off."""
+        if not self._transport.get_write_buffer_size():
+            return True
         try:
             async with asyncio.timeout(timeout_s):
                 while self._transport.get_write_buffer_size() and not self._transport.is_closing():  # noqa: ASYNC110
