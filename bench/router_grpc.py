@@ -1,10 +1,10 @@
 """Asks a router through gRPC: `python -m bench.router --grpc`. The router is a process of its own, this is a frontend's end.
 
-One Route stream, written as the frontend's link writes it (`kvmesh.rpc.router_stream`): asks at once, reports in bundles. Open loop:
-asks come at random (Poisson) times whatever was answered; each placed request reports what a frontend reports, prefilled,
-first token and finished. Latency counts from the ask's call into the link to the decoded placement, so it contains this
-process's share; `late` is how long after its time this process came to make the call. A thread keeps the time: event loops wake
-to the millisecond only.
+One router, asked through a frontend's own link (`kvmesh.rpc.router_link`), a task per ask as a frontend has one per request. Open
+loop: asks come at random (Poisson) times whatever was answered; each placed request reports what a frontend reports, prefilled,
+first token and finished. Latency counts from before the task is made until `place` returned, so it contains this process's
+share; `late` is how long after its time this process came to make the call. A thread keeps the time: event loops wake to the
+millisecond only.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench.noise import busy_core_s, calibration_ms
 from bench.processes import process_use
 from bench.router import BLOCK, PROMPTS, SEED, make_prompts
 from bench.services import ROOT
 from bench.table import render
-from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
+from kvmesh.clock import SystemClock
 from kvmesh.core import Ask, ReportKind
+from kvmesh.discovery.base import Health, Instance, View
+from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.codec.router import Report, from_placement
-from kvmesh.rpc.router_link import RouterLinkSettings
-from kvmesh.rpc.router_stream import RouterStream
+from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 
 WARM_UP_S = 0.5
@@ -37,28 +37,56 @@ REPORTS = ((0.010, ReportKind.PREFILLED), (0.015, ReportKind.FIRST_TOKEN), (0.1,
 """What is told of each request, and when, from its placement on."""
 COLUMNS = (
     *("workers", "blocks", "asks/s", "p50 ms", "p90 ms", "p99 ms", "late p99 ms", "refused"),
-    *("router us CPU/ask", "frontend us CPU/ask", "loop ms", "others"),
+    *("messages/ask", "router us CPU/ask", "frontend us CPU/ask", "loop ms", "others"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OneRouter:
+    """A registry that knows one router for ever."""
+
+    address: str
+
+    async def watch(self, service: str) -> AsyncIterator[View]:
+        host, _, port = self.address.partition(":")
+        instance = Instance(
+            service=service,
+            instance_id="router",
+            host=host,
+            port=int(port),
+            meta={},
+            tags=(),
+            health=Health.PASSING,
+            is_draining=False,
+        )
+        yield View(service=service, index=1, instances=[instance])
+        await asyncio.Event().wait()
 
 
 @dataclass(slots=True)
 class Load:
-    """Asks on one stream, and what came of them."""
+    """Asks on one link, and what came of them."""
 
-    stream: RouterStream
+    link: GrpcRouterLink
     prompts: Sequence[Sequence[int]]
-    asked_at: dict[int, float] = field(default_factory=dict)
     latencies_s: list[float] = field(default_factory=list)
     lateness_s: list[float] = field(default_factory=list)
+    asking: set[asyncio.Task[None]] = field(default_factory=set)
     asks: int = 0
     refused: int = 0
-    is_measuring: bool = False
 
     def ask(self, due_at: float) -> None:
         """The next ask."""
+        now = time.perf_counter()
+        self.lateness_s.append(now - due_at)
+        task = asyncio.create_task(self._ask(self.next_ask(), now))
+        self.asking.add(task)
+        task.add_done_callback(self.asking.discard)
+
+    def next_ask(self) -> Ask:
         self.asks += 1
         hashes = self.prompts[self.asks % PROMPTS]
-        ask = Ask(
+        return Ask(
             request_id=f"chatcmpl-{self.asks:024d}",
             model="demo",
             prompt_tokens=len(hashes) * BLOCK + 5,
@@ -67,22 +95,17 @@ class Load:
             expected_output_tokens=128,
             timeout_s=600.0,
         )
-        now = time.perf_counter()
-        self.lateness_s.append(now - due_at)
-        self.asked_at[self.asks] = now
-        self.stream.ask(self.asks, ask)
 
-    def on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None:
-        """An answer."""
-        if message.WhichOneof("kind") != "placement":
-            self.refused += message.WhichOneof("kind") == "refusal"
+    async def _ask(self, ask: Ask, asked_at: float) -> None:
+        try:
+            placed = await self.link.place(ask, timeout_s=CONNECT_TIMEOUT_S)
+        except MeshError:
+            self.refused += 1
             return
-        from_placement(message.placement)
-        ask_id = message.placement.ask_id
-        self.latencies_s.append(time.perf_counter() - self.asked_at.pop(ask_id))
+        self.latencies_s.append(time.perf_counter() - asked_at)
         loop = asyncio.get_running_loop()
         for after_s, kind in REPORTS:
-            loop.call_later(after_s, stream.report, ask_id, Report(kind=kind, elapsed_s=after_s))
+            loop.call_later(after_s, partial(self.link.report_nowait, placed.ask_id, kind, elapsed_s=after_s))
 
     def begin(self) -> None:
         """What was so far does not count."""
@@ -111,7 +134,8 @@ async def router_process(*arguments: str) -> AsyncIterator[tuple[str, int]]:
     try:
         assert process.stdout is not None
         async with asyncio.timeout(120):
-            yield f"127.0.0.1:{int(await process.stdout.readline())}", process.pid
+            port = int(await process.stdout.readline())
+        yield f"127.0.0.1:{port}", process.pid
     finally:
         process.kill()
         await process.wait()
@@ -122,15 +146,17 @@ async def measure(workers: int, blocks: int, depths: int, rate: float, for_s: fl
     arguments = ["--workers", str(workers), "--blocks", str(blocks), "--depths", str(depths)]
     async with router_process(*arguments, *(["--bare"] if is_bare else [])) as (address, pid):
         channels = ChannelPool(RpcSettings())
-        call = RouterServiceStub(channels.channel(address)).Route()
-        stream = RouterStream(call, "router", "bench", report_delay_s=RouterLinkSettings().report_delay_s)
-        load = Load(stream, make_prompts(blocks))
-        standing = asyncio.Event()
-        reading = asyncio.create_task(
-            stream.run(lambda _: standing.set(), load.on_message, connect_timeout_s=CONNECT_TIMEOUT_S)
+        link = GrpcRouterLink(
+            OneRouter(address),  # type: ignore[arg-type]  # no more of a registry is used
+            channels,
+            frontend_id="bench",
+            clock=SystemClock(),
+            generator=random.Random(SEED),
+            settings=RouterLinkSettings(routers=1),
         )
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await standing.wait()
+        load = Load(link, make_prompts(blocks))
+        running = asyncio.create_task(link.run())
+        await link.place(load.next_ask(), timeout_s=CONNECT_TIMEOUT_S)
         stop = threading.Event()
         loop_ms = calibration_ms()
         pacing = threading.Thread(target=keep_time, args=(asyncio.get_running_loop(), load, rate, stop))
@@ -138,22 +164,20 @@ async def measure(workers: int, blocks: int, depths: int, rate: float, for_s: fl
         try:
             await asyncio.sleep(WARM_UP_S)
             load.begin()
-            busy_s, router_s, own_s, began = (
-                busy_core_s(),
-                process_use(pid).cpu_s,
-                time.process_time(),
-                time.perf_counter(),
-            )
+            messages, busy_s, router_s = link.messages_sent, busy_core_s(), process_use(pid).cpu_s
+            own_s, began = time.process_time(), time.perf_counter()
             await asyncio.sleep(for_s)
             wall_s = time.perf_counter() - began
             router_s, own_s = process_use(pid).cpu_s - router_s, time.process_time() - own_s
             others = max(0.0, (busy_core_s() - busy_s - router_s - own_s) / wall_s)
+            messages = link.messages_sent - messages
+            refused = load.refused
             latencies, lateness = sorted(load.latencies_s), sorted(load.lateness_s)
         finally:
             stop.set()
             pacing.join()
-            stream.give_up()
-            await reading
+            await link.aclose()
+            await asyncio.wait([running])
             await channels.aclose()
     answered = max(1, len(latencies))
     return [
@@ -162,7 +186,8 @@ async def measure(workers: int, blocks: int, depths: int, rate: float, for_s: fl
         f"{len(latencies) / wall_s:.0f}",
         *(f"{1e3 * at(latencies, part):.2f}" for part in (0.5, 0.9, 0.99)),
         f"{1e3 * at(lateness, 0.99):.2f}",
-        str(load.refused),
+        str(refused),
+        f"{messages / answered:.2f}",
         f"{1e6 * router_s / answered:.0f}",
         f"{1e6 * own_s / answered:.0f}",
         f"{max(loop_ms, calibration_ms()):.1f}",

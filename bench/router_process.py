@@ -9,7 +9,8 @@ import argparse
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from typing import Any
+
+from grpc.aio import ServicerContext
 
 from bench.router import fill, fleet
 from kvmesh.api.router.v1 import router_pb2 as pb
@@ -18,6 +19,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Handoff
 from kvmesh.lifecycle import die_with_parent, run
 from kvmesh.lifecycle.garbage import collect_seldom
+from kvmesh.rpc.codec.router import TAKES_BATCHES
 from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
@@ -31,25 +33,25 @@ from services.router.upkeep import Upkeep
 
 
 class BareServicer(RouterServicer):
-    """Answers without looking."""
+    """Answers without looking, several at once as a router does."""
 
-    async def Route(
-        self, request_iterator: AsyncIterator[pb.RouteRequest], context: Any
-    ) -> AsyncIterator[pb.RouteResponse]:
+    async def Route(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[pb.RouteRequest],
+        context: ServicerContext[pb.RouteRequest, pb.RouteResponse],
+    ) -> None:
         """One answer per ask."""
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(((TAKES_BATCHES, "1"),))
         pair = [WorkerRef(worker_id=name, address="10.0.0.1:1", epoch=1) for name in ("p1", "d1")]
+        handoff = HANDOFF_NUMBERS[Handoff.SEQUENTIAL]
         async for message in request_iterator:
-            if message.HasField("ask"):
-                yield pb.RouteResponse(
-                    placement=pb.Placement(
-                        ask_id=message.ask.ask_id,
-                        reservation_id="r",
-                        prefill=pair[0],
-                        decode=pair[1],
-                        handoff=HANDOFF_NUMBERS[Handoff.SEQUENTIAL],
-                    )
+            response = pb.RouteResponse()
+            for ask in message.batch.asks:
+                response.answers.placements.add(
+                    ask_id=ask.ask_id, reservation_id="r", prefill=pair[0], decode=pair[1], handoff=handoff
                 )
+            if message.batch.asks:
+                await context.write(response)
 
 
 async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> None:

@@ -1,4 +1,4 @@
-"""The Python client: models, an answer in pieces, a tool call's arguments, tokens. `python examples/client.py ADDRESS [MODEL]`.
+"""The Python client: models, an answer in pieces, a tool call's arguments, a batch, tokens. `python examples/client.py ADDRESS [MODEL]`.
 
 An API key is taken from KVMESH_API_KEY.
 """
@@ -44,8 +44,18 @@ def talk(client: Client, model: str) -> None:
     answer = client.chat(model, question, tools=[WEATHER], tool_choice="get_weather")
     for call in answer.choices[0].tool_calls:
         print("call:", call.name, call.arguments)
+    ask_later(client, model)
     token_ids = client.tokenize(model, "Hello, mesh")
     print("tokens:", token_ids, "->", client.detokenize(model, token_ids))
+
+
+def ask_later(client: Client, model: str) -> None:
+    """Many requests at once, answered when the mesh has room."""
+    questions = {f"q{i}": {"model": model, "prompt": f"Story {i}:", "max_tokens": 8} for i in range(3)}
+    batch = client.batches.wait(client.batches.create("/v1/completions", questions).id)
+    with client.batches.results(batch.id) as answers:
+        for answer in answers:
+            print("batch:", answer.custom_id, answer.status_code)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Checks of foreign values, used wherever they enter; each raises InvalidRequestError that names the field."""
 
+from array import array
 from collections.abc import Sequence
 
 from kvmesh.core import Generation, SamplingParams
@@ -101,5 +102,14 @@ def check_tokens(token_ids: Sequence[int], field: str, vocabulary_size: int) -> 
 
 def check_ids(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:
     """Each within the vocabulary."""
-    if token_ids and (max(token_ids) >= vocabulary_size or min(token_ids) < 0):
+    if token_ids and not _are_below(token_ids, vocabulary_size):
         raise InvalidRequestError(f"{field} must hold ids below {vocabulary_size}", field=field)
+
+
+def _are_below(token_ids: Sequence[int], limit: int) -> bool:
+    if isinstance(token_ids, array) and token_ids.typecode == "I":
+        # Here, since only workers, which hold long prompts as words, have a use for numpy.
+        import numpy as np
+
+        return int(np.frombuffer(token_ids, np.uint32).max()) < limit
+    return max(token_ids) < limit and min(token_ids) >= 0

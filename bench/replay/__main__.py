@@ -18,7 +18,8 @@ from pathlib import Path
 from time import process_time
 
 from bench.replay.mesh import Replay, ReplayResult, ReplayShape
-from bench.replay.placers import OraclePlacer, Placer, RouterPlacer
+from bench.replay.placers import OraclePlacer, Placer
+from bench.replay.routers import make_placer
 from bench.table import render
 from bench.traces import TraceRequest, generate_trace, load_trace
 
@@ -57,7 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 oracle_hits = 0.0
                 for policy in options.policy:
                     began = process_time()
-                    result = replay(trace, workers=workers, policy=policy, shape=options.shape, speed=speed)
+                    result = replay(
+                        trace,
+                        workers=workers,
+                        policy=policy,
+                        shape=options.shape,
+                        speed=speed,
+                        routers=options.routers,
+                    )
                     oracle_hits = max(oracle_hits, result.hit_rate) if policy in ORACLES else oracle_hits
                     line = _line(name, workers, load, policy, result, (oracle_hits, pooled))
                     lines.append(line)
@@ -74,9 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def replay(trace: Sequence[TraceRequest], *, workers: int, policy: str, shape: str, speed: float) -> ReplayResult:
+def replay(
+    trace: Sequence[TraceRequest], *, workers: int, policy: str, shape: str, speed: float, routers: int = 1
+) -> ReplayResult:
     """One run."""
-    mesh = _mesh(workers, shape)
+    mesh = dataclasses.replace(_mesh(workers, shape), routers=routers)
     if policy == "informed":
         policy, mesh = "kv", dataclasses.replace(mesh, event_delay_s=0.0, load_interval_s=0.0)
     return Replay(mesh, _placer(policy)).run(trace, speed=speed)
@@ -124,7 +134,7 @@ def speed_for(trace: Sequence[TraceRequest], *, workers: int, load: float, shape
 
 
 def _placer(policy: str) -> Callable[[Replay], Placer]:
-    return OraclePlacer if policy == "greedy" else lambda replay: RouterPlacer(replay, policy)
+    return OraclePlacer if policy == "greedy" else lambda replay: make_placer(replay, policy)
 
 
 def _trace(folder: Path | None, name: str) -> list[TraceRequest]:
@@ -175,6 +185,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=int, default=1 << 30, help="only the first so many of each trace")
     parser.add_argument("--shape", choices=("disaggregated", "aggregated"), default="disaggregated")
+    parser.add_argument("--routers", type=int, default=1, help="asked in turns; they share what is in flight")
     parser.add_argument("--json", type=Path, help="where all figures go")
     parser.add_argument("--plot", type=Path, help="folder for plots (needs matplotlib)")
     return parser.parse_args(arguments)

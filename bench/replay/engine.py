@@ -1,7 +1,8 @@
 """A simulated worker for replays: real block pool, steps as counts instead of tokens. No I/O; times are arguments.
 
 Order within a step, as in the simulated engine: decoding requests (one token each), then prompts begun, then waiting ones in
-order of arrival, all within one token budget. A request takes the blocks of its prompt and answer when it is admitted.
+order of arrival, all within one token budget. A request takes the blocks of its prompt and answer when it is admitted; blocks
+are found by others as soon as they are computed, by whoever is admitted in the same step too.
 """
 
 import heapq
@@ -47,6 +48,7 @@ class Job:
     decode: "ReplayEngine | None" = None
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    named: int = 0
     cached_tokens: int = 0
     transferred: bool = False
     first_token_s: float = -1.0
@@ -112,6 +114,7 @@ class ReplayEngine:
                 take = min(budget - spent, job.trace.prompt_tokens - job.computed)
                 job.computed += take
                 spent += take
+                self._name_computed(job)
             ready = [job for job in self._prefilling if job.computed >= job.trace.prompt_tokens]
             if ready:
                 self._computed_in_step += ready
@@ -133,8 +136,6 @@ class ReplayEngine:
         done, self._computed_in_step = self._computed_in_step, []
         for job in done:
             # The first token comes with the prompt's last step; each further step gives one.
-            full = len(job.names)
-            self.pool.name(job.blocks[:full], job.names, None)
             self._on_prompt(job, now_s)
         for job in ended:
             self._finish(job, now_s)
@@ -157,6 +158,13 @@ class ReplayEngine:
         job.done_s = now_s
         self._on_done(job, now_s)
 
+    def _name_computed(self, job: Job) -> None:
+        """Full blocks of a prompt are found by whoever is admitted next, in the same step too, as in vLLM and the simulated engine."""
+        first, full = job.named, min(job.computed // self.shape.block_tokens, len(job.names))
+        if full > first:
+            self.pool.name(job.blocks[first:full], job.names[first:full], job.names[first - 1] if first else None)
+            job.named = full
+
     def _admit(self) -> bool:
         if not self.waiting or self.running + len(self._computed_in_step) >= self.shape.running_max:
             return False
@@ -175,5 +183,6 @@ class ReplayEngine:
         else:
             job.computed = len(cached) * size
             job.cached_tokens = job.computed
+            job.named = len(cached)
         self._prefilling.append(job)
         return True

@@ -18,7 +18,7 @@ from bench.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayShape:
-    """How many workers, and how late the router learns. No prefill workers: decode workers compute prompts."""
+    """How many workers and routers, and how late a router learns. No prefill workers: decode workers compute prompts."""
 
     prefills: int
     decodes: int
@@ -26,6 +26,8 @@ class ReplayShape:
     event_delay_s: float = 0.005
     load_interval_s: float = 0.1
     retry_s: float = 0.05
+    routers: int = 1
+    sync_interval_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,13 +69,13 @@ class Placer(Protocol):
 class RouterPlacer:
     """The router's core."""
 
-    def __init__(self, replay: "Replay", policy: str) -> None:
+    def __init__(self, replay: "Replay", policy: str, router_id: str = "replay") -> None:
         self._replay = replay
         self._engines = {engine.name: engine for engine in (*replay.prefills, *replay.decodes)}
         self._waiting: dict[int, Job] = {}
         self._sequences: dict[str, int] = {}
         known = {"dynamo_cost": DynamoCostPolicy}.get(policy, policy)
-        self.core = RouterCore(router_id="replay", policy=known, generator=replay.random)
+        self.core = RouterCore(router_id=router_id, run_id=router_id, policy=known, generator=replay.random)
         for engine in replay.prefills:
             self._join(engine, Role.PREFILL)
         for engine in replay.decodes:

@@ -1,8 +1,12 @@
 """The `kvmesh` command: one word picks what to do, each with a `--help` of its own."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+
+EXIT_UNREAD = 141
+"""As a shell counts a program that SIGPIPE ended."""
 
 COMMANDS = {
     "up": ("kvmesh.cli.up", "start a whole mesh on this machine"),
@@ -30,9 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     module = importlib.import_module(COMMANDS[words[0]][0])
     try:
-        return int(module.main(words[1:]))
+        status = int(module.main(words[1:]))
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read has enough (`kvmesh status | head`); what is left must not be written at the end of the process either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class MeshPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """What is asked for. `engine_argv` goes to every worker as it is."""
+    """What is asked for. `engine_argv` goes to every worker as it is, `router_argv` to every router, `frontend_argv` to the frontend."""
 
     engine: str
     model: Path
@@ -35,6 +35,8 @@ class MeshShape:
     log_level: str
     run_dir: Path
     engine_argv: Sequence[str] = ()
+    router_argv: Sequence[str] = ()
+    frontend_argv: Sequence[str] = ()
     frontend_processes: int = 1
 
 
@@ -45,7 +47,10 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
             *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
             *(_worker(shape, "decode", number) for number in range(shape.decode)),
         ],
-        routers=[_service(shape, "router", ("--policy", shape.policy), number) for number in range(shape.routers)],
+        routers=[
+            _service(shape, "router", ("--policy", shape.policy, *shape.router_argv), number)
+            for number in range(shape.routers)
+        ],
         frontends=[
             _service(
                 shape,
@@ -55,6 +60,7 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
                     # Meshes on one machine must not run each other's batches.
                     *("--state-dir", str(shape.run_dir / "state")),
                     *("--processes", str(shape.frontend_processes)),
+                    *shape.frontend_argv,
                 ),
             )
         ],

@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc.aio
 
+from kvmesh.client.aio_batches import AsyncBatches
 from kvmesh.client.aio_stream import AsyncStream
 from kvmesh.client.answer import Answer, gathered
-from kvmesh.client.calling import Calling, Question, with_sampling
+from kvmesh.client.calling import Calling, Question, T, with_sampling
 from kvmesh.client.settings import ClientSettings
 from kvmesh.core import SamplingParams
 from kvmesh.rpc.codec.asking import (
@@ -30,7 +31,6 @@ from kvmesh.rpc.codec.asking import (
 )
 from kvmesh.rpc.codec.inference import Options
 from kvmesh.rpc.inference_stub import inference_stub
-from kvmesh.rpc.status import from_rpc_error
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -50,6 +50,7 @@ class AsyncClient:
         else:
             self._channel = grpc.aio.secure_channel(address, credentials, options=options)
         self._stub = inference_stub(self._channel)
+        self.batches = AsyncBatches(self._stub, self._one, self._stream)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -84,7 +85,7 @@ class AsyncClient:
         options: Options | None = None,
         timeout_s: float | None = None,
         **more: Any,
-    ) -> AsyncStream:
+    ) -> AsyncStream[Piece]:
         """The answer as it comes."""
         message = chat_message(model, messages, with_sampling(options, sampling, is_stream=True), **more)
         return self._stream(self._stub.Chat, message, from_chat_response, timeout_s)
@@ -112,7 +113,7 @@ class AsyncClient:
         options: Options | None = None,
         timeout_s: float | None = None,
         **more: Any,
-    ) -> AsyncStream:
+    ) -> AsyncStream[Piece]:
         """The continuation as it comes."""
         message = generate_message(model, prompt, with_sampling(options, sampling, is_stream=True), **more)
         return self._stream(self._stub.Generate, message, from_generate_response, timeout_s)
@@ -146,15 +147,15 @@ class AsyncClient:
         """Models that can be asked now."""
         return from_models_response(await self._one(self._stub.ListModels, models_message(), timeout_s))
 
-    def _stream(self, method: Any, message: Any, read: Callable[[Any], Piece], timeout_s: float | None) -> AsyncStream:
+    def _stream(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> AsyncStream[T]:
         deadline_s = self._calling.deadline_s(timeout_s)
         return AsyncStream(self._calling, Question(method=method, message=message, read=read, deadline_s=deadline_s))
 
-    async def _whole(self, stream: AsyncStream) -> Answer:
+    async def _whole(self, stream: AsyncStream[Piece]) -> Answer:
         async with stream:
             return gathered([piece async for piece in stream])
 
-    async def _one(self, method: Any, message: Any, timeout_s: float | None) -> Any:
+    async def _one(self, method: Any, message: Any, timeout_s: float | None, *, is_repeatable: bool = True) -> Any:
         calling = self._calling
         deadline_s = calling.deadline_s(timeout_s)
         attempt = 0
@@ -162,9 +163,6 @@ class AsyncClient:
             try:
                 return await calling.begin(method, message, deadline_s)
             except grpc.aio.AioRpcError as error:
-                failure = from_rpc_error(error, where=calling.address)
-                wait_s = calling.wait_s(failure, attempt, deadline_s)
-                if wait_s is None:
-                    raise failure from error
+                wait_s = calling.next_wait_s(error, attempt, deadline_s, is_repeatable=is_repeatable)
             await asyncio.sleep(wait_s)
             attempt += 1

@@ -3,36 +3,35 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic
 
 import grpc.aio
 
-from kvmesh.client.calling import Calling, Question
+from kvmesh.client.calling import Calling, Question, T
 from kvmesh.errors import CancelledByCallerError
-from kvmesh.rpc.codec.asking import Piece
 from kvmesh.rpc.status import from_rpc_error
 
 
-class AsyncStream:
+class AsyncStream(Generic[T]):
     """The pieces of an answer as they come. Leaving it (`async with`), `aclose` or `cancel` stops the request on the mesh.
 
-    The last piece has the usage. Raises what went wrong; a call of which nothing came yet is tried again before.
+    The last piece of an answer has its usage. Raises what went wrong; a call of which nothing came yet is tried again before.
     """
 
-    def __init__(self, calling: Calling, question: Question) -> None:
+    def __init__(self, calling: Calling, question: Question[T]) -> None:
         self._calling = calling
         self._question = question
         self._call: Any = None
         self._is_cancelled = False
         self._pieces = self._run()
 
-    def __aiter__(self) -> "AsyncStream":
+    def __aiter__(self) -> "AsyncStream[T]":
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> T:
         return await anext(self._pieces)
 
-    async def __aenter__(self) -> "AsyncStream":
+    async def __aenter__(self) -> "AsyncStream[T]":
         return self
 
     async def __aexit__(self, kind: object, error: object, traceback: TracebackType | None) -> None:
@@ -49,7 +48,7 @@ class AsyncStream:
         self._is_cancelled = True
         await self._pieces.aclose()
 
-    async def _run(self) -> AsyncGenerator[Piece, None]:
+    async def _run(self) -> AsyncGenerator[T, None]:
         calling, question = self._calling, self._question
         attempt = 0
         while True:

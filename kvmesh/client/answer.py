@@ -40,8 +40,7 @@ class Choice:
         if piece.prompt_logprobs is not None:
             self.prompt_logprobs = piece.prompt_logprobs
         self.finish_reason = piece.finish_reason or self.finish_reason
-        if piece.warning is not None:
-            self.warnings.append(piece.warning)
+        self.warnings += piece.warnings
         for part in piece.tool_calls:
             while len(self.tool_calls) <= part.index:
                 self.tool_calls.append(ToolCall())

@@ -4,13 +4,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import grpc
 
 from kvmesh.client.settings import ClientSettings
 from kvmesh.core import SamplingParams
-from kvmesh.errors import MeshError
-from kvmesh.rpc.codec.asking import Piece
+from kvmesh.errors import DeadlineError, LostError, MeshError
 from kvmesh.rpc.codec.inference import Options
+from kvmesh.rpc.status import from_rpc_error
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +38,30 @@ class Calling:
         """See RetryPolicy."""
         return self.settings.retry.wait_s(failure, attempt, deadline_s - time.monotonic(), self.generator)
 
+    def next_wait_s(self, error: grpc.RpcError, attempt: int, deadline_s: float, *, is_repeatable: bool) -> float:
+        """Seconds until the next try of a call of one answer; raises what it failed with where there is none. A call that is
+        not repeatable is tried again only where the server refused it."""
+        failure = from_rpc_error(error, where=self.address, has_begun=not is_repeatable)
+        is_open = isinstance(failure, LostError) and not is_repeatable
+        wait_s = None if is_open else self.wait_s(failure, attempt, deadline_s)
+        if wait_s is None:
+            raise failure from error
+        return wait_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Generic[T]):
     """What a stream asks: the method, its message, how its answers are read, and until when."""
 
     method: Any
     message: Any
-    read: Callable[[Any], Piece]
+    read: Callable[[Any], T]
     deadline_s: float
+
+
+def waited_too_long(batch_id: str) -> DeadlineError:
+    """For whoever waits for a batch."""
+    return DeadlineError(f"{batch_id} has not ended yet")
 
 
 def with_sampling(options: Options | None, sampling: SamplingParams | None, *, is_stream: bool) -> Options:

@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 
 from kvmesh.client.answer import Answer, gathered
-from kvmesh.client.calling import Calling, Question, with_sampling
+from kvmesh.client.calling import Calling, Question, T, with_sampling
 from kvmesh.client.settings import ClientSettings
+from kvmesh.client.sync_batches import Batches
 from kvmesh.client.sync_stream import Stream
 from kvmesh.core import SamplingParams
 from kvmesh.rpc.codec.asking import (
@@ -30,7 +31,6 @@ from kvmesh.rpc.codec.asking import (
 )
 from kvmesh.rpc.codec.inference import Options
 from kvmesh.rpc.inference_stub import inference_stub
-from kvmesh.rpc.status import from_rpc_error
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -50,6 +50,7 @@ class Client:
         else:
             self._channel = grpc.secure_channel(address, credentials, options=options)
         self._stub = inference_stub(self._channel)
+        self.batches = Batches(self._stub, self._one, self._stream)
 
     def __enter__(self) -> "Client":
         return self
@@ -84,7 +85,7 @@ class Client:
         options: Options | None = None,
         timeout_s: float | None = None,
         **more: Any,
-    ) -> Stream:
+    ) -> Stream[Piece]:
         """The answer as it comes."""
         message = chat_message(model, messages, with_sampling(options, sampling, is_stream=True), **more)
         return self._stream(self._stub.Chat, message, from_chat_response, timeout_s)
@@ -112,7 +113,7 @@ class Client:
         options: Options | None = None,
         timeout_s: float | None = None,
         **more: Any,
-    ) -> Stream:
+    ) -> Stream[Piece]:
         """The continuation as it comes."""
         message = generate_message(model, prompt, with_sampling(options, sampling, is_stream=True), **more)
         return self._stream(self._stub.Generate, message, from_generate_response, timeout_s)
@@ -142,15 +143,15 @@ class Client:
         """Models that can be asked now."""
         return from_models_response(self._one(self._stub.ListModels, models_message(), timeout_s))
 
-    def _stream(self, method: Any, message: Any, read: Callable[[Any], Piece], timeout_s: float | None) -> Stream:
+    def _stream(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> Stream[T]:
         deadline_s = self._calling.deadline_s(timeout_s)
         return Stream(self._calling, Question(method=method, message=message, read=read, deadline_s=deadline_s))
 
-    def _whole(self, stream: Stream) -> Answer:
+    def _whole(self, stream: Stream[Piece]) -> Answer:
         with stream:
             return gathered(stream)
 
-    def _one(self, method: Any, message: Any, timeout_s: float | None) -> Any:
+    def _one(self, method: Any, message: Any, timeout_s: float | None, *, is_repeatable: bool = True) -> Any:
         calling = self._calling
         deadline_s = calling.deadline_s(timeout_s)
         attempt = 0
@@ -158,9 +159,6 @@ class Client:
             try:
                 return calling.begin(method, message, deadline_s)
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, where=calling.address)
-                wait_s = calling.wait_s(failure, attempt, deadline_s)
-                if wait_s is None:
-                    raise failure from error
+                wait_s = calling.next_wait_s(error, attempt, deadline_s, is_repeatable=is_repeatable)
             time.sleep(wait_s)
             attempt += 1

@@ -3,36 +3,35 @@
 import threading
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic
 
 import grpc
 
-from kvmesh.client.calling import Calling, Question
+from kvmesh.client.calling import Calling, Question, T
 from kvmesh.errors import CancelledByCallerError
-from kvmesh.rpc.codec.asking import Piece
 from kvmesh.rpc.status import from_rpc_error
 
 
-class Stream:
+class Stream(Generic[T]):
     """The pieces of an answer as they come. Leaving it (`with`), `close` or `cancel` stops the request on the mesh.
 
-    The last piece has the usage. Raises what went wrong; a call of which nothing came yet is tried again before.
+    The last piece of an answer has its usage. Raises what went wrong; a call of which nothing came yet is tried again before.
     """
 
-    def __init__(self, calling: Calling, question: Question) -> None:
+    def __init__(self, calling: Calling, question: Question[T]) -> None:
         self._calling = calling
         self._question = question
         self._call: Any = None
         self._cancelled = threading.Event()
         self._pieces = self._run()
 
-    def __iter__(self) -> "Stream":
+    def __iter__(self) -> "Stream[T]":
         return self
 
-    def __next__(self) -> Piece:
+    def __next__(self) -> T:
         return next(self._pieces)
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "Stream[T]":
         return self
 
     def __exit__(self, kind: object, error: object, traceback: TracebackType | None) -> None:
@@ -49,7 +48,7 @@ class Stream:
         self._cancelled.set()
         self._pieces.close()
 
-    def _run(self) -> Generator[Piece, None, None]:
+    def _run(self) -> Generator[T, None, None]:
         calling, question = self._calling, self._question
         attempt = 0
         while True:

@@ -61,9 +61,13 @@ class KvTransport(Protocol):
 def merge_runs(remote_offsets: Sequence[int], local_offsets: Sequence[int], length: int) -> list[tuple[int, int, int]]:
     """(remote, local, bytes) with neighbours joined that are neighbours on both sides."""
     runs: list[tuple[int, int, int]] = []
+    first_remote = first_local = next_remote = next_local = 0
     for remote, local in zip(remote_offsets, local_offsets, strict=True):
-        if runs and remote == runs[-1][0] + runs[-1][2] and local == runs[-1][1] + runs[-1][2]:
-            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + length)
-        else:
-            runs.append((remote, local, length))
+        if remote != next_remote or local != next_local:
+            if next_remote > first_remote:
+                runs.append((first_remote, first_local, next_remote - first_remote))
+            first_remote, first_local = remote, local
+        next_remote, next_local = remote + length, local + length
+    if next_remote > first_remote:
+        runs.append((first_remote, first_local, next_remote - first_remote))
     return runs

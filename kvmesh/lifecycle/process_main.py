@@ -31,6 +31,7 @@ def run_process(make_main: Callable[[], Awaitable[None]]) -> int:
     except KeyboardInterrupt:
         return 130
     except (PartFailedError, ExceptionGroup, MeshError) as error:
-        print(f"{error}: {error.__cause__ or error}", file=sys.stderr)  # noqa: T201 (the last words of a process)
+        words = f"{error}: {error.__cause__}" if error.__cause__ else f"{error}"
+        print(words, file=sys.stderr)  # noqa: T201 (the last words of a process)
         return EXIT_FAILED
     return 0

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from kvmesh.checks import check_generation
 from kvmesh.clock import Clock
 from kvmesh.core import FinishReason, Generation, KvHandle, LoadRecord, Rendezvous, TokenLogprob
 from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, Leg, StepOutput
@@ -150,7 +149,7 @@ class Worker:
             history_max=settings.kv_history_batches,
             buffer_max=settings.kv_watch_buffer_batches,
         )
-        self._kv_changes = KvChanges(self.kv_feed.append_nowait, clock, settings.kv_batch_interval_s)
+        self._kv_changes = KvChanges(self.kv_feed.append_nowait, settings.kv_batch_interval_s)
 
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""
@@ -259,6 +258,7 @@ class Worker:
         return min(submission.timeout_s, self.settings.request_timeout_s)
 
     def _check_submission(self, link: int, submission: Submission) -> None:
+        """What the worker knows; the engine checks the generation itself."""
         model = self.description.model
         if submission.generation.model != model.name:
             raise NotFoundError(f"this worker serves {model.name}", reason="model_not_found", field="generation.model")
@@ -268,11 +268,6 @@ class Worker:
             raise InvalidRequestError(f"slot {submission.slot} is in use", field="slot", reason="slot_in_use")
         if self._legs.has_request(submission.request_id):
             raise InvalidRequestError("a request of this id is running", field="request_id", reason="request_id_in_use")
-        check_generation(
-            submission.generation,
-            vocabulary_size=model.vocabulary_size,
-            context_tokens_max=model.context_tokens_max,
-        )
 
     def has_leg(self, key: int) -> bool:
         """True while the engine owes the leg's finish."""

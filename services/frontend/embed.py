@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvmesh.checks import PRIORITY_MAX, check_range
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, ReportKind
-from kvmesh.errors import InvalidRequestError, MeshError, UnavailableError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import EmbedCall, EmbedClient, EmbedResult, Placed, RouterLink
 from services.frontend.access.caller import current_caller
 from services.frontend.attempt import RETRIABLE
@@ -61,6 +61,9 @@ class Embedder:
             except UnavailableError as error:
                 # That nothing else is there says less than what happened on the worker that was.
                 raise first_failure or error from error
+            except (NotFoundError, UnsupportedError) as error:
+                error.field = request.asked.named(error.field)
+                raise
             try:
                 return await self._call(request, model, inputs, placed, deadline_s)
             except RETRIABLE as error:
@@ -162,6 +165,7 @@ def _ask(
         session_id=asked.session_id,
         required_features=(EMBEDDINGS,),
         required_labels=asked.required_labels,
+        preferred_labels=asked.preferred_labels,
         excluded_worker_ids=tuple(excluded),
         pinned_decode_worker_id=asked.pinned_decode_worker_id,
         attempt=number,

@@ -16,6 +16,7 @@ from kvmesh.errors import (
     DeadlineError,
     InvalidRequestError,
     MeshError,
+    NotFoundError,
     OverloadedError,
     UnavailableError,
     UnsupportedError,
@@ -247,6 +248,9 @@ class Pipeline:
                 # That nothing else is there says less than what happened on the worker that was.
                 raise first_failure from error
             error.retry_after_s = error.retry_after_s or self.settings.retry_after_s
+            raise
+        except (NotFoundError, UnsupportedError) as error:
+            error.field = prepared.request.named(error.field)
             raise
 
     def _attempt(self, prepared: Prepared, placed: Placed, number: int, deadline_s: float) -> Attempt:

@@ -189,6 +189,7 @@ def prepare(
         traceparent=request.traceparent,
         required_features=tuple(feature for _, feature, _ in _asked_needs(request.sampling)),
         required_labels=request.required_labels,
+        preferred_labels=request.preferred_labels,
         pinned_prefill_worker_id=request.pinned_prefill_worker_id,
         pinned_decode_worker_id=request.pinned_decode_worker_id,
     )

@@ -74,6 +74,7 @@ class Request:
     priority: int = 0
     session_id: str = ""
     required_labels: Mapping[str, str] = field(default_factory=dict)
+    preferred_labels: Mapping[str, str] = field(default_factory=dict)
     pinned_prefill_worker_id: str = ""
     pinned_decode_worker_id: str = ""
     prompt_tokens_kept: int | None = None

@@ -159,7 +159,8 @@ class InferenceServicer(BatchServicer):
 def _chat_response(request_id: str, news: News, options: Options, reading: Reading | None) -> pb.ChatResponse | None:
     """None when all there is may still become a tool call."""
     finish = news.ending.reason if news.ending is not None else None
-    text, reasoning, warning = news.text, "", None
+    text, reasoning = news.text, ""
+    warnings: Sequence[MeshError] = ()
     calls: tuple[ToolCallPiece, ...] = ()
     if reading is not None:
         choice = news.choice
@@ -169,11 +170,11 @@ def _chat_response(request_id: str, news: News, options: Options, reading: Readi
         ]
         text = "".join(part for part in parts if isinstance(part, str))
         reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-        warning = _warning(parts)
+        warnings = _warnings(parts)
         calls = _pieces(reading, choice, parts)
         if finish is FinishReason.STOP and reading.calls(choice):
             finish = FinishReason.TOOL_CALLS
-        if not (text or reasoning or calls or warning or finish or news.logprobs or options.returns_token_ids):
+        if not (text or reasoning or calls or warnings or finish or news.logprobs or options.returns_token_ids):
             return None
     return to_chat_response(
         request_id,
@@ -184,13 +185,14 @@ def _chat_response(request_id: str, news: News, options: Options, reading: Readi
         token_ids=news.token_ids if options.returns_token_ids else (),
         logprobs=news.logprobs,
         finish=finish,
-        warning=warning,
+        warnings=warnings,
     )
 
 
-def _warning(parts: Sequence[Part]) -> MeshError | None:
-    reason = next((part.reason for part in parts if isinstance(part, Warned)), None)
-    return None if reason is None else InternalError(WARNINGS[reason], reason=reason)
+def _warnings(parts: Sequence[Part]) -> list[MeshError]:
+    """Each reason once, in the order they came up."""
+    reasons = dict.fromkeys(part.reason for part in parts if isinstance(part, Warned))
+    return [InternalError(WARNINGS[reason], reason=reason) for reason in reasons]
 
 
 def _pieces(reading: Reading, choice: int, parts: Sequence[Part]) -> tuple[ToolCallPiece, ...]:

@@ -55,7 +55,8 @@ class HttpSettings:
         "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
     )
     allows_pins: bool = setting(
-        False, "Whether x-kvmesh-pin-prefill, -pin-decode and x-kvmesh-labels are obeyed; else they are refused."
+        False,
+        "Whether x-kvmesh-pin-prefill, -pin-decode, x-kvmesh-labels and -preferred-labels are obeyed; else they are refused.",
     )
     stalled_client_timeout_s: float = setting(
         30.0, "Longest wait for a client to read the end of its answer; then it is cut off.", min=0.1

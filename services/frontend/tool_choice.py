@@ -12,16 +12,13 @@ from typing import Any
 from kvmesh.core import Constraint, ConstraintKind
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX
+from services.frontend.call_tags import CALL_TAGS
 from services.frontend.parsers.family import ToolFamily, WholeFamily
 from services.frontend.parsers.forced import LIST_FAMILY, named_family
 from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
 
 _SHARED = ("$defs", "definitions")
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-# Where the arguments stand in families that write calls as a JSON object between marks.
-_TAGS: Mapping[str, tuple[str, str, str]] = {
-    "hermes": ("<tool_call>", '<tool_call>\n{"name": %s, "arguments": ', "}\n</tool_call>"),
-}
 
 
 def with_tool_constraint(request: Request, tools: ToolFamily | WholeFamily | None) -> Request:
@@ -104,28 +101,22 @@ def _shared(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _strict(conversation: Conversation, tools: ToolFamily | WholeFamily | None) -> Constraint:
-    parts = _TAGS.get(tools.name) if tools is not None else None
-    if parts is None:
+    tags = CALL_TAGS.get(tools.name) if tools is not None else None
+    if tags is None:
         first = next(i for i, tool in enumerate(conversation.tools) if _name(tool) in conversation.tool_choice.strict)
         field = f"tools[{first}].function.strict"
         raise UnsupportedError(
             f"{field} is supported for this model with tool_choice required or a named tool only", field=field
         )
-    trigger, begin, end = parts
-    form = {
-        "type": "triggered_tags",
-        "triggers": [trigger],
-        "tags": [_tag(tool, conversation.tool_choice.strict, begin, end) for tool in conversation.tools],
-        "stop_after_first": not conversation.tool_choice.is_parallel,
-    }
-    document = json.dumps({"type": "structural_tag", "format": form}, ensure_ascii=False)
+    choice = conversation.tool_choice
+    schemas = [(_name(tool), _promised(tool, choice.strict)) for tool in conversation.tools]
+    document = json.dumps(tags.document(schemas, is_parallel=choice.is_parallel), ensure_ascii=False)
     return Constraint(kind=ConstraintKind.STRUCTURAL_TAG, text=document)
 
 
-def _tag(tool: Mapping[str, Any], strict: Sequence[str], begin: str, end: str) -> dict[str, Any]:
-    schema = _parameters(tool["function"]) if _name(tool) in strict else _ANY_OBJECT
-    content = {"type": "json_schema", "json_schema": schema}
-    return {"type": "tag", "begin": begin % json.dumps(_name(tool)), "content": content, "end": end}
+def _promised(tool: Mapping[str, Any], strict: Sequence[str]) -> Mapping[str, Any]:
+    """The schema that a tool's arguments must keep to: its own only where that was asked for."""
+    return _parameters(tool["function"]) if _name(tool) in strict else _ANY_OBJECT
 
 
 def _name(tool: Mapping[str, Any]) -> str:

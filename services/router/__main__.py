@@ -86,7 +86,10 @@ def make_replica(settings: SyncSettings, core: RouterCore) -> Replica:
     return Replica(
         core,
         ReplicaLimits(
-            batch_max=settings.batch_max, changes_max=settings.changes_max, strangers_max=settings.strangers_max
+            batch_max=settings.batch_max,
+            changes_max=settings.changes_max,
+            strangers_max=settings.strangers_max,
+            blocks_max=settings.blocks_max,
         ),
     )
 

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Positions = NDArray[np.intp]
 
-UNTIL, FLOOR, PER_TOKEN, PER_PAIR, WAIT, GROWTH, SHARE, BASE, RUNNING, CHUNK, NOTHING, NEVER = range(12)
+UNTIL, FLOOR, PER_TOKEN, PER_PAIR, WAIT, GROWTH, SHARE, BASE, RUNNING, CHUNK, NOTHING, NEVER, RATE = range(13)
 """Rows, in seconds. Prefill: time at which a prompt placed now would begin plus its base, the least of that as a time from now
 (infinite: takes no more prompts), time per uncached token, per uncached token and token before it. Decode: wait for a slot
 (infinite: takes no more), delay per output token that batch and newcomer cause each other, the same per token the newcomer
-holds. Both: the base, requests in the batch, time of prefill that a step has room for. Zero, and minus infinity."""
-ROWS = 12
+holds. Both: the base, requests in the batch, time of prefill that a step has room for. Zero, minus infinity, and in the first
+column what the decision that is being made says itself: the transfer's time per token."""
+ROWS = 13
 
 
 class Board:

@@ -23,11 +23,13 @@ class Changes:
         *,
         batch_max: int,
         changes_max: int,
+        blocks_max: int,
     ) -> None:
         self._is_told = is_told
         self._snapshot: list[Reservation] | None = list(snapshot)
         self._batch_max = batch_max
         self._changes_max = changes_max
+        self._blocks_max = blocks_max
         self._told: dict[str, Reservation] = {}
         self._new: set[str] = set()
         self._prefilled: dict[str, None] = {}
@@ -95,13 +97,13 @@ class Changes:
                 sequence=self._sequence,
                 router_id=router_id,
                 run_id=run_id,
-                reservations=[news_of(each, now) for each in part if self._is_told(each)],
+                reservations=[news_of(each, now, self._blocks_max) for each in part if self._is_told(each)],
                 is_snapshot=True,
                 is_complete=self._snapshot is None,
             )
         return PeerNews(
             sequence=self._sequence,
-            reservations=[news_of(each, now) for each in self._taken(self._told)],
+            reservations=[news_of(each, now, self._blocks_max) for each in self._taken(self._told)],
             prefilled_ids=self._taken_ids(self._prefilled),
             settled_ids=self._taken_ids(self._settled),
         )
@@ -134,9 +136,14 @@ def _nobody() -> None:
     """Until somebody wants to know."""
 
 
-def news_of(reservation: Reservation, now: float) -> ReservationNews:
-    """A reservation as peers are told of it."""
-    prefill, decode = reservation.prefill, reservation.decode
+def news_of(reservation: Reservation, now: float, blocks_max: int) -> ReservationNews:
+    """A reservation as peers are told of it, with so many blocks of its prompt at most: what they do not hear of from its workers.
+
+    Where less than a block is to be computed the worker has told of all there is, and so it has once the prompt is computed.
+    """
+    prefill, decode, block_hashes = reservation.prefill, reservation.decode, reservation.block_hashes
+    if not block_hashes and reservation.uncached_tokens >= reservation.computing.block_size_tokens:
+        block_hashes = reservation.predicted_hashes
     return ReservationNews(
         reservation_id=reservation.reservation_id,
         request_id=reservation.request_id,
@@ -153,5 +160,5 @@ def news_of(reservation: Reservation, now: float) -> ReservationNews:
         is_orphaned=reservation.is_orphaned,
         ends_after_s=max(0.0, reservation.ends_at - now),
         session_id=reservation.session_id,
-        block_hashes=reservation.block_hashes,
+        block_hashes=block_hashes[:blocks_max],
     )

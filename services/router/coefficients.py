@@ -11,7 +11,7 @@ zero stays zero.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, log
+from math import exp, inf, log
 from operator import mul
 
 from kvmesh.core import PerformanceProfile
@@ -62,31 +62,38 @@ class Linear:
         ]
         self.observations = [0] * len(starts)
 
-    def expected_s(self, *counts: float) -> float:
-        """The time for these counts."""
-        return sum(value * count for value, count in zip(self.values, counts, strict=True))
-
     def learn(self, observed_s: float, *counts: float) -> None:
         """It took so long. Times that cannot be are ignored."""
-        expected_s = self.expected_s(*counts)
-        if not (expected_s > 0 and 0 < observed_s < float("inf")):
+        values = self.values
+        parts = list(map(mul, values, counts))
+        expected_s = sum(parts)
+        if not (expected_s > 0 and 0 < observed_s < inf):
             return
-        error = min(CLIP, max(-CLIP, log(observed_s / expected_s)))
-        shares = [value * count / expected_s for value, count in zip(self.values, counts, strict=True)]
+        error = _clipped(log(observed_s / expected_s))
+        shares = [part / expected_s for part in parts]
         spread = [sum(map(mul, row, shares)) for row in self._covariance]
         variance = sum(map(mul, spread, shares)) + NOISE
         for i, row in enumerate(self._covariance):
-            step = min(CLIP, max(-CLIP, spread[i] * error / variance))
-            low, high = self._bounds[i]
-            self.values[i] = min(high, max(low, self.values[i] * exp(step)))
-            self._covariance[i] = [old - spread[i] * other / variance for old, other in zip(row, spread, strict=True)]
-            self._covariance[i][i] = min(self._priors[i], self._covariance[i][i] + DRIFT)
-            self.observations[i] += shares[i] > 0
+            # Without spread nothing is learned of it: one that is zero, or that this time does not count.
+            if own := spread[i]:
+                low, high = self._bounds[i]
+                value = values[i] * exp(_clipped(own * error / variance))
+                values[i] = low if value < low else high if value > high else value
+                for j, other in enumerate(spread):
+                    row[j] -= own * other / variance
+            uncertainty, prior = row[i] + DRIFT, self._priors[i]
+            row[i] = uncertainty if uncertainty < prior else prior
+            if shares[i] > 0:
+                self.observations[i] += 1
 
     def told(self) -> Iterator[Coefficient]:
         """As others see it."""
         for name, value, source, seen in zip(self._names, self.values, self._sources, self.observations, strict=True):
             yield Coefficient(name=name, value=value, source=Source.LEARNED if seen else source, observations=seen)
+
+
+def _clipped(logarithm: float) -> float:
+    return CLIP if logarithm > CLIP else -CLIP if logarithm < -CLIP else logarithm
 
 
 class Coefficients:

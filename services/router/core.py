@@ -1,6 +1,6 @@
 """The router's whole state and what happens to it, without I/O: asks, reports, streams that end. Times are arguments."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -12,7 +12,7 @@ from services.router.admission import Admission, Answer, Queued
 from services.router.choice import Choice
 from services.router.cost import CostSettings
 from services.router.explain import History, Record, ReportNote
-from services.router.feed import KvIndex, Trust
+from services.router.feed import KvIndex
 from services.router.fleet import Fleet
 from services.router.health import HealthEvent, HealthSettings
 from services.router.lanes import QueueLimits, Waiting
@@ -20,7 +20,7 @@ from services.router.learning import learn
 from services.router.place import Limits, Placer
 from services.router.policies import Policy, PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
-from services.router.target import TargetLimits
+from services.router.target import Target, TargetLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class RouterCore:
 
     def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, now: float, wall: float) -> Placement | Queued:
         """Places a request and reserves for it, lets it wait, or raises the refusal. Remembered for Explain."""
-        record = Record.of(ask, ask_id=ask_id, policy=self._placer.policy, decided_at_s=wall)
+        record = Record(ask, ask_id, self._placer.policy, wall)
         self.history.add(record)
         self._now = now
         self.health.turn(now)
@@ -103,7 +103,7 @@ class RouterCore:
         except MeshError as problem:
             error = self.health.refusal(problem, ask.model, now)
             error.request_id = ask.request_id
-            record.refused(error, self._placer, ask)
+            record.refused(error, self._placer)
             raise error from None
         record.choice, record.considered = choice, self._placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
@@ -169,16 +169,17 @@ class RouterCore:
         self.book.frontend_left(frontend_id, ends_at=now + self._core_limits.reservation_grace_s)
 
     def told(self, reservation: Reservation, *, now: float) -> None:
-        """Counts what a peer placed, and takes from it what affinity and approximate indexes learn from own placements."""
+        """Counts what a peer placed, and takes from it what affinity and beliefs learn from own placements."""
         self.book.add(reservation)
         if reservation.session_id:
             self._placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now)
         if reservation.block_hashes:
-            computing = reservation.prefill or reservation.decode
-            for target in (reservation.prefill, reservation.decode):
-                if target is not None and (feed := target.worker.feed) is not None:
-                    is_computing = target is computing
-                    feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+            self._believe_told(reservation, now)
+
+    def told_settled(self, reservation: Reservation) -> None:
+        """A peer says that what it placed is over."""
+        self.book.settle(reservation)
+        self._end_predictions(reservation)
 
     @property
     def limits(self) -> CoreLimits:
@@ -251,7 +252,7 @@ class RouterCore:
         try:
             choice = self._placer.choose(ask, now=now)
         except UnavailableError as problem:
-            record.refused(problem, self._placer, ask)
+            record.refused(problem, self._placer)
             raise self.health.refusal(problem, ask.model, now) from None
         record.considered = self._placer.considered
         placement = self._reserve(waiting.frontend_id, waiting.ask_id, ask, choice, now)
@@ -261,48 +262,69 @@ class RouterCore:
         return record.placement, max(1, choice.uncached_tokens)
 
     def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, choice: Choice, now: float) -> Placement:
-        self._placed += 1
-        longest_s = self._core_limits.reservation_s_max
-        ends_at = now + (longest_s if ask.timeout_s is None else min(ask.timeout_s, longest_s))
+        self._placed = number = self._placed + 1
+        longest_s, timeout_s = self._core_limits.reservation_s_max, ask.timeout_s
+        ends_at = now + (longest_s if timeout_s is None or timeout_s > longest_s else timeout_s)
+        prefill, decode, block_hashes = choice.prefill, choice.decode, ask.block_hashes
         reservation = Reservation(
-            reservation_id=f"{self._id_prefix}{self._placed}",
-            request_id=ask.request_id,
-            frontend_id=frontend_id,
-            ask_id=ask_id,
-            prefill=choice.prefill,
-            decode=choice.decode,
-            uncached_tokens=choice.uncached_tokens,
-            kv_blocks=-(-(ask.prompt_tokens + ask.expected_output_tokens) // choice.decode.block_size_tokens),
-            choices=ask.choices or 1,
-            ends_at=ends_at,
-            ends_at_latest=ends_at,
-            due_at=now,
-            placed_at=now,
-            prefill_s=choice.prefill_s,
-            forecast=choice.forecast,
-            expected_ttft_s=choice.expected_ttft_s,
-            last_block_hash=ask.block_hashes[-1] if ask.block_hashes else None,
-            session_id=ask.session_id,
-            block_hashes=_untold_blocks(ask, choice),
+            f"{self._id_prefix}{number}",
+            ask.request_id,
+            frontend_id,
+            ask_id,
+            prefill,
+            decode,
+            choice.uncached_tokens,
+            -(-(ask.prompt_tokens + ask.expected_output_tokens) // decode.block_size_tokens),
+            ask.choices or 1,
+            ends_at,
+            ends_at,
+            now,
+            now,
+            choice.prefill_s,
+            choice.forecast,
+            choice.expected_ttft_s,
+            block_hashes[-1] if block_hashes else None,
+            ask.session_id,
+            block_hashes if _tells_nothing(decode, ask) or _tells_nothing(prefill, ask) else (),
+            block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
         )
         self.book.add(reservation)
         self.health.placed(reservation, ask, now, self._holders_of)
-        for target in (choice.prefill, choice.decode):
-            if target is not None:
-                target.placed_last = self._placed
-                if target.worker.feed is not None and ask.block_size_tokens == target.worker.block_size_tokens:
-                    is_computing = target is reservation.computing
-                    target.worker.feed.placed(target.rank, ask.block_hashes, now=now, is_computing=is_computing)
-                if ask.adapter:
-                    target.ran(ask.adapter)
+        if prefill is not None:
+            self._placed_on(prefill, ask, number, now, is_computing=True)
+        self._placed_on(decode, ask, number, now, is_computing=prefill is None)
         if ask.session_id:
-            self._placer.sessions.bind(ask.session_id, choice.prefill, choice.decode, now)
+            self._placer.sessions.bind(ask.session_id, prefill, decode, now)
         return _placement(reservation, choice)
 
-    def _end_predictions(self, reservation: Reservation) -> None:
+    def _placed_on(self, target: Target, ask: Ask, number: int, now: float, *, is_computing: bool) -> None:
+        target.placed_last = number
+        if ask.adapter:
+            target.ran(ask.adapter)
+        feed = target.worker.feed
+        if feed is None or ask.block_size_tokens != target.block_size_tokens:
+            return
+        if is_computing or not feed.tells_events:
+            feed.placed(target.rank, ask.block_hashes, now=now, is_computing=is_computing)
+
+    def _believe_told(self, reservation: Reservation, now: float) -> None:
+        computing = None if reservation.is_prefilled else reservation.computing
+        is_silent = False
         for target in (reservation.prefill, reservation.decode):
-            if target is not None and target.worker.feed is not None and reservation.last_block_hash is not None:
-                target.worker.feed.settled(target.rank, reservation.last_block_hash)
+            if target is not None and (feed := target.worker.feed) is not None:
+                is_computing = target is computing
+                feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+                is_silent = is_silent or not feed.tells_events
+        if not is_silent:
+            reservation.block_hashes = ()
+
+    def _end_predictions(self, reservation: Reservation) -> None:
+        last = reservation.last_block_hash
+        if last is None:
+            return
+        for target in (reservation.prefill, reservation.decode):
+            if target is not None and (feed := target.worker.feed) is not None:
+                feed.settled(target.rank, last)
 
     def _holders_of(self, block_hash: int) -> int:
         """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
@@ -315,14 +337,11 @@ def _time_of(reservation: Reservation, note: ReportNote) -> float | None:
     return None if reservation.placed_at is None else reservation.placed_at + note.elapsed_s
 
 
-def _untold_blocks(ask: Ask, choice: Choice) -> Sequence[int]:
-    """What peers cannot hear of from the workers themselves."""
-    for target in (choice.prefill, choice.decode):
-        if target is None or (feed := target.worker.feed) is None:
-            continue
-        if feed.trust is Trust.APPROXIMATE and target.worker.block_size_tokens == ask.block_size_tokens:
-            return ask.block_hashes
-    return ()
+def _tells_nothing(target: Target | None, ask: Ask) -> bool:
+    """Whether peers cannot hear from the worker itself that it holds the prompt from now on."""
+    if target is None or (feed := target.worker.feed) is None:
+        return False
+    return not feed.tells_events and target.block_size_tokens == ask.block_size_tokens
 
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, isfinite
-from typing import Self
 
 from kvmesh.core import Ask, Placement, ReportKind, Role
 from kvmesh.errors import MeshError, OverloadedError
@@ -37,7 +36,7 @@ class ReportNote:
     reservation_id: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Record:
     """One decision. `choice` and `placement` are None exactly when it was refused with `error`, or waits.
 
@@ -45,13 +44,10 @@ class Record:
     `removed` says who was taken off by which filter.
     """
 
-    request_id: str
+    ask: Ask
     ask_id: int
-    policy: str
+    by: Policy
     decided_at_s: float
-    cost_unit: str = ""
-    excluded_worker_ids: Sequence[str] = ()
-    pinned_worker_ids: Sequence[str] = ("", "")
     choice: Choice | None = None
     considered: Pool | None = None
     removed: Sequence[tuple[Worker, str]] = ()
@@ -59,24 +55,26 @@ class Record:
     error: MeshError | None = None
     reports: list[ReportNote] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, ask: Ask, *, ask_id: int, policy: Policy, decided_at_s: float) -> Self:
-        """The record of an ask that is about to be decided."""
-        return cls(
-            request_id=ask.request_id,
-            ask_id=ask_id,
-            policy=policy.name,
-            decided_at_s=decided_at_s,
-            cost_unit=policy.cost_unit,
-            excluded_worker_ids=ask.excluded_worker_ids,
-            pinned_worker_ids=(ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id),
-        )
+    @property
+    def request_id(self) -> str:
+        """The request's."""
+        return self.ask.request_id
 
-    def refused(self, error: MeshError, placer: Placer, ask: Ask) -> None:
+    @property
+    def policy(self) -> str:
+        """The word by which the policy was found."""
+        return self.by.name
+
+    @property
+    def cost_unit(self) -> str:
+        """The policy's."""
+        return self.by.cost_unit
+
+    def refused(self, error: MeshError, placer: Placer) -> None:
         """It came to nothing."""
         self.error = error
         self.considered = placer.considered
-        self.removed = () if placer.considered is not None else placer.removed(ask)
+        self.removed = () if placer.considered is not None else placer.removed(self.ask)
 
     @property
     def queued_s(self) -> float | None:
@@ -114,10 +112,11 @@ class History:
         """Remembers a decision and forgets the oldest beyond the bound."""
         if self._records_max == 0:
             return
-        self._records[record.request_id] = record
-        self._records.move_to_end(record.request_id)
-        if len(self._records) > self._records_max:
-            self._records.popitem(last=False)
+        records, request_id = self._records, record.ask.request_id
+        records[request_id] = record
+        records.move_to_end(request_id)
+        if len(records) > self._records_max:
+            records.popitem(last=False)
 
     def note(self, request_id: str, note: ReportNote) -> None:
         """Adds a report to a remembered decision, up to a bound; the one that settles always finds room."""
@@ -161,7 +160,8 @@ def _taken_off(record: Record) -> Iterator[WeighedCandidate]:
         yield from _filtered(record.removed)
         return
     sides = ((Role.PREFILL, pool.prefills), (Role.DECODE, pool.decodes))
-    for (role, side), pinned in zip(sides, record.pinned_worker_ids, strict=True):
+    pins = (record.ask.pinned_prefill_worker_id, record.ask.pinned_decode_worker_id)
+    for (role, side), pinned in zip(sides, pins, strict=True):
         for target in side.targets:
             if reason := _own_filter(record, role, target, pinned):
                 yield _removed(target, role, reason)
@@ -171,7 +171,7 @@ def _taken_off(record: Record) -> Iterator[WeighedCandidate]:
 def _own_filter(record: Record, role: Role, target: Target, pinned: str) -> str:
     """What took a member of its kind's pool off for this request; empty: it was weighed."""
     worker_id = target.worker.worker_id
-    if worker_id in record.excluded_worker_ids:
+    if worker_id in record.ask.excluded_worker_ids:
         return "excluded"
     if pinned and worker_id != pinned:
         return "pinned"

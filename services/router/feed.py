@@ -34,7 +34,8 @@ class KvFeed:
 
     def __init__(self, index: KvIndex, *, ranks: int, tells_events: bool, remembered_blocks_max: int) -> None:
         self._index = index
-        self._tells_events = tells_events
+        self.tells_events = tells_events
+        """False: what it holds is believed, for as long as it is there."""
         self._remembered_max = remembered_blocks_max
         self._epoch = 0
         self._sequence: int | None = None
@@ -62,7 +63,7 @@ class KvFeed:
     def rank_blocks(self, rank: int) -> int:
         """The same of one rank."""
         bit = self.bits[rank]
-        return self._index.device.count(bit) if self._tells_events else self._index.predicted.count(bit)
+        return self._index.device.count(bit) if self.tells_events else self._index.predicted.count(bit)
 
     def blocks_by_tier(self, rank: int) -> dict[KvTier, int]:
         """Blocks of one rank by tier, tiers without blocks left out."""
@@ -71,7 +72,7 @@ class KvFeed:
 
     def apply(self, step: KvBatch) -> bool:
         """Applies one step. False: something is missing; the caller subscribes again, from `resume_at`."""
-        if not self._tells_events:
+        if not self.tells_events:
             return True
         if step.is_snapshot:
             return self._apply_snapshot(step)
@@ -100,15 +101,15 @@ class KvFeed:
         Whoever computes it is believed to have it cached when those behind it in his queue have their turn. Whoever is
         handed the KV is not: one that is sent there too may be faster than the transfer.
         """
-        if not self._tells_events:
+        if not self.tells_events:
             self._index.approximate(self.bits[rank], block_hashes, now=now, blocks_max=self._remembered_max)
         elif is_computing:
             self._index.predict(self.bits[rank], block_hashes, now=now)
 
     def settled(self, rank: int, last_block_hash: int) -> None:
         """A prompt that was placed there came to its end: what no event told of by now is not going to come."""
-        if self._tells_events:
-            self._index.predicted.stored(self.bits[rank], (last_block_hash,))
+        if self.tells_events:
+            self._index.predicted.ended(self.bits[rank], last_block_hash)
 
     def drop(self) -> None:
         """Forgets everything; the feed is not used again."""

@@ -19,7 +19,7 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.settings import setting
-from services.router.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
+from services.router.breaker import CLOSED, NEVER_S, Breaker, BreakerSettings, BreakerState
 from services.router.overlap import (
     ADVICE,
     OverlapFault,
@@ -277,9 +277,10 @@ class Health:
         health = self._known.get(worker.worker_id)
         if health is None or self._workers.get(worker.worker_id) is not worker:
             return  # The worker has left; its reservations outlive it.
-        before = health.breaker.state
-        verdict(health.breaker, reservation_id, now)
-        if before is not BreakerState.CLOSED or health.breaker.state is not before:
+        breaker = health.breaker
+        before = breaker.state
+        verdict(breaker, reservation_id, now)
+        if before is not CLOSED or breaker.state is not CLOSED:
             self._turned(worker, health, before)
 
     def _trip(self, worker: "Worker", cause: str, now: float) -> None:
@@ -304,7 +305,10 @@ class Health:
     def _watch_overlap(self, target: "Target", ask: Ask, now: float, holders: Callable[[int], int]) -> None:
         worker = target.worker
         health = self.of(worker)
-        watch, feed, description = health.overlap, worker.feed, worker.description
+        watch = health.overlap
+        if watch.has_matched and watch.fault is None and ask.block_size_tokens == target.block_size_tokens:
+            return  # As it is with nearly all.
+        feed, description = worker.feed, worker.description
         if ask.block_size_tokens != target.block_size_tokens or watch.fault is OverlapFault.BLOCK_SIZE:
             if size_mismatch(watch, ask.block_size_tokens, target.block_size_tokens):
                 self._overlap_fault(worker, health)

@@ -5,14 +5,15 @@ is always computed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvmesh.core import Ask, KvTier
-from services.router.board import Floats
+from services.router.board import Floats, Positions
 from services.router.cost import CostSettings
 from services.router.feed import KvIndex
-from services.router.index import Match
+from services.router.recall import NOBODY, Prefixes
 
 _DIGITS: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float64)
 """The eight binary digits of every byte, the lowest first."""
@@ -20,6 +21,20 @@ _DIGITS: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
 
 REMEMBERED_FLOATS_MAX = 1 << 20
 """Of arrays that are kept because lookups give the same again and again: 8 MiB."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """Tokens by holder bit, and what of that is the candidates' of the pool that asked last (`Pool.held`)."""
+
+    by_bit: Floats
+    block_size_tokens: int
+    bits: Positions | None = None
+    """Those of the pool's candidates."""
+    tokens: Floats | None = None
+    """By candidate, the prefill side first; None: nobody of the pool holds any."""
+    decode_most: float = 0.0
+    """The most of a decode candidate."""
 
 
 class Overlap:
@@ -31,48 +46,50 @@ class Overlap:
 
     def __init__(self, index: KvIndex, settings: CostSettings) -> None:
         self._index = index
-        self._tiers = [index.tiers[tier] for tier in (KvTier.PEER, KvTier.HOST, KvTier.DISK, KvTier.OBJECT)]
-        self._remembered: dict[tuple[int, ...], Floats] = {}
+        tiers = (KvTier.PEER, KvTier.HOST, KvTier.DISK, KvTier.OBJECT)
+        self._slower = [index.tiers[tier] for tier in tiers]
+        self._slower_blocks = [tier.holders for tier in self._slower]
         self._credits = (settings.peer_credit, settings.host_credit, settings.disk_credit, settings.object_credit)
+        self._remembered: dict[tuple[int, int, int, Prefixes, Prefixes, Sequence[Prefixes]], Held] = {}
 
-    def held_tokens(self, ask: Ask) -> Floats | None:
-        """By holder bit. None: nobody holds any."""
+    def forget(self) -> None:
+        """What lookups come to is worked out anew."""
+        self._remembered.clear()
+
+    def held_tokens(self, ask: Ask) -> Held | None:
+        """Not to be written to. None: nobody holds any."""
         hashes = ask.block_hashes
         if not hashes:
             return None
         index, size = self._index, ask.block_size_tokens
-        width = (index.device.bits_end >> 3) + 1
-        depths, sets = index.device.prefixes(hashes)
-        if len(index.predicted):
-            add_predicted(depths, sets, index.predicted.match(hashes))
-        held = self._by_holder(depths, sets, size, width) if depths else None
-        if any(map(len, self._tiers)):
-            held = self._with_slower_tiers(hashes, size, held, width)
-        if held is not None and len(hashes) * size >= ask.prompt_tokens:
-            held = np.minimum(held, ask.prompt_tokens - 1)
-        return held
-
-    def _by_holder(self, depths: Sequence[int], sets: Sequence[int], size: int, width: int) -> Floats:
-        """As `by_holder`; not to be written to."""
-        if len(sets) == 1:
-            return by_holder(depths, sets, size, width)
-        found = (size, width, *depths, *sets)
+        known, believed = index.device.prefixes(hashes), index.predicted.prefixes(hashes)
+        slower: Sequence[Prefixes] = ()
+        if any(self._slower_blocks):
+            slower = tuple([tier.prefixes(hashes) for tier in self._slower])
+        if known is NOBODY and believed is NOBODY and all(found is NOBODY for found in slower):
+            return None
+        tokens_max = ask.prompt_tokens - 1 if len(hashes) * size >= ask.prompt_tokens else -1
+        found = (size, index.device.bits_end, tokens_max, known, believed, slower)
         held = self._remembered.get(found)
         if held is None:
-            if (len(self._remembered) + 1) * 8 * width > REMEMBERED_FLOATS_MAX:
+            width = (index.device.bits_end >> 3) + 1
+            if (len(self._remembered) + 1) * 16 * width > REMEMBERED_FLOATS_MAX:
                 self._remembered.clear()
-            held = self._remembered[found] = by_holder(depths, sets, size, width)
-            held.flags.writeable = False
+            by_bit = self._by_bit(known, believed, slower, size, width)
+            if tokens_max >= 0:
+                np.minimum(by_bit, tokens_max, by_bit)
+            held = self._remembered[found] = Held(by_bit, size)
         return held
 
-    def _with_slower_tiers(self, hashes: Sequence[int], size: int, held: Floats | None, width: int) -> Floats | None:
-        """What a slower tier has beyond what is counted already, for its credit; the dearest tier first."""
-        for tier, credit in zip(self._tiers, self._credits, strict=True):
-            depths, sets = tier.prefixes(hashes)
-            if depths:
-                there = by_holder(depths, sets, size, width)
-                before = np.zeros(width * 8) if held is None else held
-                held = before + credit * np.maximum(there - before, 0)
+    def _by_bit(self, known: Prefixes, believed: Prefixes, slower: Sequence[Prefixes], size: int, width: int) -> Floats:
+        """What a slower tier has beyond what is counted already counts for its credit; the dearest tier comes first."""
+        if believed is not NOBODY:
+            known = with_predicted(known, believed)
+        held = np.zeros(width * 8) if known is NOBODY else by_holder(*known, size, width)
+        for found, credit in zip(slower, self._credits, strict=False):
+            if found is not NOBODY:
+                there = by_holder(*found, size, width)
+                held += credit * np.maximum(there - held, 0)
         return held
 
 
@@ -85,20 +102,22 @@ def by_holder(depths: Sequence[int], sets: Sequence[int], size: int, width: int)
     # One row of zeros and ones per set; their product with the depths is several times faster than going set by set.
     packed = b"".join([holders.to_bytes(width, "little") for holders in sets])
     rows = _DIGITS.take(np.frombuffer(packed, np.uint8), 0).reshape(len(sets), width * 8)
-    summed: Floats = np.dot(np.array([float(depth * size) for depth in depths]), rows)
+    summed: Floats = np.array(depths, np.float64).dot(rows)
+    summed *= size
     return summed
 
 
-def add_predicted(depths: list[int], sets: list[int], found: Sequence[Match]) -> None:
-    """Adds what is believed to what is known. A holder stays in one set, that of its greater depth."""
-    known = range(len(depths))
-    for match in found:
-        depth, holders = match.depth, match.holders
-        for i in known:
+def with_predicted(known: Prefixes, believed: Prefixes) -> Prefixes:
+    """What is believed beside what is known. A holder stays in one set, that of its greater depth."""
+    depths, sets = list(known[0]), list(known[1])
+    before = range(len(depths))
+    for depth, holders in zip(*believed, strict=True):
+        for i in before:
             if depths[i] >= depth:
                 holders &= ~sets[i]
         if holders:
-            for i in known:
+            for i in before:
                 sets[i] &= ~holders
             depths.append(depth)
             sets.append(holders)
+    return tuple(depths), tuple(sets)

@@ -17,6 +17,8 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
+from services.router.recall import NOBODY, Prefixes, Recall
+
 _CHECKED_FIRST = 64
 
 
@@ -44,16 +46,21 @@ class HolderIndex:
         "_cuts",
         "_cuts_checked_at",
         "_dead",
-        "_holders",
         "_live",
+        "_recall",
         "_sweeper",
+        "bits_end",
+        "holders",
         "holders_version",
     )
 
     def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
+        self.holders: dict[int, int] = {}
+        """By block, those of dropped holders included until they are swept. Others only read, and do not keep a view."""
         self._children: dict[int, int | set[int]] = {}
         self._counts: list[int] = []
+        self.bits_end = 0
+        """All bits given out so far are below it."""
         self._cuts: dict[int, set[int]] = {}
         self._cut_mask = 0
         self._checked_at: dict[int, int] = {}
@@ -61,17 +68,13 @@ class HolderIndex:
         self._live = 0
         self._dead = 0
         self._sweeper: Generator[None, None, None] | None = None
+        self._recall = Recall()
         self.holders_version = 0
         """Counts up whenever a bit is given out: whoever remembers bits looks them up again."""
 
     def __len__(self) -> int:
         """Distinct blocks, those of dropped holders included until they are swept."""
-        return len(self._holders)
-
-    @property
-    def bits_end(self) -> int:
-        """All bits given out so far are below it."""
-        return len(self._counts)
+        return len(self.holders)
 
     @property
     def traces(self) -> int:
@@ -82,11 +85,14 @@ class HolderIndex:
         """Takes in a new, empty holder. Its bit is not in `traces`."""
         self.holders_version += 1
         self._counts.extend([0] * (bit + 1 - len(self._counts)))
+        self.bits_end = len(self._counts)
         self._live |= 1 << bit
+        self._recall.clear()
 
     def drop_holder(self, bit: int) -> None:
         """Forgets all of a holder's blocks in O(1); the memory comes back with `sweep`."""
         self._live &= ~(1 << bit)
+        self._recall.clear()
         if self._counts[bit]:
             self._dead |= 1 << bit
         self._counts[bit] = 0
@@ -98,11 +104,11 @@ class HolderIndex:
 
     def blocks_of(self, bit: int) -> set[int]:
         """All blocks of a holder, found by looking at every block: for checks."""
-        return {block for block, holders in self._holders.items() if holders & self._live & 1 << bit}
+        return {block for block, holders in self.holders.items() if holders & self._live & 1 << bit}
 
     def holds(self, bit: int, block_hash: int) -> bool:
         """True when the holder holds the block."""
-        return bool(self._holders.get(block_hash, 0) >> bit & 1)
+        return bool(self.holders.get(block_hash, 0) >> bit & 1)
 
     def has_cuts(self, bit: int) -> bool:
         """True when some held block of it may lack an ancestor."""
@@ -117,7 +123,7 @@ class HolderIndex:
             self._store_one_by_one(bit, mask, block_hashes)
         if parent_hash is not None:
             self._link(parent_hash, block_hashes[0])
-            if not self._holders.get(parent_hash, 0) & mask:
+            if not self.holders.get(parent_hash, 0) & mask:
                 self._add_cut(bit, parent_hash)
 
     def removed(self, bit: int, block_hashes: Sequence[int]) -> int:
@@ -125,7 +131,7 @@ class HolderIndex:
         mask = 1 << bit
         if self._remove_run(bit, mask, block_hashes):
             return 0
-        holders, children = self._holders, self._children
+        holders, children = self.holders, self._children
         parents: list[int] = []
         unknown = 0
         for block in block_hashes:
@@ -150,21 +156,35 @@ class HolderIndex:
                 del children[block]
         return unknown
 
-    def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
-        """Leading blocks held consecutively, per holder of `among`; holders of none are left out. Deepest last."""
-        return list(map(Match, *self.prefixes(block_hashes, among)))
+    def match(self, block_hashes: Sequence[int]) -> list[Match]:
+        """Leading blocks held consecutively, per holder; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes)))
 
-    def prefixes(self, block_hashes: Sequence[int], among: int = -1) -> tuple[list[int], list[int]]:
-        """The same as two lists, depths and sets of holders.
+    def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
+        """The same as depths and sets of holders.
 
-        Probes grow with the number of distinct depths times the logarithm of the length over that number.
+        Probes grow with the number of distinct depths times the logarithm of the length over that number; a prompt that begins
+        like one of late and ends at the same places takes two per depth.
         """
-        get = self._holders.get
-        alive = get(block_hashes[0], 0) & self._live & among if block_hashes else 0
+        get = self.holders.get
+        alive = get(block_hashes[0], 0) & self._live if block_hashes else 0
+        if not alive:
+            return NOBODY
+        found = self._recall.find(block_hashes, get)
+        if found is None:
+            found = self._search(block_hashes, alive)
+            self._recall.keep(block_hashes, found, get)
+        return self._without_cuts(block_hashes, *found) if self._cut_mask else found
+
+    def forget_lookups(self) -> None:
+        """The next lookups are made anew."""
+        self._recall.clear()
+
+    def _search(self, block_hashes: Sequence[int], alive: int) -> Prefixes:
+        """The jump search. `alive`: those who hold the first block, at least one."""
+        get = self.holders.get
         depths: list[int] = []
         sets: list[int] = []
-        if not alive:
-            return depths, sets
         low, last = 0, len(block_hashes) - 1
         # `alive` holds block `low`. Ends looked at and not yet reached, the nearest last, with those of `alive` who hold there.
         ends = [(last, get(block_hashes[last], 0))]
@@ -189,11 +209,9 @@ class HolderIndex:
         if alive:
             depths.append(last + 1)
             sets.append(alive)
-        return self._without_cuts(block_hashes, depths, sets) if self._cut_mask else (depths, sets)
+        return tuple(depths), tuple(sets)
 
-    def _without_cuts(
-        self, block_hashes: Sequence[int], depths: Sequence[int], sets: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
+    def _without_cuts(self, block_hashes: Sequence[int], depths: Sequence[int], sets: Sequence[int]) -> Prefixes:
         """The same with holders that have cuts looked at block by block."""
         exact: dict[int, int] = {}
         for found, holders in zip(depths, sets, strict=True):
@@ -203,31 +221,31 @@ class HolderIndex:
             for bit in bits(holders & self._cut_mask):
                 depth = self._checked_depth(bit, block_hashes, found)
                 exact[depth] = exact.get(depth, 0) | 1 << bit
-        order = sorted(exact)
-        return order, [exact[depth] for depth in order]
+        order = tuple(sorted(exact))
+        return order, tuple([exact[depth] for depth in order])
 
     def _checked_depth(self, bit: int, block_hashes: Sequence[int], depth: int) -> int:
         """The true depth, at most `depth`. A missing block before a held one is a cut or leads to one further on."""
         if self._cuts[bit].isdisjoint(block_hashes[:depth]):
             return depth
-        get, mask = self._holders.get, 1 << bit
+        get, mask = self.holders.get, 1 << bit
         return next((i for i in range(depth) if not get(block_hashes[i], 0) & mask), depth)
 
     def _store_new_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
         """Stores a run of blocks that nobody knows, at the speed of the dictionary. False: not such a run."""
-        if not (self._holders.keys().isdisjoint(block_hashes) and self._children.keys().isdisjoint(block_hashes)):
+        if not (self.holders.keys().isdisjoint(block_hashes) and self._children.keys().isdisjoint(block_hashes)):
             return False
         run = dict.fromkeys(block_hashes, mask)
         if len(run) != len(block_hashes):
             return False
-        self._holders.update(run)
+        self.holders.update(run)
         self._children.update(pairwise(block_hashes))
         self._counts[bit] += len(run)
         return True
 
     def _remove_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
         """Removes blocks that all have the same holders, at the speed of the dictionary. False: they are not such."""
-        holders, children = self._holders, self._children
+        holders, children = self.holders, self._children
         shared = holders.get(block_hashes[0], 0) if block_hashes else 0
         left = shared ^ mask
         if not shared & mask or list(map(holders.get, block_hashes)).count(shared) != len(block_hashes):
@@ -250,7 +268,7 @@ class HolderIndex:
         return True
 
     def _store_one_by_one(self, bit: int, mask: int, block_hashes: Sequence[int]) -> None:
-        holders = self._holders
+        holders = self.holders
         added = 0
         previous: int | None = None
         # Neighbours mostly have the same holders: they share one integer object, and the union is made once.
@@ -283,7 +301,7 @@ class HolderIndex:
     def _prune_children(self, parent: int, known: set[int]) -> None:
         """Takes blocks that left the index off a large set of children, each time it has doubled."""
         if len(known) >= self._checked_at.get(parent, _CHECKED_FIRST):
-            alive = {child for child in known if child in self._holders}
+            alive = {child for child in known if child in self.holders}
             self._children[parent] = alive
             self._checked_at[parent] = max(_CHECKED_FIRST, 2 * len(alive))
 
@@ -291,7 +309,7 @@ class HolderIndex:
         """A block with several children left a holder: a cut if it kept one of them."""
         if self._holds_child(mask, block):
             self._add_cut(bit, block)
-        elif block not in self._holders:
+        elif block not in self.holders:
             self._forget_childless(block)
 
     def _children_of(self, block: int) -> Iterable[int]:
@@ -299,12 +317,12 @@ class HolderIndex:
         return (known,) if isinstance(known, int) else known
 
     def _holds_child(self, mask: int, block: int) -> bool:
-        get = self._holders.get
+        get = self.holders.get
         return any(get(child, 0) & mask for child in self._children_of(block))
 
     def _forget_childless(self, block: int) -> None:
         """Frees the entry of a block that left the index, unless somebody still holds a child of it."""
-        if not any(child in self._holders for child in self._children_of(block)):
+        if not any(child in self.holders for child in self._children_of(block)):
             self._children.pop(block, None)
             self._checked_at.pop(block, None)
 
@@ -326,7 +344,7 @@ class HolderIndex:
         cuts = self._cuts[bit]
         for block in [block for block in cuts if not self._holds_child(1 << bit, block)]:
             cuts.discard(block)
-            if block not in self._holders:
+            if block not in self.holders:
                 self._forget_childless(block)
         self._cuts_checked_at[bit] = max(_CHECKED_FIRST, 2 * len(cuts))
         if not cuts:
@@ -349,7 +367,7 @@ class HolderIndex:
 
     def _swept_blocks(self, dead: int) -> Generator[None, None, None]:
         """One whole sweep; yields once per block looked at. The index may change between two steps."""
-        holders = self._holders
+        holders = self.holders
         for block in list(holders):
             old = holders.get(block, 0)
             if old & dead:

@@ -52,6 +52,8 @@ class Links:
         base_s, s_per_byte = 0.0, 0.0
         ordered = []
         for line in self._lines:
-            base_s, s_per_byte = max(base_s, line.values[0]), max(s_per_byte, line.values[1])
+            own_base_s, own_s_per_byte = line.values
+            base_s = own_base_s if own_base_s > base_s else base_s
+            s_per_byte = own_s_per_byte if own_s_per_byte > s_per_byte else s_per_byte
             ordered.append((base_s, s_per_byte))
-        return tuple(ordered)
+        return ordered

@@ -6,7 +6,7 @@ gives out what is in here, and ends when it is told to.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -52,22 +52,22 @@ class Outbox(Generic[T]):
             await self._room.wait()
 
     def close(self) -> None:
-        """The other side says nothing more: `messages` ends with what is awaited."""
+        """The other side says nothing more: `take` ends after what is awaited."""
         self.is_closed = True
         self._said.set()
 
     def end(self) -> None:
-        """`messages` ends with what has been said."""
+        """`take` ends after what has been said."""
         self.is_ended = True
         self._said.set()
 
-    async def messages(self) -> AsyncIterator[T]:
-        """Everything that is said, until the end."""
-        while True:
-            while self._messages:
-                yield self._messages.popleft()
-                self._room.set()
+    async def take(self, most: int) -> Sequence[T]:
+        """What is said, 1 to `most` messages, as soon as there is any; none: that was all."""
+        while not self._messages:
             if self.is_ended or (self.is_closed and not self.awaited):
-                return
+                return ()
             self._said.clear()
             await self._said.wait()
+        messages = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
+        self._room.set()
+        return messages

@@ -30,6 +30,7 @@ class Selector:
         self.tie_ratio = settings.tie_ratio if estimates else 0.0
         """Of the whole cost; `margin` is this part of it."""
         self._temperature = settings.temperature if estimates else 0.0
+        self._limit: Floats = np.zeros(())
 
     def lowest(self, costs: Floats, held: Floats | None, targets: Sequence[Target], common: float = 0.0) -> int | None:
         """Its place, None when all cost infinitely much. `common`: what is part of every whole cost and not of these."""
@@ -40,17 +41,29 @@ class Selector:
         return self.near(costs, best, least, self.tie_ratio * (least + common), held, targets)
 
     def near(
-        self, costs: Floats, best: int, least: float, margin: float, held: Floats | None, targets: Sequence[Target]
+        self,
+        costs: Floats,
+        best: int,
+        least: float,
+        margin: float,
+        held: Floats | None,
+        targets: Sequence[Target],
+        held_from: int = 0,
     ) -> int:
-        """The place of the cheapest, or of one that is as good: `best` and `least` are the cheapest's place and cost."""
+        """The place of the cheapest, or of one that is as good: `best` and `least` are the cheapest's place and cost.
+
+        What the first has cached is at `held_from`.
+        """
         if self._temperature:
             return self._by_chance(costs, least)
-        places = (costs <= least + margin).nonzero()[0]
+        # Handed over in an array: numpy takes as long to look at a plain number as to compare.
+        self._limit[()] = least + margin
+        (places,) = (costs <= self._limit).nonzero()
         count = len(places)
         if count == 1:
             return best
         place = places.item(int(self._random() * count))
-        if held is not None and held.item(place) != held.item(best):
+        if held is not None and held.item(held_from + place) != held.item(held_from + best):
             return best
         cheapest, drawn = targets[best], targets[place]
         fewer = drawn.requests_in_flight - cheapest.requests_in_flight
@@ -162,6 +175,8 @@ def _transfers(group: Group, decode: int, moved: float, lines: Lines) -> Floats:
     base_s, s_per_byte = lines[group.rest]
     times = np.full(group.prefills.stop - group.prefills.start, base_s + moved * s_per_byte)
     for distance, near in reversed(group.near):
-        base_s, s_per_byte = lines[distance]
-        times[near.of_prefill == near.of_decode[decode]] = base_s + moved * s_per_byte
+        segment = near.prefills_of(decode)
+        if segment is not None:
+            base_s, s_per_byte = lines[distance]
+            times[segment] = base_s + moved * s_per_byte
     return times

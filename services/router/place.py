@@ -9,9 +9,8 @@
 5. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 import numpy as np
@@ -27,10 +26,11 @@ from services.router.fleet import Fleet, Worker
 from services.router.held import Overlap
 from services.router.learning import Forecast
 from services.router.links import Links
-from services.router.pairing import Selector, best_pair
+from services.router.pairing import Pair, Selector, best_pair
 from services.router.policies import Candidates, LegKind, Policy
 from services.router.policies.kv import KvPolicy
 from services.router.pools import Kind, Pool, Pools, Side
+from services.router.sheet import Swept
 from services.router.target import Target
 from services.router.weighed import WeighedLeg
 
@@ -66,8 +66,8 @@ class Placer:
         self._pools = Pools(fleet, retry_after_s=limits.retry_after_s)
         self._overlap = Overlap(index, self._cost)
         self._selector = Selector(self._cost, generator, estimates=policy.cost_unit == "s")
-        self._is_plain = type(policy) is KvPolicy
-        """Whether the costs are those that sheets know; a subclass may have changed them."""
+        self._sweeping = policy if type(policy) is KvPolicy else None
+        """The policy whose costs sheets know; a subclass may have changed them."""
         self.links = Links(self._cost)
         self.considered: Pool | None = None
         """The pool of the kind asked for last, before the request's own filters: for explanations."""
@@ -84,19 +84,19 @@ class Placer:
         self.considered = pool = self._pools.pool_of(ask)
         if ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id:
             pool = self._narrowed(pool, ask)
-        by_bit = self._overlap.held_tokens(ask)
-        bits_version = self._index.device.holders_version
-        all_held = pool.held(by_bit, ask, bits_version)
-        held = None if all_held is None else all_held[pool.split :]
+        held, decode_most = None, 0.0
+        if (found := self._overlap.held_tokens(ask)) is not None:
+            found = pool.held(found, self._index.device.holders_version)
+            held, decode_most = found.tokens, found.decode_most
         if not pool.groups:
             return self._alone(ask, pool, held, now, "no_prefill_pool")
         may_be_alone = not ask.pinned_prefill_worker_id
-        if may_be_alone and (reason := self._has_little_to_do(ask, held)):
-            choice = self._near_alone(ask, pool, held, now, reason)
+        if may_be_alone and ask.prompt_tokens - decode_most <= self._limits.local_prefill_tokens_max:
+            choice = self._near_alone(ask, pool, held, now)
             if choice is not None:
                 return choice
         try:
-            choice = self._pair(ask, pool, all_held, now)
+            choice = self._pair(ask, pool, held, now)
         except OverloadedError:
             alone = self._chunked_alone(ask, pool, held, now) if may_be_alone else None
             if alone is None:
@@ -110,24 +110,23 @@ class Placer:
         return choice
 
     def _pair(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice:
-        lines = self.links.lines if self.policy.counts_transfer else None
-        sheet = pool.sheet
-        if sheet is None or not self._is_plain or ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs:
+        policy, sheet = self.policy, pool.sheet
+        lines = self.links.lines if policy.counts_transfer else None
+        pair: Pair | Swept | None
+        if self._sweeping is None or sheet is None or lines is None or self._is_special(ask):
             left_held, right_held = (None, None) if held is None else (held[: pool.split], held[pool.split :])
             left = self._weigh(LegKind.PREFILL, ask, pool.prefills, left_held, now)
             right = self._weigh(LegKind.DECODE, ask, pool.decodes, right_held, now)
             pair = best_pair(self._selector, pool.groups, left, right, ask.prompt_tokens, lines)
+            if pair is None:
+                raise self._full(ask)
             weighed: Callable[[], Sequence[WeighedLeg]] = lambda: (left, right)  # noqa: E731
         else:
-            assert isinstance(self.policy, KvPolicy) and lines is not None
             known = self.sessions.get(ask.session_id, now) if ask.session_id else None
-            swept = sheet.sweep(ask, now, held, lines[sheet.group.rest], self.policy.delayed(ask))
-            if known is not None:
-                sheet.prefer(swept, known, self.policy.preference)
-            pair = sheet.best(swept, self._selector)
-            weighed = partial(sheet.legs, swept, self.policy)
-        if pair is None:
-            raise self._full(ask)
+            pair = sheet.best(ask, now, held, lines, self._sweeping, self._selector, known)
+            if pair is None:
+                raise self._full(ask)
+            weighed = pair.legs
         prefill, decode = pool.prefills.targets[pair.prefill], pool.decodes.targets[pair.decode]
         cached = decode_cached = 0
         if held is not None:
@@ -165,6 +164,7 @@ class Placer:
         without: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
     ) -> Choice:
         """The decode candidate that computes the prompt itself at the lowest cost, `without` those marked."""
+        held = None if held is None else held[pool.split :]
         leg = self._weigh(LegKind.ALONE, ask, pool.decodes, held, now)
         if without is not None:
             leg.costs = np.where(without, np.inf, leg.costs)
@@ -194,16 +194,16 @@ class Placer:
             None,
         )
 
-    def _has_little_to_do(self, ask: Ask, held: Floats | None) -> str:
-        """Why no other worker is worth asking; empty: it may be."""
-        most = self._limits.local_prefill_tokens_max
-        if ask.prompt_tokens <= most:
-            return "short_prompt"
-        return "local_prefill" if held is not None and ask.prompt_tokens - held[held.argmax()] <= most else ""
+    def _is_special(self, ask: Ask) -> bool:
+        """Whether something counts that sheets know nothing of."""
+        return bool(ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs)
 
-    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float, reason: str) -> Choice | None:
-        """On a decode worker that lacks little. None: those that do are full."""
-        lacking = None if held is None else ask.prompt_tokens - held > self._limits.local_prefill_tokens_max
+    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
+        """On a decode worker that lacks so little that no other is worth asking. None: those that do are full."""
+        lacking, most = None, self._limits.local_prefill_tokens_max
+        reason = "short_prompt" if ask.prompt_tokens <= most else "local_prefill"
+        if held is not None:
+            lacking = ask.prompt_tokens - held[pool.split :] > most
         try:
             return self._alone(ask, pool, held, now, reason, lacking)
         except OverloadedError:
@@ -212,7 +212,7 @@ class Placer:
     def _chunked_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
         """On a decode worker whose steps stay within its target with a chunk of the prompt in each. None: there is none."""
         rows = self._fleet.board.values.take(pool.decodes.columns, 1)
-        uncached = ask.prompt_tokens if held is None else ask.prompt_tokens - held
+        uncached = ask.prompt_tokens if held is None else ask.prompt_tokens - held[pool.split :]
         too_slow = rows[PER_TOKEN] * np.minimum(uncached, self._cost.chunk_tokens) > rows[CHUNK]
         try:
             return self._alone(ask, pool, held, now, "prefill_congested", too_slow)
@@ -263,8 +263,8 @@ class Placer:
         )
 
     def _narrowed(self, pool: Pool, ask: Ask) -> Pool:
-        prefills = self._allowed(pool.prefills, ask.excluded_worker_ids, ask.pinned_prefill_worker_id)
-        decodes = self._allowed(pool.decodes, ask.excluded_worker_ids, ask.pinned_decode_worker_id)
+        prefills = self._allowed(pool.prefills, ask, "pinned_prefill_worker_id")
+        decodes = self._allowed(pool.decodes, ask, "pinned_decode_worker_id")
         if not decodes or (ask.pinned_prefill_worker_id and not prefills):
             raise UnavailableError(
                 "no worker that the request allows takes requests",
@@ -276,9 +276,10 @@ class Placer:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
         return narrowed
 
-    def _allowed(self, side: Side, excluded: Iterable[str], pinned: str) -> Sequence[Target]:
+    def _allowed(self, side: Side, ask: Ask, field: str) -> Sequence[Target]:
+        excluded, pinned = ask.excluded_worker_ids, getattr(ask, field)
         if pinned and pinned not in self._fleet.workers:
-            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found")
+            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found", field=field)
         return [
             target
             for target in side.targets

@@ -14,6 +14,7 @@ from kvmesh.core import Ask, Role
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from services.router.board import Board, Floats, Positions
 from services.router.fleet import Fleet, Worker
+from services.router.held import Held
 from services.router.sheet import Sheet
 from services.router.target import Target
 from services.router.topology import Group, groups, order
@@ -95,30 +96,37 @@ class Pool:
         self.removed = removed
         self.split = len(self.prefills.targets)
         self.sheet: Sheet | None = None
-        """For pools in which every pair can exchange KV and is equally far."""
-        if len(self.groups) == 1 and self.groups[0].is_whole and not self.groups[0].near:
+        """For pools in which every pair can exchange KV."""
+        if len(self.groups) == 1 and self.groups[0].is_whole:
             self.sheet = Sheet(self.groups[0], self.prefills.targets, self.decodes.targets, board)
         sizes = [target.block_size_tokens for target in self._targets()]
         self._block_sizes: int | Positions = sizes[0] if len(set(sizes)) == 1 else np.array(sizes, dtype=np.intp)
         self._bits: Positions = np.zeros(0, dtype=np.intp)
         self._bits_version = -1
 
-    def held(self, by_bit: Floats | None, ask: Ask, bits_version: int) -> Floats | None:
-        """What each candidate has of the prompt, in tokens, the prefill side first. None: nobody has any.
-
-        Hashes of another block size name other blocks.
-        """
-        if by_bit is None:
-            return None
+    def held(self, held: Held, bits_version: int) -> Held:
+        """Works out, once, what its candidates have of the prompt. Hashes of another block size name other blocks."""
         if self._bits_version != bits_version:
             self._bits = np.array([target.bits[target.rank] for target in self._targets()], dtype=np.intp)
             self._bits_version = bits_version
-        sizes = self._block_sizes
-        if sizes.__class__ is int:
-            return by_bit.take(self._bits, mode="clip") if sizes == ask.block_size_tokens else None
-        held: Floats = by_bit.take(self._bits, mode="clip")
-        held[sizes != ask.block_size_tokens] = 0.0
+        if held.bits is not self._bits:
+            held.bits = self._bits
+            held.tokens = tokens = self._held_tokens(held)
+            held.decode_most = 0.0
+            if tokens is not None and self.decodes.targets:
+                tokens.flags.writeable = False
+                of_decodes = tokens[self.split :]
+                held.decode_most = of_decodes.item(of_decodes.argmax())
         return held
+
+    def _held_tokens(self, held: Held) -> Floats | None:
+        sizes = self._block_sizes
+        if sizes.__class__ is int and sizes != held.block_size_tokens:
+            return None
+        tokens: Floats = held.by_bit.take(self._bits, mode="clip")
+        if sizes.__class__ is not int:
+            tokens[sizes != held.block_size_tokens] = 0.0
+        return tokens
 
     def _targets(self) -> Iterable[Target]:
         return chain(self.prefills.targets, self.decodes.targets)

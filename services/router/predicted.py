@@ -18,13 +18,18 @@ Invariants:
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from services.router.index import Match
+from services.router.recall import NOBODY, Prefixes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lifetime:
-    """How long placements are believed, and how many of all workers together. The oldest go first."""
+    """How long placements are believed, and how many of all workers together. The oldest go first.
+
+    Each is a queue of its own. It is looked up at every placement, so it is compared by identity.
+    """
 
     ttl_s: float
     placements_max: int
@@ -83,6 +88,8 @@ class PredictedIndex:
         self._queues: dict[Lifetime, OrderedDict[_Placed, None]] = {}
         self._counts: dict[int, int] = {}
         self._live = 0
+        self._ends_first = inf
+        """No placement ends before."""
 
     def __len__(self) -> int:
         """Placements believed, those of dropped holders included until they are swept."""
@@ -126,23 +133,31 @@ class PredictedIndex:
     ) -> None:
         """Believes that the holder will have these, from the prompt's first block. Adding again renews.
 
-        A prompt longer than `holder_blocks_max` counts with that many blocks; the holder's oldest placements make room.
+        A prompt longer than `holder_blocks_max` counts with that many blocks; the holder's oldest placements make room. Nobody
+        changes `block_hashes` any more.
         """
         if holder_blocks_max is not None and len(block_hashes) > holder_blocks_max:
             block_hashes = block_hashes[:holder_blocks_max]
         if not block_hashes:
             return
         self.expire(now)
-        known = self._records[bit].get(block_hashes[-1]) if bit in self._records else None
-        if known is not None:
+        last, records = block_hashes[-1], self._records.get(bit)
+        if records is None:
+            records = self._records[bit] = OrderedDict()
+        elif (known := records.get(last)) is not None:
             self._renew(known, now)
             return
         stretch = self._stretch_for(block_hashes)
         self._count_in(stretch, bit)
-        placed = _Placed(bit, block_hashes[-1], stretch, lifetime, now + lifetime.ttl_s)
-        self._records.setdefault(bit, OrderedDict())[placed.last] = placed
-        self._queues.setdefault(lifetime, OrderedDict())[placed] = None
+        ends_at = now + lifetime.ttl_s
+        placed = records[last] = _Placed(bit, last, stretch, lifetime, ends_at)
+        queue = self._queues.get(lifetime)
+        if queue is None:
+            queue = self._queues[lifetime] = OrderedDict()
+        queue[placed] = None
         self._placements += 1
+        if ends_at < self._ends_first:
+            self._ends_first = ends_at
         self._keep_bounds(placed, holder_blocks_max)
 
     def stored(self, bit: int, block_hashes: Sequence[int]) -> None:
@@ -152,11 +167,20 @@ class PredictedIndex:
             for last in records.keys() & set(block_hashes):
                 self._forget(records[last])
 
+    def ended(self, bit: int, last: int) -> None:
+        """The same of one block."""
+        records = self._records.get(bit)
+        if records is not None and (placed := records.get(last)) is not None:
+            self._forget(placed)
+
     def expire(self, now: float) -> None:
         """Takes off placements whose time is over."""
+        if now < self._ends_first:
+            return
         for queue in self._queues.values():
             while queue and (placed := next(iter(queue))).ends_at <= now:
                 self._forget(placed)
+        self._ends_first = min((next(iter(queue)).ends_at for queue in self._queues.values() if queue), default=inf)
 
     def rename(self, old: int, new: int) -> None:
         """The placements of holder `old` are those of `new`, a holder without any."""
@@ -169,16 +193,18 @@ class PredictedIndex:
             placed.bit = new
         del self._counts[old]
 
-    def match(self, block_hashes: Sequence[int], among: int = -1) -> list[Match]:
-        """Leading blocks believed to be held, per holder of `among`; holders of none are left out. Deepest last."""
-        return list(map(Match, *self.prefixes(block_hashes, among)))
+    def match(self, block_hashes: Sequence[int]) -> list[Match]:
+        """Leading blocks believed to be held, per holder; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes)))
 
-    def prefixes(self, block_hashes: Sequence[int], among: int = -1) -> tuple[list[int], list[int]]:
-        """The same as two lists, depths and sets of holders."""
+    def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
+        """The same as depths and sets of holders."""
+        stretch = self._first.get(block_hashes[0]) if block_hashes else None
+        alive = self._live & stretch.holders if stretch is not None else 0
+        if not alive:
+            return NOBODY
         depths: list[int] = []
         sets: list[int] = []
-        stretch = self._first.get(block_hashes[0]) if block_hashes else None
-        alive = self._live & among & stretch.holders if stretch is not None else 0
         count, depth = len(block_hashes), 0
         while alive and stretch is not None:
             stays = alive & stretch.holders
@@ -193,7 +219,7 @@ class PredictedIndex:
         if alive:
             depths.append(depth)
             sets.append(alive)
-        return depths, sets
+        return tuple(depths), tuple(sets)
 
     def _stretch_for(self, block_hashes: Sequence[int]) -> _Stretch:
         """The stretch that ends with the prompt, made when there is none."""
@@ -203,7 +229,9 @@ class PredictedIndex:
             siblings = parent.children if parent is not None else self._first
             stretch = siblings.get(block_hashes[depth])
             if stretch is None:
-                new = _Stretch(tuple(block_hashes[depth:]), depth, depth, count, parent)
+                # To copy a long prompt takes as long as the rest of a decision. What hangs on it is at most as long as what counts.
+                blocks, offset = (block_hashes, 0) if 2 * depth <= count else (tuple(block_hashes[depth:]), depth)
+                new = _Stretch(blocks, offset, depth, count, parent)
                 siblings[block_hashes[depth]] = new
                 self._blocks += count - depth
                 return new

@@ -26,6 +26,7 @@ class ReplicaLimits:
     batch_max: int = 512
     changes_max: int = 65_536
     strangers_max: int = 16_384
+    blocks_max: int = 2048
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +106,13 @@ class Replica:
     def began(self) -> Session:
         """A stream with a peer stands; its first messages are the snapshot of what is in flight here."""
         limits = self._limits
-        changes = Changes(self._book, self._is_kept, batch_max=limits.batch_max, changes_max=limits.changes_max)
+        changes = Changes(
+            self._book,
+            self._is_kept,
+            batch_max=limits.batch_max,
+            changes_max=limits.changes_max,
+            blocks_max=limits.blocks_max,
+        )
         session = Session(changes)
         self._sessions[session] = None
         self.counts.sessions += 1
@@ -251,7 +258,7 @@ class Replica:
     def _on_settled(self, session: Session, reservation_id: str) -> None:
         known = self._book.of_id(reservation_id)
         if known is not None and known.keeper == session.origin:
-            self._book.settle(known)
+            self._core.told_settled(known)
         elif known is None:
             self._strangers.by_id.pop(reservation_id, None)
 
@@ -308,6 +315,7 @@ class Replica:
             is_told=True,
             keeper=origin,
             session_id=news.session_id,
+            last_block_hash=news.block_hashes[-1] if news.block_hashes else None,
             block_hashes=news.block_hashes,
         )
         self._core.told(reservation, now=now)

@@ -17,16 +17,16 @@ from kvmesh.core import Placement, ReportKind
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.peers import from_sync, to_sync_response
 from kvmesh.rpc.codec.router import (
+    TAKES_BATCHES,
     Candidate,
     Coefficient,
     Explanation,
     Report,
     WorkerView,
-    check_ask_id,
     fill_placement,
     from_ask,
     report_as,
-    reports_in,
+    said_in,
     to_explanation,
     to_worker_view,
 )
@@ -46,6 +46,8 @@ from services.router.target import Target
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
+ANSWERS_MAX = 256
+"""In a message."""
 ANSWERS_AHEAD_MAX = 256
 """Answers that a frontend has not taken yet while more of it is read; beyond, gRPC holds it back."""
 
@@ -56,6 +58,8 @@ class _Stream:
 
     outbox: Replies = field(default_factory=lambda: Outbox(messages_max=ANSWERS_AHEAD_MAX))
     frontend_id: str = ""
+    answers_max: int = 1
+    """In a message."""
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -82,21 +86,26 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self.dispatch = dispatch or Dispatch(core, metrics, clock)
         """A running part; to be run beside the server."""
 
-    async def Route(
-        self, request_iterator: AsyncIterator[pb.RouteRequest], context: ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.RouteResponse]:
+    # The generated base class knows generators only, which cost more.
+    async def Route(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[pb.RouteRequest],
+        context: ServicerContext[pb.RouteRequest, pb.RouteResponse],
+    ) -> None:
         """Asks and reports of one frontend."""
         if self._is_stopping:
             # A frontend that knows no other router comes back at once; its stream would hold the server up for its grace.
             raise UnavailableError("the router is stopping; ask another one", reason="router_stopping")
-        await context.send_initial_metadata(())  # Tells the frontend that somebody hears, before anything is asked.
+        await context.send_initial_metadata(
+            ((TAKES_BATCHES, "1"),)
+        )  # Tells the frontend that somebody hears, before anything is asked.
         stream = _Stream()
         self._streams_open[stream] = None
         reading = asyncio.create_task(self._read(request_iterator, stream), name="route-read")
         reading.add_done_callback(lambda _: stream.outbox.close())
         try:
-            async for said in stream.outbox.messages():
-                yield _response(said)
+            while said := await stream.outbox.take(stream.answers_max):
+                await context.write(_response(said[0]) if len(said) == 1 else _responses(said))
             if not reading.done():
                 raise UnavailableError("the router is stopping; ask another one", reason="router_stopping")
             reading.result()
@@ -119,6 +128,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                         await stream.outbox.wait_room()
                 else:
                     stream.frontend_id = self._hello(message)
+                    stream.answers_max = ANSWERS_MAX if message.hello.takes_batches else 1
         except MeshError:
             # Something wrong was said; that ends the stream, whoever waits on it.
             stream.outbox.end()
@@ -179,10 +189,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         log.info("frontend_left", extra={"data": {"frontend": frontend_id}})
 
     def _on_message(self, frontend_id: str, message: pb.RouteRequest, outbox: Replies) -> None:
-        if message.WhichOneof("kind") == "ask":
-            self._on_ask(frontend_id, check_ask_id(message), message.ask, outbox)
-        else:
-            self._on_reports(frontend_id, reports_in(message))
+        reports, asks = said_in(message)
+        if reports:
+            self._on_reports(frontend_id, reports)
+        for ask in asks:
+            self._on_ask(frontend_id, ask.ask_id, ask, outbox)
 
     def _on_ask(self, frontend_id: str, ask_id: int, message: pb.Ask, outbox: Replies) -> None:
         try:
@@ -262,13 +273,32 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
 
 def _response(said: Reply | Notice) -> pb.RouteResponse:
-    if isinstance(said, Notice):
-        return pb.RouteResponse(queued=pb.Queued(ask_ids=said.ask_ids))
-    if isinstance(said.outcome, MeshError):
-        return pb.RouteResponse(refusal=pb.Refusal(ask_id=said.ask_id, error=to_detail(said.outcome)))
     response = pb.RouteResponse()
-    fill_placement(response.placement, said.ask_id, said.outcome)
+    if isinstance(said, Notice):
+        response.queued.ask_ids.extend(said.ask_ids)
+    elif isinstance(said.outcome, MeshError):
+        _fill_refusal(response.refusal, said.ask_id, said.outcome)
+    else:
+        fill_placement(response.placement, said.ask_id, said.outcome)
     return response
+
+
+def _responses(messages: Sequence[Reply | Notice]) -> pb.RouteResponse:
+    response = pb.RouteResponse()
+    answers = response.answers
+    for said in messages:
+        if isinstance(said, Notice):
+            answers.queued_ask_ids.extend(said.ask_ids)
+        elif isinstance(said.outcome, MeshError):
+            _fill_refusal(answers.refusals.add(), said.ask_id, said.outcome)
+        else:
+            fill_placement(answers.placements.add(), said.ask_id, said.outcome)
+    return response
+
+
+def _fill_refusal(message: pb.Refusal, ask_id: int, error: MeshError) -> None:
+    message.ask_id = ask_id
+    message.error.CopyFrom(to_detail(error))
 
 
 def explanation(record: Record) -> Explanation:

@@ -102,6 +102,13 @@ class SyncSettings:
         65_536, "Changes kept for a peer that does not take them; beyond, it begins anew with a snapshot.", min=1
     )
     strangers_max: int = setting(16_384, "Peers' reservations on workers that are not known here.", min=0)
+    blocks_max: int = setting(
+        2048,
+        "Blocks of a prompt to compute that peers are told of at most, 8 bytes each: what they ask for next with the same beginning"
+        " goes to the same worker. 0: none, and each router has a hot beginning computed once.",
+        min=0,
+        max=65_536,
+    )
     heartbeat_s: float = setting(0.5, "Longest time without a message to a peer.", min=0.01, max=60)
     silence_s: float = setting(2.0, "A peer without a message for so long is lost.", min=0.05)
     reconnect_min_s: float = setting(0.05, "First pause before a stream to a peer is opened again.", min=0.001)

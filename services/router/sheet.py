@@ -2,8 +2,9 @@
 
 Both legs have the same form, so half as many array operations do: the larger of a time that passes and one that does not, plus a
 rate times the tokens lacking, plus a batch's part. For prefill the first is the queue with the base, the rate that of computing.
-For decode the first is the wait for a slot, the rate that of the transfer, which is the same for all since only pools in which
-every pair is equally far have a sheet. A property test holds this equal to `KvPolicy` and `pairing.best_pair`.
+For decode the first is the wait for a slot, the rate that of the transfer from the farthest; what a nearer one saves is laid over
+it where some pairs are nearer. Only pools in which every pair can exchange KV have a sheet. A property test holds this equal to
+`KvPolicy` and `pairing.best_pair`.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from services.router.board import (
     NEVER,
     NOTHING,
     PER_TOKEN,
+    RATE,
     ROWS,
     SHARE,
     UNTIL,
@@ -27,115 +29,208 @@ from services.router.board import (
     Floats,
     Positions,
 )
-from services.router.pairing import INFINITE, Pair, Selector
-from services.router.policies import Candidates, LegKind, Policy
+from services.router.links import Distance
+from services.router.pairing import INFINITE, Lines, Selector
+from services.router.policies import Candidates, LegKind
+from services.router.policies.kv import KvPolicy
 from services.router.target import Target
 from services.router.topology import Group
 from services.router.weighed import WeighedLeg
 
 _PREFILL_ROWS = (UNTIL, FLOOR, PER_TOKEN, NOTHING, NOTHING, BASE)
 _KINDS = (LegKind.PREFILL, LegKind.DECODE)
-_DECODE_ROWS = (NEVER, WAIT, NOTHING, GROWTH, SHARE, NOTHING)
+_DECODE_ROWS = (NEVER, WAIT, RATE, GROWTH, SHARE, NOTHING)
+Places = tuple[int | None, int | None]
 
 
 @dataclass(slots=True, eq=False)
 class Swept:
-    """What a sweep read and gave. `costs` has the prefill candidates first; those of decode lack the transfer's base."""
+    """The pair that a sweep found, as `pairing.Pair` has it, and what was read for it."""
 
+    sheet: "Sheet"
+    policy: KvPolicy
     ask: Ask
     now: float
     held: Floats | None
-    line: tuple[float, float]
     cells: Floats
-    costs: Floats
-    preferred: tuple[int | None, int | None] = (None, None)
+    preferred: Places
     """Places of the session's targets."""
-    preference_s: float = 0.0
+    prefill: int
+    decode: int
+    cost: float
+    transfer_s: float
+    transfer_bytes: float
+    distance: Distance
+
+    @property
+    def group(self) -> Group:
+        """All candidates."""
+        return self.sheet.group
+
+    def legs(self) -> Sequence[WeighedLeg]:
+        """The two legs as they would have been weighed one by one, for explanations."""
+        sheet, split = self.sheet, self.sheet.split
+        rows = np.zeros((ROWS, self.cells.shape[1]))
+        for row, prefill, decode in zip(range(6), _PREFILL_ROWS, _DECODE_ROWS, strict=True):
+            rows[prefill, :split] = self.cells[row, :split]
+            rows[decode, split:] = self.cells[row, split:]
+        extra = np.zeros(self.cells.shape[1])
+        parts = (slice(0, split), slice(split, None))
+        for place, part in zip(self.preferred, parts, strict=True):
+            if place is not None:
+                extra[part] = self.policy.preference
+                extra[place] = 0.0
+        legs = []
+        for kind, targets, part in zip(_KINDS, (sheet.prefills, sheet.decodes), parts, strict=True):
+            held = None if self.held is None else self.held[part]
+            candidates = Candidates(kind, self.ask, self.now, targets, held, rows[:, part], False)
+            legs.append(WeighedLeg(candidates, self.policy.costs(candidates) + extra[part], self.policy))
+        return legs
 
 
 class Sheet:
-    """One pool's. Columns of the board are looked up once; the pool is made anew when they change."""
+    """One pool's. Columns of the board are looked up once; the pool is made anew when they change.
 
-    __slots__ = ("_board", "_by_target", "_factors", "_lookup", "decodes", "group", "prefills", "split")
+    Arrays that are of no use after the decision are the same for all decisions.
+    """
+
+    __slots__ = (
+        "_board",
+        "_by_target",
+        "_costs",
+        "_factors",
+        "_first_terms",
+        "_firsts",
+        "_lookup",
+        "_now",
+        "_seconds",
+        "_terms",
+        "decodes",
+        "group",
+        "prefills",
+        "split",
+    )
 
     def __init__(self, group: Group, prefills: Sequence[Target], decodes: Sequence[Target], board: Board) -> None:
         self.group = group
         self.prefills, self.decodes = prefills, decodes
         self.split = len(prefills)
         self._board = board
-        self._factors = np.zeros(2)
         self._by_target: dict[Target, int] = {}
         self._lookup: Positions = np.concatenate(
             (_cells(_PREFILL_ROWS, prefills, board), _cells(_DECODE_ROWS, decodes, board)), axis=1
         )
+        self._costs: Floats = np.zeros(self._lookup.shape[1])
+        self._firsts, self._seconds = self._costs[: self.split], self._costs[self.split :]
+        self._terms: Floats = np.zeros(self._lookup.shape[1])
+        self._first_terms = self._terms[: self.split]
+        self._factors: Floats = np.zeros(3)
+        self._now: Floats = np.zeros(())
 
-    def sweep(
-        self, ask: Ask, now: float, held: Floats | None, line: tuple[float, float], delayed: tuple[float, float]
-    ) -> Swept:
-        """`line` as `Links.lines` has it for the distance of the pairs, `delayed` as `KvPolicy.delayed` gives it."""
-        cells: Floats = self._board.flat.take(self._lookup)
-        rates = cells[2]
-        rates[self.split :] = line[1] * self.group.kv_bytes_per_token
-        costs = cells[0] - now
-        np.maximum(costs, cells[1], costs)
-        if held is None:
-            costs += rates * ask.prompt_tokens
-        else:
-            lacking = ask.prompt_tokens - held
-            lacking *= rates
-            costs += lacking
-        self._factors[0], self._factors[1] = delayed
-        costs += np.dot(self._factors, cells[3:5])
-        return Swept(ask, now, held, line, cells, costs)
+    def best(
+        self,
+        ask: Ask,
+        now: float,
+        held: Floats | None,
+        lines: Lines,
+        policy: KvPolicy,
+        selector: Selector,
+        session: tuple[Target | None, Target] | None,
+    ) -> Swept | None:
+        """The cheapest pair, as `pairing.best_pair` finds it; None when all are full.
 
-    def prefer(self, swept: Swept, pair: tuple[Target | None, Target], preference_s: float) -> None:
-        """Everybody costs more than the pair of the ask's session, on a side on which its target is."""
-        split = self.split
-        swept.preferred = self._places(pair)
-        for place, part in zip(swept.preferred, (slice(0, split), slice(split, None)), strict=True):
-            if place is not None:
-                swept.costs[part] += preference_s
-                swept.costs[place] -= preference_s
-        swept.preference_s = preference_s
-
-    def best(self, swept: Swept, selector: Selector) -> Pair | None:
-        """The cheapest pair, as `pairing.best_pair` finds it; None when all are full."""
-        split, held, costs = self.split, swept.held, swept.costs
-        firsts, seconds = costs[:split], costs[split:]
-        prefill, decode = int(firsts.argmin()), int(seconds.argmin())
-        least_first, least_second = firsts.item(prefill), seconds.item(decode)
-        base_s, s_per_byte = swept.line
-        margin = selector.tie_ratio * (least_first + least_second + base_s)
-        if least_first + least_second == INFINITE:
+        `lines` as `Links` has them. Everybody costs more than the session's pair, on a side on which its target is.
+        """
+        group, tokens = self.group, ask.prompt_tokens
+        kv_bytes, distance = group.kv_bytes_per_token, group.rest
+        base_s, s_per_byte = lines[distance]
+        cells = self._sweep(ask, now, held, kv_bytes * s_per_byte, policy.delayed(ask))
+        preferred: Places = (None, None) if session is None else self._prefer(session, policy.preference)
+        firsts = self._firsts
+        prefill = int(firsts.argmin())
+        least_first = firsts.item(prefill)
+        if least_first == INFINITE:
             return None
-        held_first, held_second = (None, None) if held is None else (held[:split], held[split:])
-        decode = selector.near(seconds, decode, least_second, margin, held_second, self.decodes)
-        prefill = selector.near(firsts, prefill, least_first, margin, held_first, self.prefills)
-        lacking = swept.ask.prompt_tokens if held is None else swept.ask.prompt_tokens - held.item(split + decode)
-        moved = lacking * self.group.kv_bytes_per_token
-        cost = firsts.item(prefill) + seconds.item(decode) + base_s
-        return Pair(self.group, prefill, decode, cost, base_s + moved * s_per_byte, moved, self.group.rest)
+        common_s = least_first + base_s
+        wholes = self._seconds if not group.near else self._with_near(common_s, tokens, held, lines)
+        decode = int(wholes.argmin())
+        least = wholes.item(decode)
+        if least == INFINITE:
+            return None
+        margin = selector.tie_ratio * (least + common_s)
+        decode = selector.near(wholes, decode, least, margin, held, self.decodes, self.split)
+        margin = selector.tie_ratio * (wholes.item(decode) + common_s)
+        moved = (tokens if held is None else tokens - held.item(self.split + decode)) * kv_bytes
+        far_s = moved * s_per_byte
+        if group.near:
+            firsts = self._with_transfers(decode, base_s + far_s, moved, lines)
+            prefill = int(firsts.argmin())
+            least_first = firsts.item(prefill)
+        prefill = selector.near(firsts, prefill, least_first, margin, held, self.prefills)
+        transfer_s = base_s + far_s
+        if group.near:
+            distance = group.distance(prefill, decode)
+            base_s, s_per_byte = lines[distance]
+            transfer_s = base_s + moved * s_per_byte
+        cost = self._costs.item(prefill) + (self._costs.item(self.split + decode) - far_s) + transfer_s
+        return Swept(self, policy, ask, now, held, cells, preferred, prefill, decode, cost, transfer_s, moved, distance)
 
-    def legs(self, swept: Swept, policy: Policy) -> Sequence[WeighedLeg]:
-        """The two legs as they would have been weighed one by one, for explanations."""
-        rows = np.zeros((ROWS, swept.cells.shape[1]))
-        for row, prefill, decode in zip(range(6), _PREFILL_ROWS, _DECODE_ROWS, strict=True):
-            rows[prefill, : self.split] = swept.cells[row, : self.split]
-            rows[decode, self.split :] = swept.cells[row, self.split :]
-        extra = np.zeros(len(swept.costs))
-        parts = (slice(0, self.split), slice(self.split, None))
-        for place, part in zip(swept.preferred, parts, strict=True):
+    def _sweep(
+        self, ask: Ask, now: float, held: Floats | None, transfer_s_per_token: float, delayed: tuple[float, float]
+    ) -> Floats:
+        """Writes the costs, the prefill candidates' first, those of decode without the transfer's base. Gives what was read."""
+        board, costs, terms, factors = self._board, self._costs, self._terms, self._factors
+        board.cells[RATE * board.columns] = transfer_s_per_token
+        cells: Floats = board.flat.take(self._lookup)
+        rates = cells[2]
+        # Numbers are handed over in arrays: numpy takes as long to look at a plain one as for the operation.
+        self._now[()] = now
+        np.subtract(cells[0], self._now, costs)
+        np.maximum(costs, cells[1], costs)
+        factors[0] = ask.prompt_tokens
+        factors[1], factors[2] = delayed
+        factors.dot(cells[2:5], terms)
+        np.add(costs, terms, costs)
+        if held is not None:
+            np.multiply(rates, held, terms)
+            np.subtract(costs, terms, costs)
+        return cells
+
+    def _with_near(self, common_s: float, tokens: int, held: Floats | None, lines: Lines) -> Floats:
+        """The lowest cost of each decode candidate, less what is common, now that prefill candidates may be nearer than the rest."""
+        group, seconds = self.group, self._seconds
+        kv_bytes, s_per_byte = group.kv_bytes_per_token, lines[group.rest][1]
+        lacking: Floats | int = tokens if held is None else tokens - held[self.split :]
+        wholes = seconds
+        for distance, near in group.near:
+            near_base_s, near_s_per_byte = lines[distance]
+            saved = lacking * ((near_s_per_byte - s_per_byte) * kv_bytes) + (near_base_s - common_s)
+            costs = near.lowest(self._firsts)
+            costs += saved
+            costs += seconds
+            wholes = np.minimum(wholes, costs, costs)
+        return wholes
+
+    def _with_transfers(self, decode: int, far_s: float, moved: float, lines: Lines) -> Floats:
+        """The costs of the prefill candidates with their transfers to one decode candidate."""
+        firsts, costs = self._firsts, self._first_terms
+        np.add(firsts, far_s, costs)
+        for distance, near in reversed(self.group.near):
+            segment = near.prefills_of(decode)
+            if segment is not None:
+                base_s, s_per_byte = lines[distance]
+                np.add(firsts[segment], base_s + moved * s_per_byte, costs[segment])
+        return costs
+
+    def _prefer(self, session: tuple[Target | None, Target], preference_s: float) -> Places:
+        preferred = self._places(session)
+        for place, part in zip(preferred, (self._firsts, self._seconds), strict=True):
             if place is not None:
-                extra[part] = swept.preference_s
-                extra[place] = 0.0
-        legs = []
-        for kind, targets, part in zip(_KINDS, (self.prefills, self.decodes), parts, strict=True):
-            held = None if swept.held is None else swept.held[part]
-            candidates = Candidates(kind, swept.ask, swept.now, targets, held, rows[:, part], False)
-            legs.append(WeighedLeg(candidates, policy.costs(candidates) + extra[part], policy))
-        return legs
+                part += preference_s
+                self._costs[place] -= preference_s
+        return preferred
 
-    def _places(self, pair: tuple[Target | None, Target]) -> tuple[int | None, int | None]:
+    def _places(self, pair: tuple[Target | None, Target]) -> Places:
         if not self._by_target:
             everybody = (*self.prefills, *self.decodes)
             self._by_target.update({target: place for place, target in enumerate(everybody)})
@@ -147,5 +242,8 @@ class Sheet:
 
 
 def _cells(rows: Sequence[int], targets: Sequence[Target], board: Board) -> Positions:
+    """Where the numbers stand in the board's array. The rate of the transfer has one place for all."""
     columns = np.array([target.column for target in targets], dtype=np.intp)
-    return np.array(rows, dtype=np.intp)[:, None] * board.columns + columns
+    places = np.array(rows, dtype=np.intp)[:, None] * board.columns + columns
+    places[np.array(rows) == RATE] = RATE * board.columns
+    return places

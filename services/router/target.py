@@ -55,6 +55,13 @@ class Target:
     limits: TargetLimits
     coefficients: Coefficients
     load: LoadRecord | None = None
+    """What the worker said last; what decisions read of it is below."""
+    told_prompt_tokens: int = 0
+    told_requests: int = 0
+    told_kv_blocks: int = 0
+    slots: int = 0
+    """Requests that run at once; 0: not known."""
+    is_short_of_blocks: bool = False
     requests_in_flight: int = 0
     prompt_tokens_in_flight: int = 0
     kv_blocks_in_flight: int = 0
@@ -75,20 +82,20 @@ class Target:
     @property
     def prompt_tokens_queued(self) -> int:
         """Prompt tokens ahead of a newcomer. What the worker says contains what this router placed, unless that is newer."""
-        told = self.load.waiting_prompt_tokens if self.load is not None else 0
-        return told if told > self.prompt_tokens_in_flight else self.prompt_tokens_in_flight
+        told, placed = self.told_prompt_tokens, self.prompt_tokens_in_flight
+        return told if told > placed else placed
 
     @property
     def requests_active(self) -> int:
         """Requests running, waiting or on their way."""
-        told = self.load.running_requests + self.load.waiting_requests if self.load is not None else 0
-        return told if told > self.requests_in_flight else self.requests_in_flight
+        told, placed = self.told_requests, self.requests_in_flight
+        return told if told > placed else placed
 
     @property
     def kv_blocks_active(self) -> int:
         """Blocks that requests hold, or will hold."""
-        told = self.load.kv_blocks_used if self.load is not None else 0
-        return told if told > self.kv_blocks_in_flight else self.kv_blocks_in_flight
+        told, placed = self.told_kv_blocks, self.kv_blocks_in_flight
+        return told if told > placed else placed
 
     @property
     def kv_tokens_active(self) -> int:
@@ -109,21 +116,20 @@ class Target:
         """
         if not self.requests_in_flight:
             return True
-        load, limits = self.load, self.limits
-        if load is not None and load.kv_blocks_used >= limits.kv_used_ratio_max * load.kv_blocks_total > 0:
-            return False
-        return self.requests_in_flight < limits.requests_per_decode_max
+        return not self.is_short_of_blocks and self.requests_in_flight < self.limits.requests_per_decode_max
 
     def queue_s(self, now: float) -> float:
         """Seconds of prefill work ahead of a newcomer."""
-        return max(self.until_s - now, self.cost.overdue_ratio * self.prefill_s_in_flight)
+        promised_s, least_s = self.until_s - now, self.cost.overdue_ratio * self.prefill_s_in_flight
+        return promised_s if promised_s > least_s else least_s
 
     def wait_s(self) -> float:
         """Seconds until a decode slot is free: as many requests as run end in the time that one takes."""
-        load = self.load
-        slots = load.running_requests_max if load is not None else 0
+        slots = self.slots
+        if not slots:
+            return 0.0
         active = self.requests_active
-        if not slots or active < slots:
+        if active < slots:
             return 0.0
         request_s = self.cost.output_tokens * self.coefficients.step_s(slots, self.kv_tokens_active)
         return request_s * (active - slots + 1) / slots
@@ -139,10 +145,9 @@ class Target:
     def computed(self, tokens: int, prefill_s: float, now: float | None) -> None:
         """A promised prompt is computed, and what is left begins now; `now` None: it is not known when, or it was given up."""
         self.prompt_tokens_in_flight -= tokens
+        left_s = self.prefill_s_in_flight - prefill_s
         # Sums of floats do not come back to zero by themselves.
-        self.prefill_s_in_flight = (
-            max(0.0, self.prefill_s_in_flight - prefill_s) if self.prompt_tokens_in_flight else 0.0
-        )
+        self.prefill_s_in_flight = left_s if left_s > 0 and self.prompt_tokens_in_flight else 0.0
         left_s = self.prefill_s_in_flight + self.told_s
         if now is not None and now >= self.seen_s:
             self.seen_s = now
@@ -157,6 +162,11 @@ class Target:
         if self.cost.learning and self.load is not None:
             self._learn(self.load, record)
         self.load = record
+        self.told_prompt_tokens = record.waiting_prompt_tokens
+        self.told_requests = record.running_requests + record.waiting_requests
+        self.told_kv_blocks = record.kv_blocks_used
+        self.slots = record.running_requests_max
+        self.is_short_of_blocks = record.kv_blocks_used >= self.limits.kv_used_ratio_max * record.kv_blocks_total > 0
         self.told_s = self._foreign_s(record)
         self.seen_s = now = self.seen_s if now is None or now < self.seen_s else now
         self.until_s = now + self.told_s + max(0.0, min(self.until_s - now, self.prefill_s_in_flight))
@@ -193,7 +203,8 @@ class Target:
         column = self.column
         if column < 0:
             return
-        cells, columns, base_s = self.board.cells, self.board.columns, self.coefficients.prefill.values[0]
+        board, base_s = self.board, self.coefficients.prefill.values[0]
+        cells, columns = board.cells, board.columns
         cells[UNTIL * columns + column] = self.until_s + base_s
         cells[FLOOR * columns + column] = (
             self.cost.overdue_ratio * self.prefill_s_in_flight + base_s if self.takes_prompts else INFINITE
@@ -204,8 +215,9 @@ class Target:
         column = self.column
         if column < 0:
             return
-        cells, columns = self.board.cells, self.board.columns
-        base_s, per_request_s, per_kv_token_s = self.coefficients.decode.values
+        board, coefficients = self.board, self.coefficients
+        cells, columns = board.cells, board.columns
+        base_s, per_request_s, per_kv_token_s = coefficients.decode.values
         requests, kv_s = self.requests_active, per_kv_token_s * self.kv_tokens_active
         request_s = per_request_s * requests
         cells[WAIT * columns + column] = self.wait_s() if self.takes_requests else INFINITE
@@ -213,7 +225,7 @@ class Target:
         cells[SHARE * columns + column] = per_kv_token_s * requests
         cells[RUNNING * columns + column] = requests
         cells[CHUNK * columns + column] = (
-            self.coefficients.itl_target_s - base_s - request_s - kv_s if requests else INFINITE
+            coefficients.itl_target_s - base_s - request_s - kv_s if requests else INFINITE
         )
 
     def _foreign_s(self, record: LoadRecord) -> float:

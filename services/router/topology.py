@@ -8,7 +8,7 @@ prefill candidate of its host, of its zone, and of all, each with the transfer o
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -18,21 +18,30 @@ from services.router.links import Distance
 from services.router.target import Target
 
 
-@dataclass(slots=True, eq=False)
 class Near:
     """Segments of prefill candidates at one distance or nearer: where each begins, and which is each decode candidate's.
 
     The last segment, one more than there are, is nobody's.
     """
 
-    starts: Positions
-    of_prefill: Positions
-    of_decode: Positions
+    __slots__ = ("_lowest", "_lowest_of_segments", "_of_decode", "_segments", "_starts")
+
+    def __init__(self, starts: Sequence[int], prefills: int, of_decode: Sequence[int]) -> None:
+        self._starts: Positions = np.array(starts, dtype=np.intp)
+        self._of_decode: Positions = np.array(of_decode, dtype=np.intp)
+        self._segments = [slice(*ends) for ends in pairwise((*starts, prefills))]
+        self._lowest: Floats = np.full(len(starts) + 1, np.inf)
+        self._lowest_of_segments = self._lowest[:-1]
 
     def lowest(self, costs: Floats) -> Floats:
         """The lowest cost in each decode candidate's segment; infinite where it has none."""
-        lowest: Floats = np.append(np.minimum.reduceat(costs, self.starts), np.inf)
-        return lowest.take(self.of_decode)
+        np.minimum.reduceat(costs, self._starts, 0, None, self._lowest_of_segments)
+        return self._lowest.take(self._of_decode)
+
+    def prefills_of(self, decode: int) -> slice | None:
+        """The segment of a decode candidate; None: it has none."""
+        segment = self._of_decode.item(decode)
+        return self._segments[segment] if segment < len(self._segments) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +62,8 @@ class Group:
     def distance(self, prefill: int, decode: int) -> Distance:
         """Between two by their places in the group."""
         for distance, near in self.near:
-            if near.of_prefill[prefill] == near.of_decode[decode]:
+            segment = near.prefills_of(decode)
+            if segment is not None and segment.start <= prefill < segment.stop:
                 return distance
         return self.rest
 
@@ -127,8 +137,4 @@ def _near(first: Sequence[Hashable], second: Sequence[Hashable]) -> Near:
         if place not in numbers:
             numbers[place] = len(starts)
             starts.append(position)
-    return Near(
-        starts=np.array(starts, dtype=np.intp),
-        of_prefill=np.array([numbers[place] for place in first], dtype=np.intp),
-        of_decode=np.array([numbers.get(place, len(starts)) for place in second], dtype=np.intp),
-    )
+    return Near(starts, len(first), [numbers.get(place, len(starts)) for place in second])

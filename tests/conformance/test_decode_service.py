@@ -437,17 +437,19 @@ async def test_all_who_wait_for_a_dead_worker_wait_once(kind: str) -> None:
         await links.aclose()
 
 
-async def test_a_request_too_large_for_the_wire_harms_nobody_else(rig: WorkerRig) -> None:
+async def test_a_request_too_large_for_the_wire_harms_nobody_else(kind: str) -> None:
     """It is refused before it is sent: gRPC would end the stream."""
-    links = links_to(rig)
-    link = await links.link(rig.ref, timeout_s=5)
-    sink = Sink()
-    link.submit_nowait(leg("good", tokens=50), sink)
-    with pytest.raises(InvalidRequestError):
-        link.submit_nowait(leg("huge", cache_salt="s" * (61 << 20)), Sink())
-    await wait_until(lambda: bool(sink.finishes), "the other one is done")
-    assert sink.finishes[0].reason is FinishReason.LENGTH
-    await links.aclose()
+    # Making it takes a while, which must not look like the worker's silence.
+    async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
+        links = links_to(rig)
+        link = await links.link(rig.ref, timeout_s=5)
+        sink = Sink()
+        link.submit_nowait(leg("good", tokens=50), sink)
+        with pytest.raises(InvalidRequestError):
+            link.submit_nowait(leg("huge", cache_salt="s" * (61 << 20)), Sink())
+        await wait_until(lambda: bool(sink.finishes), "the other one is done")
+        assert sink.finishes[0].reason is FinishReason.LENGTH
+        await links.aclose()
 
 
 # Generate

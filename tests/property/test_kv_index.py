@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.index import HolderIndex, bits
+from services.router.recall import ANSWERS_MAX, PLACES_MAX, Recall
 
 HOLDERS = 4
 # A small tree of prompts: block 0 is the root of all; (parent, block) pairs make chains that branch.
@@ -94,7 +95,8 @@ def test_matches_are_those_of_the_obvious_index(history):
 
 
 def check(index: HolderIndex, obvious: Obvious) -> None:
-    for leaf in (8, 15, 26, 32, 5):
+    # A lookup that is made twice is remembered, and checked by a few probes from then on: also for prompts that begin alike.
+    for leaf in (8, 8, 8, 15, 26, 32, 32, 32, 5, 5, 5, 15, 15, 15):
         prompt = chain(leaf)
         found = {bit: match.depth for match in index.match(prompt) for bit in bits(match.holders)}
         assert found == {bit: depth for bit in obvious.held if (depth := obvious.depth(bit, prompt))}
@@ -134,3 +136,69 @@ def test_nothing_is_kept_of_what_left():
     assert index.count(bit) == 1
     assert len(index._children) + sum(len(known) for known in index._children.values() if isinstance(known, set)) < 400
     assert sum(map(len, index._cuts.values())) < 200
+
+
+PROMPTS = [[1, *range(100 * branch, 100 * branch + 40)] for branch in range(1, 4)]
+for later, cut in ((1, 20), (2, 33)):
+    PROMPTS[later][:cut] = PROMPTS[0][:cut]
+changes = st.tuples(st.integers(0, 7), st.booleans(), st.integers(0, 2), st.integers(1, 41))
+lookups = st.tuples(st.none(), st.just(True), st.integers(0, 2), st.integers(1, 41))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(changes, lookups, lookups), max_size=60))
+def test_what_is_remembered_of_a_lookup_is_what_a_new_one_gives(history):
+    """Prompts of any length that part here and there, looked up again and again while holders come to hold more and less of them."""
+    index, obvious = HolderIndex(), Obvious()
+    for bit in range(8):
+        index.add_holder(bit)
+        obvious.held[bit] = set()
+    for bit, is_stored, branch, length in history:
+        prompt = PROMPTS[branch]
+        if bit is not None and is_stored:
+            index.stored(bit, prompt[:length])
+            obvious.held[bit] |= set(prompt[:length])
+        elif bit is not None:
+            index.removed(bit, prompt[length - 1 :])
+            obvious.held[bit] -= set(prompt[length - 1 :])
+        else:
+            for _ in range(3):
+                found = {b: match.depth for match in index.match(prompt[:length]) for b in bits(match.holders)}
+                assert found == {b: depth for b in obvious.held if (depth := obvious.depth(b, prompt[:length]))}
+
+
+def test_a_lookup_made_twice_is_remembered_until_a_holder_of_its_ends_changes():
+    """From then on it takes a probe or two per depth, for longer prompts too unless somebody holds the whole prompt."""
+    holders = {block: 0b111 if block < 3 else 0b001 for block in range(10)}
+    prompt, found = list(range(20)), ((3, 10), (0b110, 0b001))
+    recall = Recall()
+    assert recall.find(prompt, holders.get) is None
+    recall.keep(prompt, found, holders.get)
+    assert recall.find(prompt, holders.get) is None
+    recall.keep(prompt, found, holders.get)
+    probed = []
+    assert recall.find(prompt, lambda block: probed.append(block) or holders.get(block)) == found
+    assert probed == [0, 2, 3, 9, 10]
+    assert recall.find(prompt[:11], holders.get) == recall.find([*prompt, 99], holders.get) == found
+    assert recall.find(prompt[:10], holders.get) is None
+    holders[10] = 0b001
+    assert recall.find(prompt, holders.get) is None
+    whole = ((3, 11), (0b110, 0b001))
+    recall.keep(prompt[:11], whole, holders.get)
+    recall.keep(prompt[:11], whole, holders.get)
+    assert recall.find(prompt[:11], holders.get) == whole
+    assert recall.find(prompt, holders.get) is None
+    recall.clear()
+    assert recall.find(prompt[:11], holders.get) is None
+
+
+def test_what_is_remembered_of_lookups_is_bounded():
+    """In number, and in the blocks that one hangs on."""
+    recall, holders = Recall(), {}
+    for first in range(3 * ANSWERS_MAX):
+        recall.keep([first, -1], ((1,), (1,)), holders.get)
+    assert len(recall._answers) <= ANSWERS_MAX
+    many = (tuple(range(1, PLACES_MAX + 1)), (1,) * PLACES_MAX)
+    for _ in range(2):
+        recall.keep(list(range(-9, 200)), many, holders.get)
+    assert -9 not in recall._answers

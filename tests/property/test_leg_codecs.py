@@ -1,5 +1,6 @@
 """What crosses the wire between frontend and workers arrives as it was sent, or is refused with the field's name."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,7 @@ from kvmesh.rpc.codec.scalars import from_duration, to_duration, to_positive_dur
 COUNTS = st.integers(0, 2**32 - 1)
 IDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=128)
 WORDS = st.text(st.characters(codec="utf-8", categories=["L", "N", "Zs"]), max_size=20)
-TOKENS = st.lists(COUNTS, max_size=8)
+TOKENS = st.lists(COUNTS, max_size=8).map(lambda ids: array("I", ids))
 
 
 def floats(low: float, high: float) -> st.SearchStrategy[float | None]:

@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core import Ask, LoadRecord, PerformanceProfile, ReportKind
+from services.router.admission import Queued
 from services.router.core import RouterCore
 from services.router.cost import CostSettings
 from services.router.explain import ReportNote
-from services.router.held import add_predicted, by_holder
-from services.router.index import Match
+from services.router.held import by_holder, with_predicted
 from services.router.links import Distance
 from services.router.place import Limits
+from services.router.policies import Policy
+from services.router.policies.kv import KvPolicy
 from services.router.target import Target
 from tests.unit.router_fleets import BLOCK, holds, join
 
@@ -172,6 +174,68 @@ def test_what_is_promised_comes_back(case, reports):
         assert (*sums, target.prefill_s_in_flight) == (0, 0, 0, 0.0)
 
 
+class OneByOne(KvPolicy):
+    """The same, and as it may be another: no sheet knows its costs."""
+
+
+def grown_fleet(policy: str | type[Policy], seed: int) -> RouterCore:
+    """Up to 24 workers on a few hosts of one or two zones; equal seeds give equal fleets."""
+    chance = Random(seed)
+    hosts, zones = chance.choice([2, 5, 99]), chance.choice([1, 2])
+    router = RouterCore(router_id="r", policy=policy, generator=Random(seed))
+    for i in range(chance.randint(2, 24)):
+        role, host = ("prefill", "decode")[i % 2], chance.randrange(hosts)
+        labels = {"zone": str(host % zones)}
+        # No two are equally fast: what costs the same by different sums is the same only up to rounding.
+        profile = PerformanceProfile(prefill_base_s=0.004 + 0.00001 * chance.random())
+        worker = join(router, f"w{i:02}", role, labels=labels, address=f"h{host}:{i}", profile=profile)
+        record = LoadRecord(worker_id=f"w{i:02}", epoch=1, running_requests_max=chance.choice([2, 9]))
+        router.fleet.loaded(worker, record, now=0.0)
+        holds(worker, range(1, 1 + chance.randint(1, 60)))
+    return router
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9))
+def test_a_sheet_places_as_the_legs_weighed_one_by_one(seed):
+    """The same pairs, costs and expectations, ask for ask, whatever is near to whom, held, full, drawn among equals and preferred."""
+    routers = grown_fleet("kv", seed), grown_fleet(OneByOne, seed)
+    chance = Random(seed + 1)
+    now = 0.0
+    for number in range(1, 40):
+        now += chance.choice([0.0, 0.001, 0.05])
+        ask = Ask(
+            request_id=f"r{number}",
+            model="demo",
+            prompt_tokens=1000 + chance.randrange(100),
+            block_hashes=range(1, 1 + chance.randint(0, 62)),
+            block_size_tokens=BLOCK,
+            session_id=chance.choice(["", "a", "b"]),
+        )
+        kind = chance.choice([ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.FINISHED])
+        note = ReportNote(kind=kind, elapsed_s=chance.random())
+        reported = chance.randint(1, number)
+        found = []
+        for router in routers:
+            placed = router.ask("f", number, ask, now=now, wall=now)
+            if isinstance(placed, Queued):
+                found.append((placed.expected_wait_s is None,))
+                continue
+            choice = router.history.get(ask.request_id).choice
+            prefill, names = placed.prefill, placed.decode.worker_id
+            found.append((prefill and prefill.worker_id, names, placed.cached_tokens, placed.reasons, choice))
+        first, second = found
+        assert first[:4] == second[:4]
+        if len(first) == 5:
+            one, other = first[4], second[4]
+            assert one.cost == pytest.approx(other.cost, rel=1e-9)
+            assert one.expected_ttft_s == pytest.approx(other.expected_ttft_s, rel=1e-9)
+            assert one.forecast.distance is other.forecast.distance
+            assert sorted(pair[2] for pair in one.pairs()) == pytest.approx(sorted(pair[2] for pair in other.pairs()))
+        for router in routers:
+            router.report("f", reported, note)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
@@ -180,11 +244,10 @@ def test_what_is_promised_comes_back(case, reports):
 def test_the_deeper_of_known_and_predicted_counts(known, predicted):
     """By holder: tokens of the longer prefix, whatever sets the holders come in."""
 
-    def as_sets(by_bit: dict[int, int]) -> tuple[list[int], list[int]]:
-        depths = sorted(set(by_bit.values()))
-        return depths, [sum(1 << bit for bit, depth in by_bit.items() if depth == each) for each in depths]
+    def as_sets(by_bit: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        depths = tuple(sorted(set(by_bit.values())))
+        return depths, tuple(sum(1 << bit for bit, depth in by_bit.items() if depth == each) for each in depths)
 
-    depths, sets = as_sets(known)
-    add_predicted(depths, sets, [Match(*found) for found in zip(*as_sets(predicted), strict=True)])
+    depths, sets = with_predicted(as_sets(known), as_sets(predicted))
     held = by_holder(depths, sets, BLOCK, 6).tolist() if depths else [0.0] * 48
     assert held == [float(BLOCK * max(known.get(bit, 0), predicted.get(bit, 0))) for bit in range(48)]

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from kvmesh.core import Ask, Placement, WorkerRef
 from kvmesh.errors import DeadlineError, OverloadedError
 from services.router.admission import PLACED_PER_TURN_MAX, Admission
+from services.router.cost import CostSettings
 from services.router.explain import Record
 from services.router.fairness import RoundRobin
 from services.router.lanes import LaneKey, QueueLimits, Waiting
+from services.router.policies import PolicyContext, make_policy
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 3.0}
 TENANTS = sorted(WEIGHTS)
@@ -155,6 +158,7 @@ def test_tenants_beyond_the_bound_share_an_account(adds, tenants_max):
 
 REF = WorkerRef(worker_id="w", address="w:1", epoch=1)
 MODELS = ("m", "n")
+POLICY = make_policy("round_robin", PolicyContext(cost=CostSettings(), generator=Random(1)))
 entering = st.tuples(
     st.just("ask"),
     st.sampled_from(MODELS),
@@ -207,7 +211,7 @@ class World:
             tenant=tenant,
             timeout_s=timeout_s,
         )
-        record = Record(request_id=str(number), ask_id=number, policy="", decided_at_s=0.0)
+        record = Record(request, number, POLICY, 0.0)
         entry = Waiting(
             frontend_id="f", ask_id=number, ask=request, record=record, arrived_s=self.now, tokens=max(1, size // 2)
         )

@@ -51,14 +51,14 @@ def router_problems(router: SimulatedRouter, workers: Mapping[str, SimulatedWork
             problems.append(f"{worker_id}: {len(listed - cached)} blocks too many, {len(cached - listed)} too few")
     if set(core.fleet.workers) != set(workers):
         problems.append(f"knows {sorted(core.fleet.workers)}, there are {sorted(workers)}")
-    strangers = set(core.index.device._holders) - union
+    strangers = set(core.index.device.holders) - union
     if strangers:
         problems.append(f"{len(strangers)} blocks that nobody has")
     return [f"{router.router_id}: {problem}" for problem in problems]
 
 
 def _blocks_of(router: SimulatedRouter, bit: int) -> set[int]:
-    return {block for block, holders in router.core.index.device._holders.items() if holders >> bit & 1}
+    return {block for block, holders in router.core.index.device.holders.items() if holders >> bit & 1}
 
 
 def frontend_problems(frontend: SimulatedFrontend) -> list[str]:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,9 @@ async def serving(
         add_services=lambda server: add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server),
         interceptors=interceptors,
     )
-    await server.start()
-    yield Served(server.address, mesh, pipeline, model.text)
-    await server.aclose()
+    async with aclosing(server):
+        await server.start()
+        yield Served(server.address, mesh, pipeline, model.text)
     assert not mesh.running and not mesh.handles and not pipeline.in_flight
 
 
@@ -160,6 +160,10 @@ async def test_tools_reach_the_mesh_and_calls_come_back(served: Served) -> None:
         answer = await client.chat("tiny", USER, tools=[TOOL])
         assert [each.reason for each in answer.choices[0].warnings] == ["tool_call_malformed"]
         assert answer.choices[0].text == "<tool_call>oops</tool_call>"
+        text = '<tool_call>oops</tool_call>\n<tool_call>\n{"name": "get_weather"'
+        served.mesh.answer = lambda _: tokens_of(served.text, text)
+        answer = await client.chat("tiny", USER, tools=[TOOL])
+        assert [each.reason for each in answer.choices[0].warnings] == ["tool_call_malformed", "tool_call_truncated"]
 
 
 async def test_tokens_and_models(served: Served) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,17 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from kvmesh.client import AsyncClient, Batch, BatchAnswer, Client, ClientSettings, RetryPolicy
 from kvmesh.clock import SystemClock
-from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnauthenticatedError, UnsupportedError
+from kvmesh.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnsupportedError,
+)
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
@@ -43,6 +52,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 async def served(
     model: ServedModel, directory: Path, *, keys: Path | None = None
 ) -> AsyncIterator[tuple[Any, RunningApps]]:
+    async with (
+        listening(model, directory, keys=keys) as (address, apps),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield InferenceServiceStub(channel), apps
+
+
+@asynccontextmanager
+async def listening(
+    model: ServedModel, directory: Path, *, keys: Path | None = None
+) -> AsyncIterator[tuple[str, RunningApps]]:
     tokens = tokens_of(model.text, "Hello! one two")
     mesh = FakeMesh(answer=lambda _: tokens)
     async with running_apps([model], mesh, directory) as apps:
@@ -56,10 +76,9 @@ async def served(
             add_services=lambda server: add_InferenceServiceServicer_to_server(servicer, server),
             interceptors=[*server_interceptors(Telemetry.create("frontend")), AccessInterceptor(gate)],
         )
-        await server.start()
-        async with grpc.aio.insecure_channel(server.address) as channel:
-            yield InferenceServiceStub(channel), apps
-        await server.aclose()
+        async with aclosing(server):
+            await server.start()
+            yield server.address, apps
 
 
 def lines(*bodies: str) -> pb.BatchLines:
@@ -192,3 +211,69 @@ async def test_without_a_store_there_are_none(model: ServedModel) -> None:
     with pytest.raises(NotFoundError) as caught:
         await servicer.GetBatch(pb.GetBatchRequest(batch_id="b"), None)  # type: ignore[arg-type]
     assert caught.value.reason == "batches_off"
+
+
+REQUESTS = {"a": json.loads(BODY), "b": json.loads(BAD)}
+
+
+def check_ended(batch: Batch, answers: list[BatchAnswer]) -> None:
+    """One answered, one refused by its field."""
+    assert (batch.status, batch.lines_total, batch.lines_completed, batch.lines_failed) == ("completed", 2, 1, 1)
+    assert (batch.endpoint, dict(batch.metadata)) == ("/v1/chat/completions", {"job": "7"})
+    assert batch.expires_s - batch.created_s == 3600 and batch.usage.output_tokens > 0
+    by_id = {each.custom_id: each for each in answers}
+    assert (by_id["a"].status_code, by_id["b"].status_code) == (200, 400)
+    assert by_id["a"].body["choices"][0]["message"]["content"] == "Hello! one two"
+    assert by_id["b"].body["error"]["param"] == "temperature"
+
+
+async def test_the_client_for_asyncio(model: ServedModel, tmp_path: Path) -> None:
+    """A batch there and its answers back; what is wrong is typed, whether the client or the server sees it."""
+    async with listening(model, tmp_path) as (address, _), AsyncClient(address) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.batches.create("/v1/moderations", REQUESTS)
+        assert caught.value.field == "endpoint"
+        with pytest.raises(InvalidRequestError):
+            await client.batches.create("/v1/chat/completions")
+        made = await client.batches.create("/v1/chat/completions", REQUESTS, window_s=3600, metadata={"job": "7"})
+        batch = await client.batches.wait(made.id, poll_s=0.02, timeout_s=15)
+        check_ended(batch, [each async for each in client.batches.results(made.id)])
+        assert [each.id for each in await client.batches.list()] == [made.id]
+        again = await client.batches.create("/v1/chat/completions", input_file_id=made.input_file_id)
+        assert (await client.batches.wait(again.id, poll_s=0.02, timeout_s=15)).lines_total == 2
+        assert [each.id for each in await client.batches.list(limit=1, after=again.id)] == [made.id]
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.batches.cancel(made.id)
+        assert caught.value.reason == "batch_ended"
+        with pytest.raises(NotFoundError):
+            await client.batches.get("batch_0")
+
+
+async def test_the_client_that_blocks(model: ServedModel, tmp_path: Path) -> None:
+    """The same, and a batch that is left alone and one that is cancelled."""
+
+    def talk(address: str) -> None:
+        with Client(address) as client:
+            made = client.batches.create("/v1/chat/completions", REQUESTS, window_s=3600, metadata={"job": "7"})
+            batch = client.batches.wait(made.id, poll_s=0.02, timeout_s=15)
+            with client.batches.results(made.id) as results:
+                check_ended(batch, list(results))
+            assert [each.id for each in client.batches.list()] == [made.id]
+            apps.mesh.step_s = 0.05
+            many = client.batches.create("/v1/chat/completions", {f"c{i}": REQUESTS["a"] for i in range(40)})
+            with pytest.raises(DeadlineError):
+                client.batches.wait(many.id, poll_s=0.01, timeout_s=0.05)
+            assert client.batches.cancel(many.id).status in ("cancelling", "cancelled")
+            assert client.batches.wait(many.id, poll_s=0.02, timeout_s=15).status == "cancelled"
+            assert sum(each.status_code == 0 for each in client.batches.results(many.id)) > 0
+
+    async with listening(model, tmp_path) as (address, apps):
+        await asyncio.to_thread(talk, address)
+
+
+async def test_a_batch_is_not_made_twice(free_port: int) -> None:
+    """Where nobody says that it was refused, the client does not ask again."""
+    settings = ClientSettings(retry=RetryPolicy(attempts_max=5, pause_s=10.0))
+    async with AsyncClient(f"127.0.0.1:{free_port}", settings) as client:
+        with pytest.raises(LostError):
+            await client.batches.create("/v1/chat/completions", REQUESTS, timeout_s=30)

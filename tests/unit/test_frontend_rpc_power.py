@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,17 +181,17 @@ async def test_reasoning_is_told_apart(tmp_path: Path) -> None:
         ),
         interceptors=server_interceptors(Telemetry.create("frontend")),
     )
-    await server.start()
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        for stream in (True, False):
-            for excluded, wanted in ((False, "I wonder."), (True, "")):
-                options = pb.GenerationOptions(stream=stream)
-                request = pb.ChatRequest(model="tiny", messages=[USER], options=options, exclude_reasoning=excluded)
-                responses = [each async for each in InferenceServiceStub(channel).Chat(request)]  # type: ignore[misc]
-                assert "".join(each.text for each in responses) == "Yes."
-                assert "".join(each.reasoning for each in responses) == wanted
-                assert responses[-1].usage.reasoning_tokens > 0
-    await server.aclose()
+    async with aclosing(server):
+        await server.start()
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            for stream in (True, False):
+                for excluded, wanted in ((False, "I wonder."), (True, "")):
+                    options = pb.GenerationOptions(stream=stream)
+                    request = pb.ChatRequest(model="tiny", messages=[USER], options=options, exclude_reasoning=excluded)
+                    responses = [each async for each in InferenceServiceStub(channel).Chat(request)]  # type: ignore[misc]
+                    assert "".join(each.text for each in responses) == "Yes."
+                    assert "".join(each.reasoning for each in responses) == wanted
+                    assert responses[-1].usage.reasoning_tokens > 0
 
 
 def details(error: grpc.aio.AioRpcError) -> dict[type[Message], Any]:

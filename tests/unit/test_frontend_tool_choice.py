@@ -1,14 +1,17 @@
 """Choices of tools as constraints, and the forced answers read back, whole and in pieces."""
 
 import json
+from random import Random
 from typing import Any
 
 import jsonschema
 import pytest
 
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
+from kvmesh.engines.simulated.documents.tags import make_tagged
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.parsers.parser import answer_parser
+from services.frontend.call_tags import CALL_TAGS
+from services.frontend.parsers.parser import AnswerParser, answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Warned
 from services.frontend.parsers.tables import TOOL_FAMILIES
 from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
@@ -71,7 +74,7 @@ def test_what_contradicts_is_refused() -> None:
 
 
 def test_strict_tools_need_a_family_that_tags_can_say() -> None:
-    """Hermes has them; others are refused with the tool's field instead of a promise that is not kept."""
+    """A family without tags is refused with the tool's field, instead of a promise that is not kept."""
     request = asked(ToolChoice(strict=("b",)), tool("a"), tool("b", POINT))
     constraint = with_tool_constraint(request, TOOL_FAMILIES["hermes"]).sampling.constraint
     assert constraint is not None and constraint.kind is ConstraintKind.STRUCTURAL_TAG
@@ -80,6 +83,35 @@ def test_strict_tools_need_a_family_that_tags_can_say() -> None:
     with pytest.raises(UnsupportedError) as caught:
         with_tool_constraint(request, TOOL_FAMILIES["pythonic"])
     assert caught.value.field == "tools[1].function.strict"
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "minLength": 2}, "days": {"type": "integer"}, "deep": {"type": "object"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("family", sorted(CALL_TAGS))
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_strict_calls_are_read_back(family: str, is_parallel: bool) -> None:
+    """What a tag lets an engine write is a call to the family's reader, with arguments that are valid."""
+    choice = ToolChoice(strict=("go",), is_parallel=is_parallel)
+    constraint = with_tool_constraint(asked(choice, tool("go", WEATHER)), TOOL_FAMILIES[family]).sampling.constraint
+    assert constraint is not None
+    counts = set()
+    for seed in range(30):
+        text = make_tagged(json.loads(constraint.text), Random(seed))
+        calls, content, warnings = calls_of(
+            answer_parser(TOOL_FAMILIES[family], None, functions={"go": WEATHER}), [text]
+        )
+        assert not warnings and not content.strip(), text
+        for name, arguments in calls:
+            assert name == "go"
+            jsonschema.validate(json.loads(arguments), WEATHER)
+        counts.add(len(calls))
+    assert counts == {1} if not is_parallel else max(counts) > 1
 
 
 def test_auto_and_none_ask_for_nothing() -> None:
@@ -94,7 +126,11 @@ ARGUMENTS = '{"x": [1, {"y": "a\\"b ü"}]}'
 
 def read(choice: ToolChoice, pieces: list[str]) -> tuple[list[tuple[str, str]], str, list[str]]:
     """Calls as (name, arguments), content, warnings."""
-    parser = answer_parser(forced_family(choice), None)
+    return calls_of(answer_parser(forced_family(choice), None), pieces)
+
+
+def calls_of(parser: AnswerParser, pieces: list[str]) -> tuple[list[tuple[str, str]], str, list[str]]:
+    """What an answer in these pieces holds."""
     parts = [part for piece in pieces for part in parser.push(piece)] + list(parser.flush())
     names = [part.name for part in parts if isinstance(part, CallBegin)]
     arguments = [""] * len(names)

@@ -26,11 +26,11 @@ from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.rpc.codec.router import (
     Report,
     WorkerView,
-    check_ask_id,
     from_ask,
     from_placement,
     from_report,
     from_worker_view,
+    said_in,
     to_ask,
     to_placement,
     to_report,
@@ -105,9 +105,41 @@ def test_numbers_are_required():
     """An ask or report without its number, or a second hello, cannot be answered."""
     for message in (pb.RouteRequest(ask=pb.Ask()), pb.RouteRequest(report=pb.Report()), pb.RouteRequest()):
         with pytest.raises(InvalidRequestError):
-            check_ask_id(message)
+            said_in(message)
     with pytest.raises(InvalidRequestError):
-        check_ask_id(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))
+        said_in(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))
+
+
+@pytest.mark.parametrize(
+    ("reports", "asks", "field"),
+    [
+        ([], [], "batch.asks"),
+        ([1, 0], [1], "batch.reports[1].ask_id"),
+        ([1], [2, 0], "batch.asks[1].ask_id"),
+        ([1], [1] * 65, "batch.asks"),
+        ([1] * 1025, [], "batch.reports"),
+    ],
+)
+def test_wrong_batches_name_their_field(reports, asks, field):
+    """Nothing at all, too much, or an item without its number."""
+    batch = pb.RouteBatch(reports=[pb.Report(ask_id=n) for n in reports], asks=[pb.Ask(ask_id=n) for n in asks])
+    with pytest.raises(InvalidRequestError) as refusal:
+        said_in(pb.RouteRequest(batch=batch))
+    assert refusal.value.field == field
+
+
+def test_what_is_said_comes_out_of_every_shape():
+    """One ask, one report, several reports, and both together."""
+    ask, report = pb.Ask(ask_id=1), pb.Report(ask_id=2)
+    for message, reports, asks in (
+        (pb.RouteRequest(ask=ask), [], [ask]),
+        (pb.RouteRequest(report=report), [report], []),
+        (pb.RouteRequest(reports=pb.ReportBatch(reports=[report, report])), [report, report], []),
+        (pb.RouteRequest(batch=pb.RouteBatch(reports=[report])), [report], []),
+        (pb.RouteRequest(batch=pb.RouteBatch(reports=[report], asks=[ask, ask])), [report], [ask, ask]),
+    ):
+        said = said_in(message)
+        assert (list(said[0]), list(said[1])) == (reports, asks)
 
 
 def test_placements_and_reports_survive_the_wire():

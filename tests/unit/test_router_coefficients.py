@@ -167,7 +167,7 @@ def test_slower_tiers_count_for_their_credit():
     bit = router.fleet.workers["d2"].feed.bits[0]
     router.index.tiers[KvTier.HOST].stored(bit, [1, 2, 3, 4])
     what = ask("r1", [1, 2, 3, 4], tokens=65)
-    held = router._placer._overlap.held_tokens(what)
+    held = router._placer._overlap.held_tokens(what).by_bit
     assert held[router.fleet.workers["d1"].feed.bits[0]] == 32
     assert held[bit] == 48
     assert router.ask("f", 1, what, now=0.0, wall=0.0).decode.worker_id == "d2"

@@ -1,6 +1,7 @@
 """The frontend's link over two routers that do what the test says: who is asked, what is told to whom, and in how many messages."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from random import Random
 
@@ -10,9 +11,11 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Placement, ReportKind, WorkerRef
 from kvmesh.discovery.base import ROUTER, Health, Instance, View
 from kvmesh.errors import LostError
-from kvmesh.rpc.codec.router import to_placement
+from kvmesh.rpc.codec.router import TAKES_BATCHES, said_in, to_placement
 from kvmesh.rpc.memory import MemoryNetwork
+from kvmesh.rpc.router_choice import best
 from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from kvmesh.rpc.router_stream import HASHES_MAX
 from tests.unit.router_fleets import ask
 from tests.virtual_loop import run_virtual
 
@@ -21,55 +24,80 @@ WORKER = WorkerRef(worker_id="d1", address="d1:1", epoch=1)
 
 
 class ToldRouter(router_pb2_grpc.RouterServiceServicer):
-    """Notes what it hears; answers while `answers` is set."""
+    """Notes what it hears; answers while `answers` is set. `takes_batches`: it says so, and answers in batches."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, takes_batches: bool) -> None:
         self.name = name
         self.answers = True
+        self.takes_batches = takes_batches
         self.asked: list[str] = []
         self.messages = 0
         self.reports: list[pb.Report] = []
         self.bundles: list[int] = []
+        self.asked_together: list[int] = []
 
     async def Route(self, request_iterator, context):
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(((TAKES_BATCHES, "1"),) if self.takes_batches else ())
         async for message in request_iterator:
             self.messages += 1
-            kind = message.WhichOneof("kind")
-            if kind == "ask":
-                self.asked.append(message.ask.request_id)
-                if self.answers:
-                    reservation_id = f"{self.name}-{message.ask.ask_id}"
-                    placement = Placement(reservation_id=reservation_id, decode=WORKER)
-                    yield pb.RouteResponse(placement=to_placement(message.ask.ask_id, placement))
-            elif kind != "hello":
-                reports = [message.report] if kind == "report" else list(message.reports.reports)
+            if message.HasField("hello"):
+                continue
+            assert self.takes_batches or not message.HasField("batch")
+            reports, asks = said_in(message)
+            if reports:
                 self.bundles.append(len(reports))
                 self.reports += reports
+            if asks:
+                self.asked_together.append(len(asks))
+                self.asked += [ask.request_id for ask in asks]
+            placements = [self.placement(ask.ask_id) for ask in asks if self.answers]
+            if self.takes_batches and placements:
+                yield pb.RouteResponse(answers=pb.AnswerBatch(placements=placements))
+                continue
+            for placement in placements:
+                yield pb.RouteResponse(placement=placement)
+
+    def placement(self, ask_id: int) -> pb.Placement:
+        return to_placement(ask_id, Placement(reservation_id=f"{self.name}-{ask_id}", decode=WORKER))
 
     def heard(self) -> list[tuple[int, str, str]]:
         return [(each.ask_id, pb.ReportKind.Name(each.kind)[12:], each.reservation_id) for each in self.reports]
 
 
 class Listed:
-    """A registry of routers, all well."""
+    """A registry of routers, all well; `list` says which."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.changed = asyncio.Event()
+
+    def list(self, *names: str) -> None:
+        self.names = names
+        self.changed.set()
 
     async def watch(self, service: str) -> AsyncIterator[View]:
         assert service == ROUTER
-        well = {"meta": {}, "tags": (), "health": Health.PASSING, "is_draining": False}
-        instances = [Instance(service=ROUTER, instance_id=name, host=name, port=1, **well) for name in ("a", "b")]
-        yield View(service=service, index=1, instances=instances)
-        await asyncio.Event().wait()
+        while True:
+            yield View(service=service, index=1, instances=[listed(name) for name in self.names])
+            await self.changed.wait()
+            self.changed.clear()
+
+
+def listed(name: str, health: Health = Health.PASSING) -> Instance:
+    return Instance(
+        service=ROUTER, instance_id=name, host=name, port=1, meta={}, tags=(), health=health, is_draining=False
+    )
 
 
 class Stage:
-    def __init__(self, **settings) -> None:
+    def __init__(self, *, takes_batches: bool = True, frontend_id: str = "f", **settings) -> None:
+        self.registry = Listed("a", "b")
         self.network = MemoryNetwork(latency_s=lambda: LATENCY_S)
-        self.routers = {name: ToldRouter(name) for name in ("a", "b")}
+        self.routers = {name: ToldRouter(name, takes_batches=takes_batches) for name in "abcd"}
         self.link = GrpcRouterLink(
-            Listed(),
+            self.registry,
             self.network.pool(),
-            frontend_id="f",
+            frontend_id=frontend_id,
             clock=SystemClock(),
             generator=Random(1),
             settings=RouterLinkSettings(**settings),
@@ -91,6 +119,10 @@ class Stage:
         router_pb2_grpc.add_RouterServiceServicer_to_server(self.routers[name], server)
         await server.start()
 
+    @property
+    def used(self) -> dict[str, ToldRouter]:
+        return {name: self.routers[name] for name in self.registry.names}
+
     async def place(self, name: str, **options) -> int:
         return (await self.link.place(ask(name, [1], **options), timeout_s=10)).ask_id
 
@@ -110,13 +142,13 @@ def test_asks_are_spread_and_sessions_stay() -> None:
         async with Stage() as stage, Stage() as other:
             for number in range(10):
                 await stage.place(f"r{number}")
-            assert {len(router.asked) for router in stage.routers.values()} == {5}
+            assert {len(router.asked) for router in stage.used.values()} == {5}
             for session in map(str, range(20)):
                 places = set()
                 for each in (stage, other, stage):
                     places.add(each.maker(await each.place("s", session_id=session)))
                 assert len(places) == 1
-            assert all(len(router.asked) > 10 for router in stage.routers.values())
+            assert all(len(router.asked) > 10 for router in stage.used.values())
 
     run_virtual(story())
 
@@ -127,12 +159,12 @@ def test_reports_are_bundled_within_the_delay_and_keep_their_times() -> None:
     async def story() -> None:
         async with Stage() as stage:
             asks = [await stage.place(f"r{number}") for number in range(10)]
-            before = {name: router.messages for name, router in stage.routers.items()}
+            before = {name: router.messages for name, router in stage.used.items()}
             for number, ask_id in enumerate(asks):
                 stage.link.report_nowait(ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.5 + number)
                 await asyncio.sleep(0.0005)
             await asyncio.sleep(0.02)
-            for name, router in stage.routers.items():
+            for name, router in stage.used.items():
                 assert router.bundles == [5]
                 assert router.messages == before[name] + 1
                 assert [each.elapsed.seconds for each in router.reports] == [
@@ -157,6 +189,66 @@ def test_an_ask_takes_waiting_reports_along() -> None:
             await stage.place("r2")
             [router] = [router for router in stage.routers.values() if router.asked]
             assert router.heard() == [(first, "FINISHED", "")]
+
+    run_virtual(story())
+
+
+def test_asks_gather_behind_unanswered_ones() -> None:
+    """The first `asks_ahead` go out at once, what comes until one of them is answered in one message; nothing waits for long."""
+
+    async def story() -> None:
+        async with Stage(routers=1, asks_ahead=2, ask_delay_s=0.01) as stage:
+            tasks = []
+            for number in range(8):
+                tasks.append(asyncio.create_task(stage.place(f"r{number}")))
+                await asyncio.sleep(LATENCY_S / 4)
+            await asyncio.gather(*tasks)
+            [router] = [router for router in stage.routers.values() if router.asked]
+            assert router.asked_together[:2] == [1, 1] and max(router.asked_together) > 2
+            assert router.asked == [f"r{number}" for number in range(8)]
+            router.answers, router.asked_together = False, []
+            tasks = [asyncio.create_task(stage.place(f"s{number}")) for number in range(2)]
+            await asyncio.sleep(LATENCY_S)
+            tasks += [asyncio.create_task(stage.place(f"t{number}")) for number in range(3)]
+            await asyncio.sleep(0.009)
+            assert router.asked_together == [2]
+            await asyncio.sleep(0.003)
+            assert router.asked_together == [2, 3]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    run_virtual(story())
+
+
+def test_a_router_that_knows_no_batches_gets_none() -> None:
+    """Every ask in a message of its own, at once, and every answer is understood."""
+
+    async def story() -> None:
+        async with Stage(takes_batches=False, routers=1) as stage:
+            asks = await asyncio.gather(*(stage.place(f"r{number}") for number in range(40)))
+            [router] = [router for router in stage.routers.values() if router.asked]
+            assert router.asked_together == [1] * 40
+            stage.link.report_nowait(asks[0], ReportKind.FINISHED, elapsed_s=0.1)
+            stage.link.report_nowait(asks[1], ReportKind.FINISHED, elapsed_s=0.1)
+            await asyncio.sleep(0.02)
+            assert router.bundles == [2]
+
+    run_virtual(story())
+
+
+def test_a_message_is_bounded() -> None:
+    """`asks_max` asks, and half a megabyte of hashes where there is more than one ask."""
+
+    async def story() -> None:
+        async with Stage(routers=1, asks_max=16) as stage:
+            await asyncio.gather(*(stage.place(f"r{number}") for number in range(40)))
+            [router] = [router for router in stage.routers.values() if router.asked]
+            assert router.asked_together == [16, 16, 8]
+            router.asked_together.clear()
+            long = [ask(f"l{n}", list(range(1, HASHES_MAX // 2 + 2))) for n in range(3)]
+            await asyncio.gather(*(stage.link.place(each, timeout_s=10) for each in long))
+            assert router.asked_together == [1, 1, 1]
 
     run_virtual(story())
 
@@ -283,3 +375,128 @@ def test_a_cancelled_ask_is_withdrawn() -> None:
             assert not stage.link._in_flight and not stage.link._pending
 
     run_virtual(story())
+
+
+# Which routers
+
+
+def preferred(frontend_id: str, names: str, count: int = 2) -> set[str]:
+    return {each.instance_id for each in best(frontend_id, map(listed, names), count)}
+
+
+def test_a_new_router_is_taken_up_at_once_where_a_stream_is_missing() -> None:
+    """A frontend with less streams than it may have does not wait for one to break."""
+
+    async def story() -> None:
+        async with Stage(routers=3) as stage:
+            assert set(stage.link.router_ids) == {"a", "b"}
+            stage.registry.list("a", "b", "c")
+            await asyncio.sleep(5 * LATENCY_S)
+            assert set(stage.link.router_ids) == {"a", "b", "c"}
+
+    run_virtual(story())
+
+
+def test_streams_move_to_routers_that_join() -> None:
+    """Each frontend ends at those it ranks highest, one move at a time, and no request fails, moves or is adopted meanwhile."""
+
+    async def story(frontend_id: str) -> int:
+        async with Stage(frontend_id=frontend_id, move_pause_s=1.0) as stage:
+            assert set(stage.link.router_ids) == {"a", "b"}
+            stage.registry.list("a", "b", "c", "d")
+            most, left = 2, []
+            for number in range(1000):
+                ask_id = await stage.place(f"r{number}")
+                left.append(ask_id)
+                if len(left) > 50:
+                    stage.link.report_nowait(left.pop(0), ReportKind.FINISHED, elapsed_s=0.5)
+                await asyncio.sleep(0.01)
+                most = max(most, len(stage.link.router_ids))
+            wanted = preferred(frontend_id, "abcd")
+            assert set(stage.link.router_ids) == wanted
+            assert most == (2 if wanted == {"a", "b"} else 3)
+            assert stage.link.streams_broken == stage.link.reports_dropped == 0
+            assert sum(len(router.asked) for router in stage.routers.values()) == 1000
+            for router in stage.routers.values():
+                assert all(reservation_id == "" for _, _, reservation_id in router.heard())
+            return len(wanted - {"a", "b"})
+
+    moves = {run_virtual(story(f"frontend-{number}")) for number in range(8)}
+    assert moves == {0, 1, 2}
+
+
+def test_a_stream_is_left_in_time_whatever_goes_on_there() -> None:
+    """A request that goes on for longer than `leave_s` is adopted, and an ask without an answer is asked again."""
+
+    async def story() -> None:
+        async with Stage(routers=1, frontend_id=FOLLOWS_C, move_pause_s=0.1, leave_s=0.5) as stage:
+            [old] = stage.link.router_ids
+            ask_id = await stage.place("r1")
+            stage.routers[old].answers = False
+            asking = asyncio.create_task(stage.place("r2"))
+            await asyncio.sleep(0.01)
+            stage.registry.list("a", "b", "c")
+            await asyncio.sleep(0.3)
+            assert set(stage.link.router_ids) == {old, "c"} and not asking.done()
+            await stage.place("r3")
+            assert stage.routers["c"].asked == ["r3"]
+            await asyncio.sleep(0.6)
+            assert stage.link.router_ids == ("c",)
+            await asking
+            assert stage.routers["c"].asked == ["r3", "r2"]
+            assert (ask_id, "PROGRESS", f"{old}-{ask_id}") in stage.routers["c"].heard()
+
+    run_virtual(story())
+
+
+def test_a_router_that_cannot_be_reached_costs_no_stream() -> None:
+    """It is listed as well and preferred, but nobody hears there: the streams stay where they are."""
+
+    async def story() -> None:
+        async with Stage(
+            frontend_id=FOLLOWS_C, move_pause_s=0.1, answer_timeout_s=0.5, leave_s=0.5, shun_s=1.0
+        ) as stage:
+            stage.network.partition("c:1")
+            stage.registry.list("a", "b", "c")
+            for number in range(200):
+                await stage.place(f"r{number}")
+                await asyncio.sleep(0.02)
+                assert set(stage.link.router_ids) == {"a", "b"}
+            stage.network.heal("c:1")
+            await asyncio.sleep(3.0)
+            assert set(stage.link.router_ids) == preferred(FOLLOWS_C, "abc")
+
+    run_virtual(story())
+
+
+def test_a_preferred_router_that_hangs_is_not_gone_back_to() -> None:
+    """It takes streams and answers nothing: who asked it waits once, and no stream moves there for `shun_s`."""
+
+    async def story() -> None:
+        async with Stage(frontend_id=FOLLOWS_C, move_pause_s=0.1, leave_s=0.1, answer_timeout_s=0.5) as stage:
+            stage.routers["c"].answers = False
+            stage.registry.list("a", "b", "c")
+            slow = 0
+            for number in range(400):
+                began = now()
+                await stage.place(f"r{number}")
+                slow += now() - began > 0.1
+                await asyncio.sleep(0.1)
+            assert stage.routers["c"].asked and slow == 1
+            assert set(stage.link.router_ids) == {"a", "b"}
+            stage.routers["c"].answers = True
+            await asyncio.sleep(30)
+            assert set(stage.link.router_ids) == preferred(FOLLOWS_C, "abc")
+
+    run_virtual(story())
+
+
+def test_every_router_gets_its_share_of_the_frontends() -> None:
+    """Two streams of each of 2 000 frontends over five routers with similar names: 800 each, give or take what chance does."""
+    counts = Counter(name for n in range(2000) for name in preferred(f"frontend-{n}", "abcde"))
+    assert set(counts) == set("abcde")
+    assert all(700 < count < 900 for count in counts.values())
+
+
+FOLLOWS_C = next(name for name in map(str, range(100)) if preferred(name, "abc", 1) == {"c"})
+"""A frontend that likes router c best."""

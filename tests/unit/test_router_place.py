@@ -150,8 +150,10 @@ def test_pins_and_exclusions():
     assert (placed.prefill.worker_id, placed.decode.worker_id, placed.reasons) == ("p2", "d2", ("pinned",))
     placed = place(router, 2, ask("r2", [1], excluded_worker_ids=("p1", "d1")))
     assert (placed.prefill.worker_id, placed.decode.worker_id) == ("p2", "d2")
-    with pytest.raises(NotFoundError):
-        place(router, 3, ask("r3", [1], pinned_decode_worker_id="d9"))
+    for field in ("pinned_decode_worker_id", "pinned_prefill_worker_id"):
+        with pytest.raises(NotFoundError) as refusal:
+            place(router, 3, ask("r3", [1], **{field: "d9"}))
+        assert refusal.value.field == field
     router.fleet.broken(router.fleet.workers["d2"], "unreachable")
     with pytest.raises(UnavailableError):
         place(router, 4, ask("r4", [1], pinned_decode_worker_id="d2"))

@@ -6,10 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import aiohttp
-import grpc
-import grpc.aio
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kvmesh.telemetry import (
@@ -25,6 +22,7 @@ from kvmesh.telemetry import (
     event_logger,
 )
 from kvmesh.telemetry.metrics import ClosedSet
+from tests.collector import collecting
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -178,39 +176,22 @@ def test_a_wrong_traceparent_begins_a_new_trace(wrong: str) -> None:
         assert current_traceparent() == PARENT
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    def __init__(self) -> None:
-        self.spans: dict[str, object] = {}
-        self.resource: dict[str, str] = {}
-
-    async def Export(self, request: object, context: object) -> object:
-        for resource_spans in request.resource_spans:  # type: ignore[attr-defined]
-            self.resource = {each.key: each.value.string_value for each in resource_spans.resource.attributes}
-            for scope in resource_spans.scope_spans:
-                self.spans |= {span.name: span for span in scope.spans}
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
 async def test_spans_reach_a_real_collector_over_otlp() -> None:
     """With an endpoint configured spans arrive there at the latest when the process closes, under the service's name."""
-    collector, server = Collector(), grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    settings = TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{port}")
-    tracing = Tracing(settings, service="router", instance_id="r1")
-    with tracing.span("place", parent=PARENT, attributes={"kvmesh.policy": "kv"}), tracing.span("inner"):
-        pass
-    with pytest.raises(RuntimeError), tracing.span("broken"):
-        raise RuntimeError("secret words")
-    await tracing.aclose()
-    await tracing.aclose()
-    await server.stop(0)
-    assert (collector.resource["service.name"], collector.resource["service.instance.id"]) == ("router", "r1")
-    place, inner = collector.spans["place"], collector.spans["inner"]
-    assert place.trace_id.hex() == PARENT.split("-")[1]  # type: ignore[attr-defined]
-    assert inner.parent_span_id == place.span_id  # type: ignore[attr-defined]
-    assert collector.spans["broken"].status.code == 2  # type: ignore[attr-defined]
+    async with collecting() as collector:
+        settings = TelemetrySettings(otlp_endpoint=collector.url)
+        tracing = Tracing(settings, service="router", instance_id="r1")
+        with tracing.span("place", parent=PARENT, attributes={"kvmesh.policy": "kv"}), tracing.span("inner"):
+            pass
+        with pytest.raises(RuntimeError), tracing.span("broken"):
+            raise RuntimeError("secret words")
+        await tracing.aclose()
+        await tracing.aclose()
+    assert collector.resources["router"]["service.instance.id"] == "r1"
+    spans = {span.name: span for span in collector.spans["router"]}
+    assert spans["place"].trace_id.hex() == PARENT.split("-")[1]
+    assert spans["inner"].parent_span_id == spans["place"].span_id
+    assert spans["broken"].status.code == 2
 
 
 async def test_a_ratio_of_zero_records_nothing_but_keeps_callers_decisions() -> None:

@@ -6,10 +6,15 @@ Invariants:
 3. `take_events` replayed from the start gives the set of named blocks.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
+
+HOLES_MAX = 2048
+"""Evictions after which the dictionary of idle blocks is made anew: looking for its first entry passes over all that are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +36,11 @@ class BlockPool:
         self._references = [0] * total
         self._lease_references = [0] * total
         self._leased = 0
-        self._names: list[int | None] = [None] * total
+        self._names: dict[int, int] = {}
         self._blocks: dict[int, int] = {}
         self._parents: dict[int, int | None] = {}
         self._idle: dict[int, None] = {}
+        self._idle_holes = 0
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
         self._event_blocks = 0
@@ -58,19 +64,14 @@ class BlockPool:
 
     def match(self, hashes: Sequence[int]) -> list[int]:
         """Blocks of the longest cached prefix. They are not held: `hold` them before anything else is allocated."""
-        found: list[int] = []
-        for name in hashes:
-            block = self._blocks.get(name)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        found = map(self._blocks.get, hashes)
+        return list(iter(found.__next__, None))  # ends at the first None
 
     def idle_among(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody holds, which holding them would take from `available`."""
-        return sum(block in self._idle for block in blocks)
+        return sum(map(self._idle.__contains__, blocks))
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def hold(self, blocks: Sequence[int]) -> None:
         """One more reference on each."""
         references, idle = self._references, self._idle
         for block in blocks:
@@ -79,58 +80,97 @@ class BlockPool:
             references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Blocks with one reference and undefined content; the oldest idle cached ones are evicted. None left: ValueError."""
+        """Blocks with one reference and undefined content, in order of their numbers, so that they are few runs of memory.
+
+        The oldest idle cached ones are evicted when no others are left. ValueError when there are not enough.
+        """
         if count > self.available:
             raise ValueError("not enough blocks")
-        return [self.allocate_one() for _ in range(count)]
+        if not count:
+            return []
+        first = max(0, len(self._free) - count)
+        blocks = self._free[first:]
+        del self._free[first:]
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
+        blocks.sort()
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
 
     def allocate_one(self) -> int:
         """A block with one reference; there must be one `available`."""
-        block = self._free.pop() if self._free else self._evict()
+        block = self._free.pop() if self._free else self._evict_one()
         self._references[block] = 1
         return block
 
-    def _evict(self) -> int:
+    def _evict(self, count: int) -> list[int]:
+        """The oldest idle blocks, forgotten."""
+        blocks = list(islice(self._idle, count))
+        self._forget(blocks)
+        self._count_holes(count)
+        return blocks
+
+    def _evict_one(self) -> int:
         block = next(iter(self._idle))
         del self._idle[block]
-        self._forget(block)
-        return block
-
-    def _forget(self, block: int) -> None:
-        name = self._names[block]
-        assert name is not None
-        self._names[block] = None
+        name = self._names.pop(block)
         del self._blocks[name], self._parents[name]
         self._removed.append(name)
         self._event_blocks += 1
+        self._count_holes(1)
+        return block
+
+    def _count_holes(self, count: int) -> None:
+        self._idle_holes += count
+        if self._idle_holes > HOLES_MAX:
+            self._idle, self._idle_holes = dict.fromkeys(self._idle), 0
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """Idle blocks are neither idle nor cached any more."""
+        names = list(map(self._names.pop, blocks))
+        for each in (map(self._idle.pop, blocks), map(self._blocks.pop, names), map(self._parents.pop, names)):
+            deque(each, maxlen=0)
+        self._removed += names
+        self._event_blocks += len(names)
 
     def drop(self, blocks: Sequence[int]) -> None:
         """One reference less on each. The last ones of a chain become evictable first."""
-        references = self._references
+        references, names, free, idle = self._references, self._names, self._free, self._idle
         for block in reversed(blocks):
-            references[block] -= 1
-            if references[block]:
+            left = references[block] = references[block] - 1
+            if left:
                 continue
-            if self._names[block] is None:
-                self._free.append(block)
+            if block in names:
+                idle[block] = None
             else:
-                self._idle[block] = None
+                free.append(block)
 
     def lease(self, blocks: Iterable[int]) -> None:
         """Turns one reference on each into a handle's."""
+        references = self._lease_references
         for block in blocks:
-            self._lease_references[block] += 1
-            self._leased += self._lease_references[block] == 1
+            if not references[block]:
+                self._leased += 1
+            references[block] += 1
 
     def end_lease(self, blocks: Sequence[int]) -> None:
         """Undoes `lease` and drops the reference."""
+        references = self._lease_references
         for block in blocks:
-            self._lease_references[block] -= 1
-            self._leased -= not self._lease_references[block]
+            left = references[block] = references[block] - 1
+            if not left:
+                self._leased -= 1
         self.drop(blocks)
 
     def name(self, blocks: Sequence[int], names: Sequence[int], parent: int | None) -> None:
         """Makes complete blocks reusable under their names, each the child of the one before. Taken names stay as they are."""
+        if self._blocks.keys().isdisjoint(names):
+            self._blocks.update(zip(names, blocks, strict=True))
+            self._names.update(zip(blocks, names, strict=True))
+            self._parents.update(zip(names, chain((parent,), names), strict=False))
+            self._stored(list(names), parent)
+            return
         run: list[int] = []
         run_parent = parent
         for block, name in zip(blocks, names, strict=True):
@@ -166,10 +206,9 @@ class BlockPool:
 
     def forget_idle(self) -> None:
         """Forgets all cached blocks that nobody holds."""
-        for block in list(self._idle):
-            del self._idle[block]
-            self._forget(block)
-            self._free.append(block)
+        blocks = list(self._idle)
+        self._forget(blocks)
+        self._free += blocks
         if not self._blocks:
             self._removed = []
             self._events.append(KvCleared())
@@ -177,11 +216,9 @@ class BlockPool:
     def discard_idle(self, blocks: Iterable[int]) -> list[int]:
         """Forgets those of these blocks that nobody holds; they are free now and returned."""
         gone = [block for block in blocks if not self._references[block]]
-        for block in gone:
-            if block in self._idle:
-                del self._idle[block]
-                self._forget(block)
-                self._free.append(block)
+        cached = [block for block in gone if block in self._idle]
+        self._forget(cached)
+        self._free += cached
         return gone
 
     def cached_names(self) -> set[int]:

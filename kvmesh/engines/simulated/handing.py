@@ -1,9 +1,11 @@
 """Making a handle of a computed prompt, and judging the blocks that came by one."""
 
+import numpy as np
+
 from kvmesh.core import KvHandle
 from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, array_of, pack
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.memory import KvMemory
+from kvmesh.engines.simulated.memory import KvMemory, words_of
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
 
@@ -16,8 +18,8 @@ def make_handle(
     payload = HandlePayload(
         peer=peer,
         blocks=array_of("I", leg.blocks),
-        stamps=array_of("Q", stamps),
-        checksum=sum(memory.read_parts(leg.blocks)),
+        stamps=array_of("Q", stamps.tobytes()),
+        checksum=int(memory.read_parts(leg.blocks).sum()),
         cached_tokens=leg.cached_tokens,
     )
     return KvHandle(
@@ -34,13 +36,17 @@ def make_handle(
 
 
 def is_intact(order: PullOrder, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
-    """Every pulled block is the expected one in the expected filling, and all together have the writer's checksum."""
+    """Every pulled block is the expected one in the expected filling, and all together have the writer's checksum.
+
+    What was read for this is left in `leg.parts`.
+    """
     leg, payload, first = order.leg, order.payload, order.first
     blocks = leg.blocks[: len(payload.blocks)]
     guards, stamps = memory.guards(blocks[first:])
     full = tokens // block_size_tokens
+    leg.parts = memory.read_parts(blocks)
     return (
-        stamps == payload.stamps[first:].tolist()
-        and guards[: full - first] == leg.names[first:full]
-        and sum(memory.read_parts(blocks)) == payload.checksum
+        np.array_equal(stamps, words_of(payload.stamps[first:]))
+        and np.array_equal(guards[: full - first], words_of(leg.names[first:full]))
+        and int(leg.parts.sum()) == payload.checksum
     )

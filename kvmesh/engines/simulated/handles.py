@@ -30,8 +30,8 @@ class HandlePayload:
     cached_tokens: int
 
 
-def array_of(kind: str, values: Iterable[int]) -> "array[int]":
-    """An array of 32-bit ("I") or 64-bit ("Q") words."""
+def array_of(kind: str, values: Iterable[int] | bytes) -> "array[int]":
+    """An array of 32-bit ("I") or 64-bit ("Q") words; bytes are such words as they lie in memory."""
     return array(kind, values)
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from kvmesh.core import Usage
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.handles import HandlePayload
+from kvmesh.engines.simulated.memory import Words
 
 
 class Phase(Enum):
@@ -26,6 +27,7 @@ class LegState:
 
     `tokens` is prompt, emitted and generated tokens up to the last flush of the decode batch; `names` are the hashes of its
     full blocks, of which the first `named_blocks` are complete in memory; `named_sum` is their checksum plus `constant`.
+    `parts` are the blocks' checksums as they were read after a pull, until more is computed.
     `script` is the whole answer of a constrained leg, eos aside; the arithmetic decides where it is None.
     """
 
@@ -42,6 +44,7 @@ class LegState:
     start_tokens: int = 0
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
+    parts: Words | None = None
     computed: int = 0
     named_blocks: int = 0
     named_sum: int = 0

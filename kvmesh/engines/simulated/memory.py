@@ -4,6 +4,7 @@ The checksum part of a block is what attention would read: the sum of (position 
 after its owner freed and refilled it shows another guard or stamp.
 """
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 HEAD_WORDS = 2
 WORD_MASK = (1 << 60) - 1
 STAMP_MASK = (1 << 62) - 1
+Words = npt.NDArray[np.uint64]
 
 
 class KvMemory:
@@ -19,7 +21,7 @@ class KvMemory:
 
     def __init__(self, blocks: int, bytes_per_block: int, first_stamp: int) -> None:
         self.bytes_per_block = bytes_per_block
-        self._words: npt.NDArray[np.uint64] = np.zeros((blocks, bytes_per_block // 8), np.uint64)
+        self._words: Words = np.zeros((blocks, bytes_per_block // 8), np.uint64)
         self._payload_words = bytes_per_block // 8 - HEAD_WORDS
         self._stamp = first_stamp & STAMP_MASK
 
@@ -28,22 +30,49 @@ class KvMemory:
         """The same memory as bytes."""
         return self._words.reshape(-1).view(np.uint8)
 
-    def write(self, blocks: Sequence[int], guards: Sequence[int], parts: npt.NDArray[np.uint64]) -> None:
+    def write(self, blocks: Sequence[int], guards: Sequence[int], parts: Words) -> None:
         """Fills blocks, each with a stamp of its own."""
-        rows = np.asarray(blocks, np.int64)
-        self._words[rows] = parts[:, None]
-        self._words[rows, 0] = np.asarray(guards, np.uint64)
-        self._words[rows, 1] = np.arange(self._stamp + 1, self._stamp + 1 + len(blocks), dtype=np.uint64)
-        self._stamp += len(blocks)
-
-    def read_parts(self, blocks: Sequence[int]) -> list[int]:
-        """Each block's checksum, from all of its words; a damaged word gives a wrong one."""
         if not blocks:
-            return []
-        totals = self._words[np.asarray(blocks), HEAD_WORDS:].sum(axis=1) // np.uint64(self._payload_words)
-        return [int(total) & WORD_MASK for total in totals.tolist()]
+            return
+        heads = np.empty((len(blocks), HEAD_WORDS), np.uint64)
+        heads[:, 0] = words_of(guards)
+        heads[:, 1] = np.arange(self._stamp + 1, self._stamp + 1 + len(blocks), dtype=np.uint64)
+        self._stamp += len(blocks)
+        for rows, own in runs_of(blocks):
+            self._words[rows, HEAD_WORDS:] = parts[own, None]
+            self._words[rows, :HEAD_WORDS] = heads[own]
 
-    def guards(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+    def read_parts(self, blocks: Sequence[int]) -> Words:
+        """Each block's checksum, from all of its words; a damaged word gives a wrong one."""
+        parts = np.empty(len(blocks), np.uint64)
+        for rows, own in runs_of(blocks):
+            self._words[rows, HEAD_WORDS:].sum(axis=1, out=parts[own])
+        parts //= np.uint64(self._payload_words)
+        parts &= np.uint64(WORD_MASK)
+        return parts
+
+    def guards(self, blocks: Sequence[int]) -> tuple[Words, Words]:
         """Guards and stamps of blocks."""
-        heads = self._words[np.asarray(blocks, np.int64), :HEAD_WORDS]
-        return heads[:, 0].tolist(), heads[:, 1].tolist()
+        heads = np.empty((len(blocks), HEAD_WORDS), np.uint64)
+        for rows, own in runs_of(blocks):
+            heads[own] = self._words[rows, :HEAD_WORDS]
+        return heads[:, 0], heads[:, 1]
+
+
+def words_of(values: Sequence[int]) -> Words:
+    """64-bit words as an array. Through `array`, which is the quickest way out of a list."""
+    return np.frombuffer(array("Q", values), np.uint64) if values else np.empty(0, np.uint64)
+
+
+def runs_of(blocks: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Blocks as runs of neighbours: as a slice of the memory's rows and as one of `blocks`."""
+    runs: list[tuple[slice, slice]] = []
+    start, following = 0, -1
+    for place, block in enumerate(blocks):
+        if block != following and place:
+            runs.append((slice(following - place + start, following), slice(start, place)))
+            start = place
+        following = block + 1
+    if blocks:
+        runs.append((slice(following - len(blocks) + start, following), slice(start, len(blocks))))
+    return runs

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory
+from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory, words_of
 from kvmesh.kv.blocks import block_hashes, chain_hash
 
 _PARTIAL = b"partial"
@@ -37,6 +37,7 @@ def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, 
         pool.name(leg.blocks[leg.named_blocks : full], names, parent)
         leg.named_blocks = full
     leg.computed = end
+    leg.parts = None
 
 
 def seal_blocks(
@@ -69,6 +70,6 @@ def seal_blocks(
         names.append(name)
     if not blocks:
         return
-    memory.write(blocks, names, np.asarray(parts, np.uint64))
+    memory.write(blocks, names, words_of(parts))
     for block, name, parent in zip(blocks, names, parents, strict=True):
         pool.name_one(block, name, parent)

@@ -40,7 +40,7 @@ class Piece:
     logprobs: Sequence[TokenLogprob] | None = None
     prompt_logprobs: Sequence[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
-    warning: MeshError | None = None
+    warnings: Sequence[MeshError] = ()
     usage: Usage | None = None
 
 
@@ -244,9 +244,14 @@ def from_chat_response(message: pb.ChatResponse) -> Piece:
         token_ids=list(message.token_ids),
         logprobs=from_logprobs(message.logprobs) if message.HasField("logprobs") else None,
         finish_reason=FINISH_REASONS.get(message.finish_reason),
-        warning=from_detail(message.warning) if message.HasField("warning") else None,
+        warnings=_warnings(message),
         usage=from_usage(message.usage) if message.HasField("usage") else None,
     )
+
+
+def _warnings(message: pb.ChatResponse) -> list[MeshError]:
+    first = [message.warning] if message.HasField("warning") else []
+    return [from_detail(each) for each in (*first, *message.further_warnings)]
 
 
 def from_embed_response(message: pb.EmbedResponse) -> Embedded:

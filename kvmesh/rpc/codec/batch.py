@@ -18,7 +18,7 @@ ENDPOINTS: Mapping[int, str] = {
     pb.BATCH_ENDPOINT_EMBEDDINGS: "/v1/embeddings",
     pb.BATCH_ENDPOINT_RESPONSES: "/v1/responses",
 }
-_ENDPOINT_NUMBERS: Mapping[str, Any] = {path: number for number, path in ENDPOINTS.items()}
+ENDPOINT_NUMBERS: Mapping[str, Any] = {path: number for number, path in ENDPOINTS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def to_batch(body: Mapping[str, Any], *, created_s: float, expires_s: float) -> 
     problems = (body["errors"] or {"data": ()})["data"]
     return pb.Batch(
         id=body["id"],
-        endpoint=_ENDPOINT_NUMBERS[body["endpoint"]],
+        endpoint=ENDPOINT_NUMBERS[body["endpoint"]],
         status=status,
         input_file_id=body["input_file_id"],
         output_file_id=body["output_file_id"] or "",

@@ -306,7 +306,7 @@ def to_chat_response(
     token_ids: Sequence[int] = (),
     logprobs: Sequence[TokenLogprob] | None = None,
     finish: FinishReason | None = None,
-    warning: MeshError | None = None,
+    warnings: Sequence[MeshError] = (),
 ) -> pb.ChatResponse:
     """Part of an answer to Chat."""
     return pb.ChatResponse(
@@ -321,7 +321,8 @@ def to_chat_response(
         token_ids=token_ids,
         logprobs=None if logprobs is None else to_logprobs(logprobs),
         finish_reason=_finish(finish),
-        warning=None if warning is None else to_detail(warning),
+        warning=to_detail(warnings[0]) if warnings else None,
+        further_warnings=[to_detail(each) for each in warnings[1:]],
     )
 
 

@@ -1,5 +1,7 @@
 """Asks, placements, reports, and what routers tell of their workers."""
 
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -44,6 +46,11 @@ FEATURES_MAX = 64
 BLOCKS_MAX = 1 << 20
 TENANT_CHARACTERS_MAX = 128
 REPORTS_MAX = 1024
+"""In one message."""
+ASKS_MAX = 64
+"""In one message."""
+TAKES_BATCHES = "kvmesh-route-batches"
+"""Key of the initial metadata of a router that understands RouteBatch."""
 REPORT_KINDS = {
     pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
     pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
@@ -148,29 +155,56 @@ class Explanation:
 
 def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
     """The wire form."""
-    return pb.Ask(
-        ask_id=ask_id,
-        request_id=ask.request_id,
-        model=ask.model,
-        prompt_tokens=ask.prompt_tokens,
-        expected_output_tokens=ask.expected_output_tokens,
-        block_hashes=ask.block_hashes,
-        block_size_tokens=ask.block_size_tokens,
-        adapter=ask.adapter,
-        tenant=ask.tenant,
-        priority=ask.priority,
-        timeout=to_duration(ask.timeout_s) if ask.timeout_s is not None else None,
-        session_id=ask.session_id,
-        choices=ask.choices,
-        required_features=ask.required_features,
-        required_labels=ask.required_labels,
-        preferred_labels=ask.preferred_labels,
-        excluded_worker_ids=ask.excluded_worker_ids,
-        pinned_prefill_worker_id=ask.pinned_prefill_worker_id,
-        pinned_decode_worker_id=ask.pinned_decode_worker_id,
-        attempt=ask.attempt,
-        traceparent=ask.traceparent,
-    )
+    message = pb.Ask()
+    fill_ask(message, ask_id, ask)
+    return message
+
+
+def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
+    """Writes the wire form into a message's field. What an ordinary ask leaves out is not written: this runs once per request."""
+    message.ask_id = ask_id
+    message.request_id = ask.request_id
+    message.model = ask.model
+    message.prompt_tokens = ask.prompt_tokens
+    message.expected_output_tokens = ask.expected_output_tokens
+    message.block_size_tokens = ask.block_size_tokens
+    message.choices = ask.choices
+    if ask.block_hashes:
+        message.MergeFromString(_packed_hashes(ask.block_hashes))
+    if ask.timeout_s is not None:
+        fill_duration(message.timeout, ask.timeout_s)
+    for name in _SELDOM_ASKED:
+        if value := getattr(ask, name):
+            setattr(message, name, value)
+    for name in _LISTS_ASKED:
+        if values := getattr(ask, name):
+            getattr(message, name).extend(values)
+    if ask.required_labels:
+        message.required_labels.update(ask.required_labels)
+    if ask.preferred_labels:
+        message.preferred_labels.update(ask.preferred_labels)
+
+
+_SELDOM_ASKED = (
+    *("adapter", "tenant", "priority", "session_id", "attempt", "traceparent"),
+    *("pinned_prefill_worker_id", "pinned_decode_worker_id"),
+)
+_LISTS_ASKED = ("required_features", "excluded_worker_ids")
+_HASHES_TAG = bytes([pb.Ask.DESCRIPTOR.fields_by_name["block_hashes"].number << 3 | 2])
+
+
+def _packed_hashes(hashes: Sequence[int]) -> bytes:
+    """The field as it is on the wire: number by number would take twice as long, and most of a long prompt's ask."""
+    words = array("Q", hashes)
+    if sys.byteorder == "big":
+        words.byteswap()
+    data = words.tobytes()
+    head, length = bytearray(_HASHES_TAG), len(data)
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head) + data
 
 
 def from_ask(message: pb.Ask) -> Ask:
@@ -260,16 +294,25 @@ def from_placement(message: pb.Placement) -> Placement:
 
 def to_report(ask_id: int, report: Report) -> pb.Report:
     """The wire form."""
-    return pb.Report(
-        ask_id=ask_id,
-        kind=REPORT_KIND_NUMBERS[report.kind],
-        elapsed=to_duration(max(0.0, report.elapsed_s)),
-        cached_tokens=report.cached_tokens,
-        output_tokens=report.output_tokens,
-        error=_optional_detail(report.error),
-        failed_worker_id=report.failed_worker_id,
-        reservation_id=report.reservation_id,
-    )
+    message = pb.Report()
+    fill_report(message, ask_id, report)
+    return message
+
+
+def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
+    """Writes the wire form into a message's field."""
+    message.ask_id = ask_id
+    message.kind = REPORT_KIND_NUMBERS[report.kind]
+    fill_duration(message.elapsed, max(0.0, report.elapsed_s))
+    message.output_tokens = report.output_tokens
+    if report.cached_tokens is not None:
+        message.cached_tokens = report.cached_tokens
+    if report.error is not None:
+        message.error.CopyFrom(to_detail(report.error))
+    if report.failed_worker_id:
+        message.failed_worker_id = report.failed_worker_id
+    if report.reservation_id:
+        message.reservation_id = report.reservation_id
 
 
 def from_report(message: pb.Report) -> Report:
@@ -414,30 +457,36 @@ def from_explanation(message: pb.ExplainResponse) -> Explanation:
     )
 
 
-def check_ask_id(message: pb.RouteRequest) -> int:
-    """The number of an ask or report; the contract's numbers start at 1."""
+def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:
+    """The reports and the asks of a message after the hello, each with a number; the reports are to be heard first."""
     kind = message.WhichOneof("kind")
-    if kind not in ("ask", "report"):
-        raise InvalidRequestError("kind must be an ask or a report", field="kind")
-    ask_id: int = getattr(message, kind).ask_id
-    if ask_id < 1:
-        raise InvalidRequestError(f"{kind}.ask_id is required", field=f"{kind}.ask_id")
-    return ask_id
+    if kind == "batch":
+        batch = message.batch
+        reports, asks = batch.reports, batch.asks
+        check_length(len(reports), "batch.reports", 0, REPORTS_MAX, "entries")
+        check_length(len(asks), "batch.asks", 0 if reports else 1, ASKS_MAX, "entries")
+        _check_numbers(reports, "batch.reports")
+        _check_numbers(asks, "batch.asks")
+        return reports, asks
+    if kind == "reports":
+        check_length(len(message.reports.reports), "reports.reports", 1, REPORTS_MAX, "entries")
+        _check_numbers(message.reports.reports, "reports.reports")
+        return message.reports.reports, ()
+    if kind == "report":
+        _check_numbers((message.report,), "report")
+        return (message.report,), ()
+    if kind == "ask":
+        _check_numbers((message.ask,), "ask")
+        return (), (message.ask,)
+    raise InvalidRequestError("kind must be an ask, a report or several", field="kind")
 
 
-def reports_in(message: pb.RouteRequest) -> Sequence[pb.Report]:
-    """The reports of a message that carries one or a bundle of them, each with a number."""
-    kind = message.WhichOneof("kind")
-    if kind != "reports":
-        check_ask_id(message)
-        return (message.report,)
-    reports = message.reports.reports
-    check_length(len(reports), "reports.reports", 1, REPORTS_MAX, "entries")
-    for index, report in enumerate(reports):
-        if report.ask_id < 1:
-            field = f"reports.reports[{index}].ask_id"
-            raise InvalidRequestError(f"{field} is required", field=field)
-    return reports
+def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
+    """The contract's numbers start at 1."""
+    for index, message in enumerate(messages):
+        if not message.ask_id:
+            where = f"{field}[{index}].ask_id" if field.endswith("s") else f"{field}.ask_id"
+            raise InvalidRequestError(f"{where} is required", field=where)
 
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})

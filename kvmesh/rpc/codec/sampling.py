@@ -1,5 +1,7 @@
 """SamplingParams and constraints."""
 
+from functools import lru_cache
+
 from kvmesh.api.types.v1 import sampling_pb2 as pb
 from kvmesh.checks import check_length, check_sampling
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
@@ -10,6 +12,9 @@ DOCUMENT_BYTES_MAX = 256 << 10
 REGEX_BYTES_MAX = 16 << 10
 OPTIONS_MAX = 1024
 OPTION_CHARACTERS_MAX = 4096
+KEPT_MAX = 256
+KEPT_BYTES_MAX = 1024
+"""Parameters that are kept once read. Long ones hold documents, and few are asked twice."""
 _SCALARS = (
     "temperature",
     "top_p",
@@ -51,7 +56,19 @@ def fill_sampling(message: pb.SamplingParams, params: SamplingParams) -> None:
 
 
 def from_sampling(message: pb.SamplingParams, *, prefix: str = "sampling.") -> SamplingParams:
-    """The value, checked; errors name fields under `prefix`."""
+    """The value, checked; errors name fields under `prefix`. What many requests ask alike is read once."""
+    data = message.SerializeToString()
+    if len(data) > KEPT_BYTES_MAX:
+        return _from_sampling(message, prefix)
+    return _from_bytes(data, prefix)
+
+
+@lru_cache(maxsize=KEPT_MAX)
+def _from_bytes(data: bytes, prefix: str) -> SamplingParams:
+    return _from_sampling(pb.SamplingParams.FromString(data), prefix)
+
+
+def _from_sampling(message: pb.SamplingParams, prefix: str) -> SamplingParams:
     scalars = {name: optional_field(message, name) for name in _SCALARS}
     params = SamplingParams(
         **scalars,

@@ -23,6 +23,7 @@ from kvmesh.rpc.codec.scalars import (
     fill_positive_duration,
     known_enum,
     optional_field,
+    packed_ids,
     positive_duration,
     required_text,
 )
@@ -78,9 +79,9 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
         model=required_text(message.model, f"{prefix}model", 256),
-        token_ids=list(message.token_ids),
+        token_ids=packed_ids(message.token_ids),
         sampling=sampling if message.HasField("sampling") else SamplingParams(),
-        emitted_token_ids=list(message.emitted_token_ids),
+        emitted_token_ids=packed_ids(message.emitted_token_ids),
         adapter=message.adapter,
         cache_salt=message.cache_salt,
         priority=message.priority,

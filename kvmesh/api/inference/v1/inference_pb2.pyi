@@ -217,7 +217,7 @@ class ChatRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., template_arguments: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[_struct_pb2.Struct, _Mapping]]] = ..., parallel_tool_calls: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., exclude_reasoning: _Optional[bool] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
-    __slots__ = ("request_id", "choice", "text", "reasoning", "tool_calls", "token_ids", "logprobs", "finish_reason", "usage", "warning")
+    __slots__ = ("request_id", "choice", "text", "reasoning", "tool_calls", "token_ids", "logprobs", "finish_reason", "usage", "warning", "further_warnings")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class ChatResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_WARNINGS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     text: str
@@ -238,7 +239,8 @@ class ChatResponse(_message.Message):
     finish_reason: _output_pb2.FinishReason
     usage: _output_pb2.Usage
     warning: _errors_pb2.ErrorDetail
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., text: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_output_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_output_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_output_pb2.Usage, _Mapping]] = ..., warning: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    further_warnings: _containers.RepeatedCompositeFieldContainer[_errors_pb2.ErrorDetail]
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., text: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_output_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_output_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_output_pb2.Usage, _Mapping]] = ..., warning: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., further_warnings: _Optional[_Iterable[_Union[_errors_pb2.ErrorDetail, _Mapping]]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
     __slots__ = ("model", "texts", "token_ids", "dimensions", "priority", "prompt_tokens_kept")

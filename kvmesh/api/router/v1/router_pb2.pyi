@@ -66,16 +66,26 @@ BREAKER_STATE_OPEN: BreakerState
 BREAKER_STATE_HALF_OPEN: BreakerState
 
 class RouteRequest(_message.Message):
-    __slots__ = ("hello", "ask", "report", "reports")
+    __slots__ = ("hello", "ask", "report", "reports", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ask: Ask
     report: Report
     reports: ReportBatch
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., reports: _Optional[_Union[ReportBatch, _Mapping]] = ...) -> None: ...
+    batch: RouteBatch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., reports: _Optional[_Union[ReportBatch, _Mapping]] = ..., batch: _Optional[_Union[RouteBatch, _Mapping]] = ...) -> None: ...
+
+class RouteBatch(_message.Message):
+    __slots__ = ("reports", "asks")
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[Report]
+    asks: _containers.RepeatedCompositeFieldContainer[Ask]
+    def __init__(self, reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ...) -> None: ...
 
 class ReportBatch(_message.Message):
     __slots__ = ("reports",)
@@ -84,10 +94,12 @@ class ReportBatch(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("frontend_id",)
+    __slots__ = ("frontend_id", "takes_batches")
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
+    TAKES_BATCHES_FIELD_NUMBER: _ClassVar[int]
     frontend_id: str
-    def __init__(self, frontend_id: _Optional[str] = ...) -> None: ...
+    takes_batches: bool
+    def __init__(self, frontend_id: _Optional[str] = ..., takes_batches: _Optional[bool] = ...) -> None: ...
 
 class Ask(_message.Message):
     __slots__ = ("ask_id", "request_id", "model", "prompt_tokens", "expected_output_tokens", "block_hashes", "block_size_tokens", "adapter", "tenant", "priority", "timeout", "session_id", "choices", "required_features", "required_labels", "preferred_labels", "excluded_worker_ids", "pinned_prefill_worker_id", "pinned_decode_worker_id", "attempt", "traceparent")
@@ -150,14 +162,26 @@ class Ask(_message.Message):
     def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
-    __slots__ = ("placement", "refusal", "queued")
+    __slots__ = ("placement", "refusal", "queued", "answers")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     placement: Placement
     refusal: Refusal
     queued: Queued
-    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ...) -> None: ...
+    answers: AnswerBatch
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., answers: _Optional[_Union[AnswerBatch, _Mapping]] = ...) -> None: ...
+
+class AnswerBatch(_message.Message):
+    __slots__ = ("placements", "refusals", "queued_ask_ids")
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_ASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    queued_ask_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., queued_ask_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Queued(_message.Message):
     __slots__ = ("ask_ids",)

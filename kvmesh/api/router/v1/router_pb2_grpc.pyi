@@ -34,7 +34,8 @@ class RouterServiceStub:
        once, before any answer: a frontend asks only where it came.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-       then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
+       then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled. A router with
+       the key `kvmesh-route-batches` in its initial metadata understands RouteBatch; others get each ask in a message of its own.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
        back under the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
@@ -80,7 +81,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
        once, before any answer: a frontend asks only where it came.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-       then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
+       then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled. A router with
+       the key `kvmesh-route-batches` in its initial metadata understands RouteBatch; others get each ask in a message of its own.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
        back under the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
@@ -122,7 +124,8 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
        once, before any answer: a frontend asks only where it came.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-       then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled.
+       then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled. A router with
+       the key `kvmesh-route-batches` in its initial metadata understands RouteBatch; others get each ask in a message of its own.
     4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
        back under the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,

@@ -42,9 +42,33 @@ def _tags(form: Format, random: Random) -> str:
     return separator.join(_make({"type": "tag", **random.choice(form["tags"])}, random) for _ in range(count))
 
 
+# How xgrammar's styles of arguments write a parameter: its key, a word that says whether it is text, its value.
+_STYLES = {
+    "qwen_xml": "<parameter={key}>\n{value}\n</parameter>\n",
+    "minimax_xml": '<parameter name="{key}">{value}</parameter>\n',
+    "deepseek_xml": '<｜DSML｜parameter name="{key}" string="{is_text}">{value}</｜DSML｜parameter>\n',
+    "glm_xml": "<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
+}
+
+
+def _arguments(form: Format, random: Random) -> str:
+    made, style = make_instance(form["json_schema"], random), form.get("style", "json")
+    if style == "json":
+        return json.dumps(made, ensure_ascii=False)
+    if style not in _STYLES or not isinstance(made, dict):
+        raise refused(f"a structural tag with {str(style)[:64]!r}")
+    return "".join(_parameter(_STYLES[style], key, value) for key, value in made.items())
+
+
+def _parameter(style: str, key: str, value: Any) -> str:
+    is_text = isinstance(value, str)
+    text = value if is_text else json.dumps(value, ensure_ascii=False)
+    return style.format(key=key, is_text=json.dumps(is_text), value=text)
+
+
 _FORMATS: Mapping[str, Callable[[Format, Random], str]] = {
     "const_string": lambda form, random: str(form["value"]),
-    "json_schema": lambda form, random: json.dumps(make_instance(form["json_schema"], random), ensure_ascii=False),
+    "json_schema": _arguments,
     "regex": lambda form, random: make_match(form["pattern"], random),
     "any_text": lambda form, random: make_words(random, 0, None),
     "sequence": lambda form, random: "".join(_make(each, random) for each in form["elements"]),

@@ -1,0 +1,136 @@
+"""Batches of InferenceService as its clients see them: what they ask as messages, and batches and results as plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.core import Usage
+from kvmesh.errors import InvalidRequestError
+from kvmesh.rpc.codec.batch import ENDPOINT_NUMBERS, ENDPOINTS
+from kvmesh.rpc.codec.scalars import from_timestamp, to_positive_duration
+from kvmesh.rpc.codec.types import from_usage
+
+_ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProblem:
+    """What is wrong with a batch's requests. `line`: 1 up; 0: all of them."""
+
+    reason: str
+    message: str
+    line: int
+    field: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch as it was when it was asked for. `status`: OpenAI's words. Files: empty where there is none."""
+
+    id: str
+    endpoint: str
+    status: str
+    input_file_id: str
+    output_file_id: str
+    error_file_id: str
+    lines_total: int
+    lines_completed: int
+    lines_failed: int
+    usage: Usage
+    problems: Sequence[BatchProblem]
+    created_s: float
+    expires_s: float
+    metadata: Mapping[str, str]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it will change any more."""
+        return self.status in _ENDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAnswer:
+    """One request's answer: the body that the HTTP API gives, or `{"error": ...}`. `status_code` 0: it was not run."""
+
+    custom_id: str
+    status_code: int
+    body: Mapping[str, Any]
+
+
+def create_batch_message(
+    endpoint: str,
+    requests: Mapping[str, Mapping[str, Any]] | None,
+    *,
+    input_file_id: str,
+    window_s: float | None,
+    metadata: Mapping[str, str] | None,
+) -> pb.CreateBatchRequest:
+    """`requests`: bodies of the HTTP API by custom id; None: they are in the file."""
+    if endpoint not in ENDPOINT_NUMBERS:
+        raise InvalidRequestError(f"endpoint must be one of {', '.join(ENDPOINT_NUMBERS)}", field="endpoint")
+    if (requests is None) != bool(input_file_id):
+        raise InvalidRequestError("either requests or input_file_id must be given", field="input")
+    lines = None
+    if requests is not None:
+        bodies = [(custom_id, orjson.dumps(body).decode()) for custom_id, body in requests.items()]
+        lines = pb.BatchLines(lines=[pb.BatchLine(custom_id=custom_id, body=body) for custom_id, body in bodies])
+    return pb.CreateBatchRequest(
+        endpoint=ENDPOINT_NUMBERS[endpoint],
+        input_file_id=None if lines is not None else input_file_id,
+        lines=lines,
+        completion_window=None if window_s is None else to_positive_duration(window_s),
+        metadata=metadata or {},
+    )
+
+
+def get_batch_message(batch_id: str) -> pb.GetBatchRequest:
+    """The message."""
+    return pb.GetBatchRequest(batch_id=batch_id)
+
+
+def list_batches_message(limit: int, after: str) -> pb.ListBatchesRequest:
+    """The message."""
+    return pb.ListBatchesRequest(page_size=limit, after=after)
+
+
+def cancel_batch_message(batch_id: str) -> pb.CancelBatchRequest:
+    """The message."""
+    return pb.CancelBatchRequest(batch_id=batch_id)
+
+
+def batch_results_message(batch_id: str) -> pb.ListBatchResultsRequest:
+    """The message."""
+    return pb.ListBatchResultsRequest(batch_id=batch_id)
+
+
+def from_batch(message: pb.Batch) -> Batch:
+    """The value."""
+    return Batch(
+        id=message.id,
+        endpoint=ENDPOINTS.get(message.endpoint, ""),
+        status=pb.BatchStatus.Name(message.status).removeprefix("BATCH_STATUS_").lower(),
+        input_file_id=message.input_file_id,
+        output_file_id=message.output_file_id,
+        error_file_id=message.error_file_id,
+        lines_total=message.lines_total,
+        lines_completed=message.lines_completed,
+        lines_failed=message.lines_failed,
+        usage=from_usage(message.usage),
+        problems=[
+            BatchProblem(reason=each.reason, message=each.message, line=each.line, field=each.field)
+            for each in message.problems
+        ],
+        created_s=from_timestamp(message.created_at),
+        expires_s=from_timestamp(message.expires_at),
+        metadata=dict(message.metadata),
+    )
+
+
+def from_batch_result(message: pb.ListBatchResultsResponse) -> BatchAnswer:
+    """The value."""
+    return BatchAnswer(
+        custom_id=message.custom_id, status_code=message.status_code, body=orjson.loads(message.body or "{}")
+    )

@@ -1,0 +1,79 @@
+"""What `kvmesh up` hands to its processes, and how commands end whose reader has gone."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvmesh.cli.plan import MeshShape, plan_mesh
+from kvmesh.cli.up import UpSettings
+from kvmesh.errors import InvalidRequestError
+from kvmesh.lifecycle.process_main import run_process
+from kvmesh.settings import load
+
+SHAPE = MeshShape(
+    engine="simulated",
+    model=Path("models/demo"),
+    served_name="",
+    prefill=1,
+    decode=2,
+    routers=2,
+    host="127.0.0.1",
+    port=0,
+    grpc_port=0,
+    registry="http://127.0.0.1:1",
+    policy="emptiest_cache",
+    log_level="info",
+    run_dir=Path("run"),
+)
+
+
+def test_flags_reach_the_services_they_are_for() -> None:
+    """All of that kind, and no other."""
+    shape = replace(SHAPE, engine_argv=("--e", "1"), router_argv=("--r", "2"), frontend_argv=("--f", "3"))
+    plan = plan_mesh(shape)
+    for specs, flags in ((plan.workers, shape.engine_argv), (plan.routers, shape.router_argv)):
+        assert len(specs) > 1
+        assert all(tuple(spec.argv[-2:]) == flags for spec in specs)
+    assert [tuple(spec.argv[-2:]) for spec in plan.frontends] == [shape.frontend_argv]
+    assert not {"--e", "--r", "--f"} & {flag for spec in plan.planners for flag in spec.argv}
+
+
+def test_any_policy_can_be_asked_for() -> None:
+    """Those of packages beside the router are known to it alone."""
+    settings = load(UpSettings, program="kvmesh up", argv=["--policy", "emptiest_cache"], environ={})
+    assert settings.policy == "emptiest_cache"
+    for spec in plan_mesh(SHAPE).routers:
+        assert spec.argv[spec.argv.index("--policy") + 1] == "emptiest_cache"
+
+
+def test_a_command_whose_reader_leaves_ends_without_a_traceback() -> None:
+    """`kvmesh status | head` is no error of anybody's; the exit status is a shell's for SIGPIPE."""
+    code = (
+        "import sys; from kvmesh.cli import __main__ as cli, key\n"
+        "key.main = lambda words: print('line\\n' * 100_000) or 0\n"
+        "sys.exit(cli.main(['key']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        words = process.stderr.read()
+    assert (process.returncode, words) == (141, b"")
+
+
+def test_the_last_words_of_a_process_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the cause where there is one."""
+
+    async def refuse() -> None:
+        raise InvalidRequestError("no policy is named 'x'", field="policy")
+
+    async def fail() -> None:
+        raise InvalidRequestError("it cannot start") from OSError("no room")
+
+    assert run_process(refuse) == 1
+    assert capsys.readouterr().err == "no policy is named 'x'\n"
+    assert run_process(fail) == 1
+    assert capsys.readouterr().err == "it cannot start: no room\n"
