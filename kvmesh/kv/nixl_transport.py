@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any, TypeVar
 
-from kvmesh.errors import KvLostError, UnavailableError
+from kvmesh.errors import KvLostError, MeshError, UnavailableError
 from kvmesh.kv.transport import Listener, Memory, merge_runs
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,14 @@ class NixlTransport:
         self._ready: asyncio.Event = asyncio.Event()
         self._expecting: asyncio.Event = asyncio.Event()
         self._peers: dict[bytes, tuple[str, int, int]] = {}
-        self._transfers: set[asyncio.Task[None]] = set()
+        self._pulls: set[asyncio.Future[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def start(self, memory: Memory, listener: Listener) -> None:
         """See KvTransport. Takes one to two seconds, on the thread."""
         self._memory = memory
-        await self._call(self._create, memory)
+        await self._submit(self._create, memory)
         self._listening = asyncio.create_task(self._listen(listener), name="nixl-messages")
         self._ready.set()
 
@@ -114,11 +114,30 @@ class NixlTransport:
         timeout_s: float,
     ) -> None:
         """See KvTransport. After a timeout or a cancel it ends when the transfer has let go of the memory."""
-        stop = asyncio.Event()
         runs = merge_runs(remote_offsets, local_offsets, length)
-        task = asyncio.create_task(self._transfer(peer, runs, timeout_s, stop), name="nixl-transfer")
-        self._transfers.add(task)
-        task.add_done_callback(self._transfers.discard)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        if not self._ready.is_set():
+            await self._wait_ready(deadline_s)
+        is_over = loop.create_future()
+        self._pulls.add(is_over)
+        try:
+            await self._pull(peer, runs, deadline_s)
+        finally:
+            self._pulls.discard(is_over)
+            is_over.set_result(None)
+
+    async def _pull(self, peer: bytes, runs: list[tuple[int, int, int]], deadline_s: float) -> None:
+        posting = self._submit(self._post, peer, runs)
+        try:
+            handle = await asyncio.shield(posting)
+        except asyncio.CancelledError:
+            await _outlast(asyncio.create_task(self._abandon(posting, peer), name="nixl-abandon"))
+            raise
+        if handle is None:
+            return
+        stop = asyncio.Event()
+        task = asyncio.create_task(self._transfer(handle, peer, deadline_s, stop), name="nixl-transfer")
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -126,19 +145,27 @@ class NixlTransport:
             await _outlast(task)
             raise
 
-    async def _transfer(
-        self, peer: bytes, runs: list[tuple[int, int, int]], timeout_s: float, stop: asyncio.Event
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
+    async def _wait_ready(self, deadline_s: float) -> None:
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._ready.wait()
         except TimeoutError as error:
             raise KvLostError("the KV transport did not start in time", reason="kv_pull_timeout") from error
-        handle = await self._call(self._post, peer, runs)
+
+    async def _abandon(self, posting: asyncio.Future[Any], peer: bytes) -> None:
+        """Ends a transfer that nobody waits for any more and that may not have been posted yet."""
+        try:
+            handle = await posting
+        except MeshError:
+            return
+        if handle is not None:
+            await self._abort(handle, peer)
+
+    async def _transfer(self, handle: Any, peer: bytes, deadline_s: float, stop: asyncio.Event) -> None:
+        """Follows a transfer that was not over at once."""
+        loop = asyncio.get_running_loop()
         pause_s = 0.0002
-        while not await self._call(self._is_done, handle, peer):
+        while not await self._submit(self._is_done, handle, peer):
             if stop.is_set() or loop.time() >= deadline_s:
                 await self._abort(handle, peer)
                 raise KvLostError("the pull did not end in time", reason="kv_pull_timeout")
@@ -146,6 +173,7 @@ class NixlTransport:
             pause_s = min(2 * pause_s, self._settings.poll_s_max)
 
     def _post(self, peer: bytes, runs: list[tuple[int, int, int]]) -> Any:
+        """Begins a transfer and looks at it. None when it is over, else its handle."""
         assert self._memory is not None
         name, remote_base, remote_size = self._know(peer)
         local_base = self._memory.ctypes.data
@@ -163,7 +191,7 @@ class NixlTransport:
                 raise self._lost(peer, "the transfer could not be posted")
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} while posting") from error
-        return handle
+        return None if self._is_done(handle, peer) else handle
 
     def _know(self, peer: bytes) -> tuple[str, int, int]:
         """The peer's agent name, base address and size; its metadata is loaded at first sight."""
@@ -226,11 +254,11 @@ class NixlTransport:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         is_met = True
-        while not await self._call(self._try_end, handle):
+        while not await self._submit(self._try_end, handle):
             passed_s = loop.time() - began_s
             if is_met and passed_s >= self._settings.abort_grace_s:
                 is_met = False
-                await self._call(self._forget, peer)
+                await self._submit(self._forget, peer)
             if passed_s >= self._settings.abort_grace_s + self._settings.abort_s:
                 log.error("nixl_transfer_not_ended", extra={"data": {"waited_s": passed_s}})
                 return
@@ -252,7 +280,7 @@ class NixlTransport:
     async def notify(self, peer: bytes, message: bytes) -> None:
         """See KvTransport."""
         await self._ready.wait()
-        await self._call(self._send, peer, message)
+        await self._submit(self._send, peer, message)
 
     def _send(self, peer: bytes, message: bytes) -> None:
         try:
@@ -273,7 +301,7 @@ class NixlTransport:
     async def _listen(self, listener: Listener) -> None:
         while True:
             await self._expecting.wait()
-            for messages in (await self._call(self._receive)).values():
+            for messages in (await self._submit(self._receive)).values():
                 for message in messages:
                     listener(message)
             await asyncio.sleep(self._settings.message_poll_s)
@@ -284,11 +312,11 @@ class NixlTransport:
         messages: dict[str, list[bytes]] = self._agent.get_new_notifs()
         return messages
 
-    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+    def _submit(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Runs a function on the NIXL thread. Cancelled, the function still runs to its end."""
         if self._is_closed:
             raise UnavailableError("the KV transport is closed", reason="kv_transport_closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def aclose(self) -> None:
         """See KvTransport."""
@@ -296,8 +324,8 @@ class NixlTransport:
             return
         if self._listening is not None:
             self._listening.cancel()
-        for task in list(self._transfers):
-            await _outlast(task)
+        for is_over in list(self._pulls):
+            await _outlast(is_over)
         self._is_closed = True
         self._thread.submit(self._destroy)
         self._thread.shutdown(wait=False)
@@ -326,7 +354,7 @@ def _nixl_api() -> Any:
     return importlib.import_module(f"{package}._api")
 
 
-async def _outlast(task: asyncio.Task[None]) -> None:
+async def _outlast(task: asyncio.Future[None]) -> None:
     """Waits for a bounded task to the end, then passes on a cancel that came meanwhile. The task's error is dropped."""
     was_cancelled = False
     while not task.done():

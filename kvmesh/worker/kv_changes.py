@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvmesh.clock import Clock
 from kvmesh.core import KvEvent
 
 EVENTS_MAX = 4096
@@ -11,27 +10,27 @@ EVENTS_MAX = 4096
 
 
 class KvChanges:
-    """Passes changes on in order: at once after a time of quiet, else together, `interval_s` after the last ones.
+    """Passes changes on in order and together, `interval_s` after the first of them.
+
+    Not at once after a time of quiet either: that would be just when a prompt's first token is on its way, and no router
+    needs to hear of what it has placed itself any sooner.
 
     Invariant: while something waits, a timer runs that will pass it on.
     """
 
-    def __init__(self, give: Callable[[Sequence[KvEvent]], None], clock: Clock, interval_s: float) -> None:
+    def __init__(self, give: Callable[[Sequence[KvEvent]], None], interval_s: float) -> None:
         self._give = give
-        self._clock = clock
         self._interval_s = interval_s
         self._events: list[KvEvent] = []
-        self._given_at_s = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
     def put_nowait(self, events: Sequence[KvEvent]) -> None:
         """Adds changes."""
         self._events.extend(events)
-        left_s = self._given_at_s + self._interval_s - self._clock.now()
-        if left_s <= 0 or len(self._events) >= EVENTS_MAX:
+        if not self._interval_s or len(self._events) >= EVENTS_MAX:
             self.flush_nowait()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self.flush_nowait)
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.flush_nowait)
 
     def flush_nowait(self) -> None:
         """Passes on what waits."""
@@ -41,5 +40,4 @@ class KvChanges:
         if not self._events:
             return
         events, self._events = self._events, []
-        self._given_at_s = self._clock.now()
         self._give(events)

@@ -149,7 +149,7 @@ class Worker:
             history_max=settings.kv_history_batches,
             buffer_max=settings.kv_watch_buffer_batches,
         )
-        self._kv_changes = KvChanges(self.kv_feed.append_nowait, clock, settings.kv_batch_interval_s)
+        self._kv_changes = KvChanges(self.kv_feed.append_nowait, settings.kv_batch_interval_s)
 
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""

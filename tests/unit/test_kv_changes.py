@@ -6,7 +6,6 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.clock import SystemClock
 from kvmesh.core import KvEvent, KvRemoved
 from kvmesh.worker.kv_changes import EVENTS_MAX, KvChanges
 from tests.virtual_loop import run_virtual
@@ -22,7 +21,7 @@ async def told(pauses_s: list[float]) -> list[tuple[float, list[KvEvent]]]:
     """What is passed on, and when, if an event comes after each pause."""
     loop = asyncio.get_running_loop()
     given_on: list[tuple[float, list[KvEvent]]] = []
-    changes = KvChanges(lambda events: given_on.append((loop.time(), list(events))), SystemClock(), INTERVAL_S)
+    changes = KvChanges(lambda events: given_on.append((loop.time(), list(events))), INTERVAL_S)
     for number, pause_s in enumerate(pauses_s):
         await asyncio.sleep(pause_s)
         changes.put_nowait([event(number)])
@@ -39,11 +38,11 @@ def test_all_in_order_and_none_late(pauses_s: list[float]) -> None:
     assert all(later_s - at_s >= INTERVAL_S - 1e-9 for at_s, later_s in itertools.pairwise(times_s))
 
 
-def test_after_quiet_at_once_else_together() -> None:
-    """The first event does not wait; those of the interval after it are one batch at its end."""
+def test_an_interval_after_the_first_all_together() -> None:
+    """What comes within an interval of the first event is one batch at its end."""
     given_on = run_virtual(told([0.1, 0.005, 0.005, 0.1]))
-    assert [len(events) for _, events in given_on] == [1, 2, 1]
-    assert round(given_on[1][0] - given_on[0][0], 6) == INTERVAL_S
+    assert [len(events) for _, events in given_on] == [3, 1]
+    assert round(given_on[0][0] - 0.1, 6) == INTERVAL_S
 
 
 def test_many_do_not_wait() -> None:
@@ -51,11 +50,11 @@ def test_many_do_not_wait() -> None:
 
     async def story() -> list[int]:
         sizes: list[int] = []
-        changes = KvChanges(lambda events: sizes.append(len(events)), SystemClock(), INTERVAL_S)
+        changes = KvChanges(lambda events: sizes.append(len(events)), INTERVAL_S)
         for start in range(3):
             changes.put_nowait([event(start)] * (EVENTS_MAX // 2))
         changes.flush_nowait()
         changes.flush_nowait()
         return sizes
 
-    assert run_virtual(story()) == [EVENTS_MAX // 2, EVENTS_MAX]
+    assert run_virtual(story()) == [EVENTS_MAX, EVENTS_MAX // 2]

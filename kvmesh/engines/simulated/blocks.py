@@ -13,7 +13,7 @@ from itertools import chain, islice
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
 
-HOLES_MAX = 8192
+HOLES_MAX = 2048
 """Evictions after which the dictionary of idle blocks is made anew: looking for its first entry passes over all that are gone."""
 
 
@@ -100,7 +100,7 @@ class BlockPool:
 
     def allocate_one(self) -> int:
         """A block with one reference; there must be one `available`."""
-        block = self._free.pop() if self._free else self._evict(1)[0]
+        block = self._free.pop() if self._free else self._evict_one()
         self._references[block] = 1
         return block
 
@@ -108,10 +108,23 @@ class BlockPool:
         """The oldest idle blocks, forgotten."""
         blocks = list(islice(self._idle, count))
         self._forget(blocks)
+        self._count_holes(count)
+        return blocks
+
+    def _evict_one(self) -> int:
+        block = next(iter(self._idle))
+        del self._idle[block]
+        name = self._names.pop(block)
+        del self._blocks[name], self._parents[name]
+        self._removed.append(name)
+        self._event_blocks += 1
+        self._count_holes(1)
+        return block
+
+    def _count_holes(self, count: int) -> None:
         self._idle_holes += count
         if self._idle_holes > HOLES_MAX:
             self._idle, self._idle_holes = dict.fromkeys(self._idle), 0
-        return blocks
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """Idle blocks are neither idle nor cached any more."""

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
+STEPS_PER_TURN = 8
+"""Decoding that takes no time goes on for so many tokens before others on the event loop have their turn, which costs more
+than they do."""
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
 )  # fmt: skip
@@ -64,6 +67,7 @@ class SimulatedEngine:
         if transport is not None:
             self._pulls = Pulls(self._scheduler, transport, settings.pull_timeout_s, self._wake)
         self._woken = asyncio.Event()
+        self._leased = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._step = 0
         self._step_s = 0.0
@@ -111,6 +115,7 @@ class SimulatedEngine:
         takes a core for more than a second, just when the first requests come.
         """
         self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
+        self._tasks.append(asyncio.create_task(self._end_leases(), name="simulated-leases"))
         if self._transport is None:
             return
         if self._role is Role.PREFILL:
@@ -195,10 +200,13 @@ class SimulatedEngine:
 
     def _on_message(self, message: bytes) -> None:
         if message.startswith(RELEASED):
-            self.release_nowait(message[len(RELEASED) :].decode())
+            for handle_id in message[len(RELEASED) :].decode().split():
+                self.release_nowait(handle_id)
 
     def _after_lease_change(self) -> None:
         self._is_listening = bool(len(self._scheduler.leases))
+        if self._is_listening:
+            self._leased.set()
         if self._transport is not None:
             self._transport.expect_messages(self._is_listening)
         self._wake()
@@ -331,7 +339,7 @@ class SimulatedEngine:
             await self._clock.sleep(stall_s)
             return
         self._woken.clear()
-        step = self._scheduler.step(self._clock.now())
+        step = self._scheduler.step(self._clock.now(), 1 if self.settings.time_factor else STEPS_PER_TURN)
         self._settle(step)
         if not step.has_progress:
             await self._wait_woken()
@@ -377,24 +385,22 @@ class SimulatedEngine:
             self._events.put_nowait(pool.take_events(), blocks)
 
     async def _wait_woken(self) -> None:
-        """Until something changes or the next lease is over."""
+        """Until something changes."""
         self._publish_events()
-        ends_at_s = self._scheduler.leases.next_end_s()
-        if ends_at_s is None:
-            await self._woken.wait()
-        else:
-            await self._wait_lease(ends_at_s - self._clock.now())
+        await self._woken.wait()
         self._woken.clear()
 
-    async def _wait_lease(self, delay_s: float) -> None:
-        waits = [asyncio.ensure_future(self._woken.wait()), asyncio.ensure_future(self._clock.sleep(max(delay_s, 0.0)))]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if self._scheduler.leases.expire(self._clock.now()):
-            self._after_lease_change()
+    async def _end_leases(self) -> None:
+        """Ends leases that are over, whether there are steps or not."""
+        while True:
+            ends_at_s = self._scheduler.leases.next_end_s()
+            if ends_at_s is None:
+                self._leased.clear()
+                await self._leased.wait()
+                continue
+            await self._clock.sleep(max(ends_at_s - self._clock.now(), 0.0))
+            if self._scheduler.leases.expire(self._clock.now()):
+                self._after_lease_change()
 
     def _wake(self) -> None:
         self._woken.set()

@@ -10,7 +10,10 @@ from kvmesh.errors import KvLostError, MeshError
 from kvmesh.kv.transport import KvTransport
 
 RELEASED = b"release:"
+"""Begins a message to a source, which goes on with the handles that nobody will pull again, divided by spaces."""
 NOTICE_S = 1.0
+NOTICE_INTERVAL_S = 0.02
+"""Releases of this time travel together. A source looks for messages as seldom."""
 
 
 class Pulls:
@@ -25,6 +28,8 @@ class Pulls:
         self._on_change = on_change
         self._pulls: dict[LegState, asyncio.Task[None]] = {}
         self._notices: set[asyncio.Task[None]] = set()
+        self._released: dict[bytes, list[str]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def start_nowait(self, order: PullOrder) -> None:
         """Begins a pull; the scheduler hears of its end."""
@@ -67,14 +72,25 @@ class Pulls:
         self._on_change()
 
     def _notify(self, peer: bytes, handle_id: str) -> None:
-        task = asyncio.create_task(self._transport.notify(peer, RELEASED + handle_id.encode()), name="kv-notice")
-        self._notices.add(task)
-        task.add_done_callback(self._notices.discard)
+        self._released.setdefault(peer, []).append(handle_id)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._tell_released)
+
+    def _tell_released(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        released, self._released, self._timer = self._released, {}, None
+        for peer, handle_ids in released.items():
+            message = RELEASED + " ".join(handle_ids).encode()
+            task = asyncio.create_task(self._transport.notify(peer, message), name="kv-notice")
+            self._notices.add(task)
+            task.add_done_callback(self._notices.discard)
 
     async def aclose(self) -> None:
         """Stops all pulls; notices have a moment to get out."""
         for task in self._pulls.values():
             task.cancel()
+        self._tell_released()
         if self._notices:
             _, late = await asyncio.wait(self._notices, timeout=NOTICE_S)
             for task in late:

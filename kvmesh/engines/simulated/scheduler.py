@@ -178,12 +178,12 @@ class Scheduler:
         """True when a step could do something."""
         return bool(len(self._decoding) or self._prefilling or self._finishes or len(self._waiting))
 
-    def step(self, now_s: float) -> Step:
-        """Runs one step."""
+    def step(self, now_s: float, decode_steps_max: int = 1) -> Step:
+        """Runs one step. More than one of decoding, as if they were one, while no leg waits, joins or ends."""
         self.leases.expire(now_s)
         step = Step(decode_requests=len(self._decoding))
         if step.decode_requests:
-            self._decode(step)
+            self._decode(step, 1 if self._prefilling or len(self._waiting) else decode_steps_max)
         budget = self.settings.step_tokens_max - step.decode_requests
         for leg in list(self._prefilling):
             budget -= self._prefill(leg, budget, step, now_s)
@@ -201,17 +201,14 @@ class Scheduler:
         self._finishes = []
         return step
 
-    def _decode(self, step: Step) -> None:
-        if self.settings.decode_tokens_per_step == 1:
-            step.keys, step.token_ids = self._decode_once(step)
-            return
-        gained: dict[int, list[int]] = {}
-        for _ in range(self.settings.decode_tokens_per_step):
-            for key, token_id in zip(*self._decode_once(step), strict=True):
-                gained.setdefault(key, []).append(token_id)
-        step.keys = list(gained)
-        step.counts = [len(tokens) for tokens in gained.values()]
-        step.token_ids = [token_id for tokens in gained.values() for token_id in tokens]
+    def _decode(self, step: Step, steps_max: int) -> None:
+        tokens_per_step = self.settings.decode_tokens_per_step
+        rounds = [self._decode_once(step)]
+        while len(rounds) < steps_max * tokens_per_step:
+            if len(rounds) % tokens_per_step == 0 and len(self._decoding) != step.decode_requests:
+                break
+            rounds.append(self._decode_once(step))
+        step.add_rounds(rounds)
 
     def _decode_once(self, step: Step) -> tuple[list[int], list[int]]:
         keys, token_ids, ends = self._decoding.step(step)

@@ -48,7 +48,7 @@ class SimulatedSettings:
     """Tokens per KV block."""
     kv_blocks: int = 16384
     """Blocks in the pool."""
-    kv_bytes_per_block: int = 4096
+    kv_bytes_per_block: int = 1024
     """Real memory per block, a multiple of 8, at least 32. The pool is `kv_blocks` times this."""
     step_tokens_max: int = 8192
     """Token budget of a step: one per decoding request, the rest for prompts."""

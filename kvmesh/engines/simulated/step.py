@@ -1,6 +1,8 @@
 """What a scheduler step decides and gives."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
@@ -41,6 +43,23 @@ class Step:
     def has_progress(self) -> bool:
         """False: another step would do the same, until something changes from outside."""
         return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls)
+
+    def add_rounds(self, rounds: Sequence[tuple[list[int], list[int]]]) -> None:
+        """The first entries: keys and their tokens, one each, of decoding once or several times in a row."""
+        keys, token_ids = rounds[0]
+        if len(rounds) == 1:
+            self.keys, self.token_ids = keys, token_ids
+        elif rounds[-1][0] == keys:
+            # Legs only leave, so nobody did.
+            self.keys, self.counts = keys, [len(rounds)] * len(keys)
+            self.token_ids = list(chain.from_iterable(zip(*(ids for _, ids in rounds), strict=True)))
+        else:
+            gained: dict[int, list[int]] = {}
+            for keys, token_ids in rounds:
+                for key, token_id in zip(keys, token_ids, strict=True):
+                    gained.setdefault(key, []).append(token_id)
+            self.keys, self.counts = list(gained), [len(tokens) for tokens in gained.values()]
+            self.token_ids = list(chain.from_iterable(gained.values()))
 
     def add_token(self, key: int, token_id: int) -> None:
         """One more entry of one token."""
