@@ -80,7 +80,7 @@ async def running_mesh(
     try:
         try:
             async with asyncio.timeout(ready_timeout_s):
-                await _wait_ready(mesh, state)
+                await _wait_ready(mesh)
         except TimeoutError as error:
             raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
         yield mesh
@@ -96,7 +96,8 @@ async def running_mesh(
         assert not alive, f"left behind: {alive}"
 
 
-async def _wait_ready(mesh: RunningMesh, state: Path) -> None:
+async def _wait_ready(mesh: RunningMesh) -> None:
+    state = mesh.directory / "mesh.json"
     while not state.exists():
         assert mesh.process.returncode is None, mesh.logs()
         await asyncio.sleep(0.02)
