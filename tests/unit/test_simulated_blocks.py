@@ -34,7 +34,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(TOTAL)
+        self.pool = BlockPool(TOTAL, holes_max=3)
         self.held: list[list[int]] = []
         self.leased: list[list[int]] = []
         self.names: set[int] = set()

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -44,6 +43,7 @@ class Bench:
         self.finishes: dict[int, EngineFinish] = {}
         self.pulls: list[PullOrder] = []
         self.now_s = 0.0
+        self.decode_steps_max = 1
 
     def submit(self, key: int, generation: Generation, leg: Leg = Leg.DECODE, handle: KvHandle | None = None) -> None:
         self.scheduler.submit(
@@ -52,7 +52,7 @@ class Bench:
         self.tokens[key] = []
 
     def step(self) -> Step:
-        step = self.scheduler.step(self.now_s)
+        step = self.scheduler.step(self.now_s, self.decode_steps_max)
         self.pulls += step.pulls
         start = 0
         for key, count in zip(step.keys, step.counts or [1] * len(step.keys), strict=True):
@@ -107,13 +107,16 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(actions=ACTIONS, per_step=st.integers(1, 3))
+@given(actions=ACTIONS, per_step=st.integers(1, 3), at_once=st.sampled_from([1, 3, 8]))
 @example(  # A preempted leg that comes back at once is due for a block in the same step as before.
-    actions=[("submit", 32, 10, 0), ("submit", 4, 10, 0), ("prefill", 1, 0, 0), ("prefill", 37, 0, 1)], per_step=3
+    actions=[("submit", 32, 10, 0), ("submit", 4, 10, 0), ("prefill", 1, 0, 0), ("prefill", 37, 0, 1)],
+    per_step=3,
+    at_once=1,
 )
-def test_any_order_of_actions(actions: list[tuple[str, int, int, int]], per_step: int) -> None:
+def test_any_order_of_actions(actions: list[tuple[str, int, int, int]], per_step: int, at_once: int) -> None:
     """Each leg ends once with the right tokens (with preemption too), and no block is held or leased in the end."""
     bench = Bench(decode_tokens_per_step=per_step)
+    bench.decode_steps_max = at_once
     asked: dict[int, Generation] = {}
     for number, (kind, a, b, family) in enumerate(actions):
         if kind in ("submit", "prefill"):
@@ -274,7 +277,7 @@ class TestHandoff:
         if harm == "other filling":
             memory, block = source.scheduler.memory, order.payload.blocks[-1]
             guards, _ = memory.guards([block])
-            memory.write([block], guards, np.asarray(memory.read_parts([block]), np.uint64))
+            memory.write([block], guards.tolist(), memory.read_parts([block]))
         if harm != "not copied":
             copy_kv(source, bench, order)
         if harm == "one word":

@@ -30,7 +30,7 @@ class BlockCounts:
 class BlockPool:
     """All blocks of an engine, named by number from 0."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, holes_max: int = HOLES_MAX) -> None:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
@@ -41,6 +41,7 @@ class BlockPool:
         self._parents: dict[int, int | None] = {}
         self._idle: dict[int, None] = {}
         self._idle_holes = 0
+        self._holes_max = holes_max
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
         self._event_blocks = 0
@@ -123,7 +124,7 @@ class BlockPool:
 
     def _count_holes(self, count: int) -> None:
         self._idle_holes += count
-        if self._idle_holes > HOLES_MAX:
+        if self._idle_holes > self._holes_max:
             self._idle, self._idle_holes = dict.fromkeys(self._idle), 0
 
     def _forget(self, blocks: Sequence[int]) -> None:

@@ -1,0 +1,45 @@
+"""KV memory addressed by runs of blocks against one block at a time."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.engines.simulated.memory import HEAD_WORDS, KvMemory, runs_of, words_of
+
+BLOCKS = 12
+ORDERS = st.permutations(range(BLOCKS)).flatmap(lambda order: st.integers(0, BLOCKS).map(lambda count: order[:count]))
+
+
+@given(ORDERS)
+def test_runs_are_the_blocks_in_order(blocks: list[int]) -> None:
+    """All together name each block once, in its place; none could be joined with the one before."""
+    runs = runs_of(blocks)
+    assert [row for rows, _ in runs for row in range(rows.start, rows.stop)] == blocks
+    assert [place for _, own in runs for place in range(own.start, own.stop)] == list(range(len(blocks)))
+    assert all(rows.stop != following.start for (rows, _), (following, _) in pairwise(runs))
+
+
+@given(ORDERS, st.data())
+def test_what_is_written_is_read(blocks: list[int], data: st.DataObject) -> None:
+    """Guards, stamps that are all new, and checksums, whatever the order of the blocks; the others stay as they are."""
+    memory = KvMemory(BLOCKS, 64, first_stamp=7)
+    words = st.integers(0, 2**40)
+    guards = data.draw(st.lists(words, min_size=len(blocks), max_size=len(blocks)))
+    parts = data.draw(st.lists(words, min_size=len(blocks), max_size=len(blocks)))
+    memory.write(blocks, guards, words_of(parts))
+    read_guards, stamps = memory.guards(blocks)
+    assert (read_guards.tolist(), memory.read_parts(blocks).tolist()) == (guards, parts)
+    assert stamps.tolist() == list(range(8, 8 + len(blocks)))
+    assert not memory._words[sorted(set(range(BLOCKS)) - set(blocks))].any()
+
+
+@given(st.integers(0, BLOCKS - 1), st.integers(HEAD_WORDS, 7))
+def test_a_damaged_word_is_seen(block: int, word: int) -> None:
+    """Every word of a block counts."""
+    memory = KvMemory(BLOCKS, 64, first_stamp=0)
+    memory.write(range(BLOCKS), [1] * BLOCKS, words_of([1000 + i for i in range(BLOCKS)]))
+    memory._words[block, word] += np.uint64(6)
+    damaged = memory.read_parts(range(BLOCKS)).tolist()
+    assert [i for i, part in enumerate(damaged) if part != 1000 + i] == [block]
