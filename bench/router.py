@@ -100,8 +100,20 @@ def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
     return prompts
 
 
+def forget_lookups(core: RouterCore) -> None:
+    """What earlier lookups found is of no use to the next one."""
+    core.index.device.forget_lookups()
+    core._placer._overlap.forget()
+
+
 def measure(
-    core: RouterCore, prompts: Sequence[Sequence[int]], workers: int, for_s: float, *, now: float = 0.0
+    core: RouterCore,
+    prompts: Sequence[Sequence[int]],
+    workers: int,
+    for_s: float,
+    *,
+    now: float = 0.0,
+    is_fresh: bool = False,
 ) -> Rate:
     """Half load: the router's clock goes on by twice the time that the prompt keeps one of the workers that compute prompts."""
     asks = [
@@ -124,6 +136,8 @@ def measure(
     while spent_s < for_s or len(rounds) < 8 + 2 * in_flight // batch:
         wall, cpu = time.perf_counter(), time.process_time()
         for i in range(number, number + batch):
+            if is_fresh:
+                forget_lookups(core)
             core.ask("f", i, asks[i % PROMPTS], now=now, wall=now)
             now += pace_s
         asked_cpu, asked_wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -138,6 +152,8 @@ def measure(
     matches = 2000
     cpu = time.process_time()
     for i in range(matches):
+        if is_fresh:
+            forget_lookups(core)
         core.index.device.prefixes(prompts[i % PROMPTS])
     match_cpu = (time.process_time() - cpu) / matches
     # The first rounds fill the fleet. Other work on this machine comes and goes and takes cache and clock with it: the median
@@ -162,6 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--policy", default="kv")
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--fresh", action="store_true", help="nothing that earlier lookups found is remembered")
     parser.add_argument("--together", action="store_true", help="no prefill workers: decode workers compute the prompt")
     parser.add_argument("--grpc", action="store_true", help="asks a router process through gRPC instead")
     parser.add_argument("--rate", type=float, default=2000.0, help="asks per second through gRPC")
@@ -191,7 +208,8 @@ def main() -> None:
     for workers in options.workers:
         for blocks in options.blocks:
             core = fleet(workers, 0 if options.together else workers // 2, options.policy)
-            rate = measure(core, fill(core, blocks, options.depths), workers, options.seconds)
+            prompts = fill(core, blocks, options.depths)
+            rate = measure(core, prompts, workers, options.seconds, is_fresh=options.fresh)
             print(
                 f"{workers:7} {blocks:6} | {1 / rate.calm_cpu_s:31,.0f} {1 / rate.decide_cpu_s:7,.0f} |"
                 f" {1e6 * rate.decide_cpu_s:6.1f} {1e6 * rate.decide_wall_s:8.1f}"

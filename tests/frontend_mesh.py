@@ -121,6 +121,7 @@ class FakeMesh:
     rendezvous: list[Rendezvous] = field(default_factory=list)
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     prefilling: int = 0
+    stalled: int = 0
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         assert timeout_s > 0
@@ -224,6 +225,7 @@ class FakeMesh:
                 error, faults.leg_after = faults.leg_error, None
                 return LegFinish(reason=FinishReason.ERROR, error=error)
             if faults.stalls_after is not None and sent >= faults.stalls_after:
+                self.stalled += 1
                 await asyncio.sleep(10_000)
             step = tokens[sent : min(limit, sent + self.tokens_per_step)]
             if step:

@@ -8,15 +8,28 @@ from typing import Any
 
 import aiohttp
 
-from kvmesh.errors import UnavailableError
+from kvmesh.errors import UnauthenticatedError, UnavailableError
 
 TOTAL_S = 300.0
 
 
+def key_headers(api_key: str) -> dict[str, str]:
+    """What goes with every request; nothing without a key."""
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def check_answered(response: aiohttp.ClientResponse) -> None:
+    """UnauthenticatedError where a key is missing or wrong, UnavailableError with what the server said otherwise."""
+    if response.status == 401:
+        raise UnauthenticatedError("the mesh wants an API key: set KVMESH_API_KEY")
+    if response.status != 200:
+        raise UnavailableError(f"the mesh answered {response.status}: {await response.text()}")
+
+
 async def answer_pieces(
-    url: str, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
+    url: str, model: str, messages: Sequence[Mapping[str, Any]], *, api_key: str = "", **options: Any
 ) -> AsyncIterator[Mapping[str, Any]]:
-    """The chunks of one streamed chat completion, usage included. UnavailableError tells what the server said."""
+    """The chunks of one streamed chat completion, usage included; errors as `check_answered`."""
     body = {
         "model": model,
         "messages": list(messages),
@@ -26,11 +39,10 @@ async def answer_pieces(
     }
     timeout = aiohttp.ClientTimeout(total=TOTAL_S)
     async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
+        aiohttp.ClientSession(timeout=timeout, headers=key_headers(api_key)) as session,
         session.post(f"{url}/v1/chat/completions", json=body) as response,
     ):
-        if response.status != 200:
-            raise UnavailableError(f"the mesh answered {response.status}: {await response.text()}")
+        await check_answered(response)
         async for line in response.content:
             if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                 chunk = json.loads(line[6:])

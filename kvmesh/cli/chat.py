@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from kvmesh.cli.answer import stream_answer
+from kvmesh.cli.answer import check_answered, key_headers, stream_answer
 from kvmesh.cli.state import read_state
-from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.errors import MeshError
 from kvmesh.settings import SettingsError, load, setting
 
 HISTORY_MESSAGES_MAX = 200
@@ -22,20 +22,23 @@ class ChatSettings:
     url: str = setting("", "address of the frontend, http://host:port; empty: the mesh that `kvmesh up` started here")
     model: str = setting("", "model to ask; empty: the first one that is served")
     system: str = setting("", "system message; empty: none")
+    api_key: str = setting("", "key to ask with, where the frontend wants one", secret=True)
 
 
-async def _models(url: str) -> list[str]:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-        if response.status != 200:
-            raise UnavailableError(f"{url} answered {response.status}: {await response.text()}")
+async def _models(url: str, api_key: str) -> list[str]:
+    async with (
+        aiohttp.ClientSession(headers=key_headers(api_key)) as session,
+        session.get(f"{url}/v1/models") as response,
+    ):
+        await check_answered(response)
         return [entry["id"] for entry in (await response.json())["data"]]
 
 
 def _chat(settings: ChatSettings, url: str) -> int:
     """Reads lines in the main thread, where Ctrl-C reaches them; a loop runs only while an answer comes."""
-    model = settings.model
+    model, api_key = settings.model, settings.api_key
     if not model:
-        models = asyncio.run(_models(url))
+        models = asyncio.run(_models(url, api_key))
         if not models:
             print("kvmesh: the mesh serves no model yet", file=sys.stderr)
             return 1
@@ -49,7 +52,8 @@ def _chat(settings: ChatSettings, url: str) -> int:
             continue
         messages.append({"role": "user", "content": line})
         try:
-            messages.append({"role": "assistant", "content": asyncio.run(stream_answer(url, model, messages))})
+            answer = asyncio.run(stream_answer(url, model, messages, api_key=api_key))
+            messages.append({"role": "assistant", "content": answer})
         except KeyboardInterrupt:
             print("\nkvmesh: stopped", file=sys.stderr)
             messages.pop()

@@ -21,7 +21,7 @@ from kvmesh.cli.state import MeshState, remove_state, write_state
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
-from kvmesh.errors import MeshError
+from kvmesh.errors import MeshError, UnauthenticatedError
 from kvmesh.settings import SettingsError, load, setting
 from kvmesh.worker.forkserver import ForkServer
 
@@ -60,6 +60,7 @@ class UpSettings:
     stop_timeout_s: float = setting(20.0, "longest wait for each group of services to stop", min=0.1)
     greeting: str = setting("Hello! Who are you?", "asked once the mesh is ready; empty: nothing is asked")
     once: bool = setting(False, "stop after the greeting is answered")
+    api_key: str = setting("", "key that the greeting is asked with, where the frontend wants one", secret=True)
 
 
 class Mesh:
@@ -232,11 +233,18 @@ class Mesh:
 
     async def _greet(self, url: str) -> None:
         model = await _first_model(url)
-        print(curl_line(url, model), flush=True)
+        print(curl_line(url, model, has_key=bool(self._settings.api_key)), flush=True)
         if self._settings.greeting:
             print(f"\n> {self._settings.greeting}", flush=True)
             messages = [{"role": "user", "content": self._settings.greeting}]
-            await stream_answer(url, model, messages, self.started_at_s, max_tokens=GREETING_TOKENS_MAX)
+            api_key = self._settings.api_key
+            try:
+                await stream_answer(
+                    url, model, messages, self.started_at_s, api_key=api_key, max_tokens=GREETING_TOKENS_MAX
+                )
+            except UnauthenticatedError as error:
+                # The mesh is as it was told to be.
+                self._progress.say(error.message)
             print(flush=True)
 
     async def _stop(self) -> None:
@@ -254,15 +262,17 @@ def make_run_dir(path: str) -> Path:
 
 
 async def _first_model(url: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+    """Asked where no key is needed."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
         body = await response.json()
-    return str(body["data"][0]["id"])
+    return str(body["models"][0])
 
 
-def curl_line(url: str, model: str) -> str:
+def curl_line(url: str, model: str, *, has_key: bool = False) -> str:
     """A line to paste into a shell."""
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Hello!"}}]}}'
-    return f"\ncurl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    key = ' -H "authorization: Bearer $KVMESH_API_KEY"' if has_key else ""
+    return f"\ncurl -N {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
 
 
 def model_problem(model: str) -> str:

@@ -74,6 +74,11 @@ class RouterLinkSettings:
     move_pause_s: float = setting(
         5.0, "Mean pause before a stream moves to a router that is preferred, and between two moves.", min=0.01
     )
+    shun_s: float = setting(
+        60.0,
+        "Time for which no stream moves to a router whose stream broke: one that hangs looks well until it is asked.",
+        min=0,
+    )
     leave_s: float = setting(
         10.0, "Longest time for which a stream that moves waits for the ends of what its router placed.", min=0
     )
@@ -131,6 +136,8 @@ class GrpcRouterLink:
         """Routers to which a stream stands or is tried."""
         self._streams: dict[str, RouterStream] = {}
         """Those that stand."""
+        self._shunned: dict[str, float] = {}
+        """Routers to which no stream moves, and until when."""
         self._leaving: dict[RouterStream, None] = {}
         """Those of them that are asked no more."""
         self._keepers = 0
@@ -294,6 +301,7 @@ class GrpcRouterLink:
         if view.is_stale:
             return
         self._routers = {instance.instance_id: instance for instance in view.instances}
+        self._shunned = {name: until_s for name, until_s in self._shunned.items() if name in self._routers}
         self._viewed = _renewed(self._viewed)
         self._freed = _renewed(self._freed)
         for router_id, stream in self._streams.items():
@@ -314,8 +322,9 @@ class GrpcRouterLink:
     async def _keep_stream(self, first: Instance | None) -> None:
         """One of `routers` streams at a time, or one more until it stands and another one is left."""
         pause_s, tried = self._settings.reconnect_min_s, set[str]()
-        if first is not None:
+        if first is not None and first.instance_id not in self._taken:
             await self._use(first)
+            tried.add(first.instance_id)
         while self._keepers <= self._settings.routers:
             router = self._next_router(tried)
             if router is not None:
@@ -335,9 +344,12 @@ class GrpcRouterLink:
         """Brings streams to where they belong, one at a time; frontends that see a router come do not all run there at once."""
         while True:
             await self._clock.sleep(self._settings.move_pause_s * (0.5 + self._random.random()))
-            standing = self._asked_streams()
+            standing = [stream.router_id for stream in self._asked_streams()]
             if self._keepers == len(standing) == self._settings.routers:
-                router = better(self._frontend_id, self._routers, [each.router_id for each in standing])
+                now = self._clock.now()
+                shunned = {each for each, until_s in self._shunned.items() if until_s > now and each not in standing}
+                routers = {name: router for name, router in self._routers.items() if name not in shunned}
+                router = better(self._frontend_id, routers, standing)
                 if router is not None and router.instance_id not in self._taken:
                     self._begin_keeper(router)
 
@@ -394,6 +406,7 @@ class GrpcRouterLink:
             log.info("router_left", extra={"data": {"router": router.instance_id}})
             return True
         self.streams_broken += 1
+        self._shunned[router.instance_id] = self._clock.now() + self._settings.shun_s
         data = {"router": router.instance_id, "reason": problem.reason, "message": problem.message}
         log.warning("router_stream_broken", extra={"data": data})
         return stream.has_stood

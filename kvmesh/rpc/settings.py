@@ -31,6 +31,11 @@ class RpcSettings:
     keepalive_timeout_s: float = setting(10.0, "Longest wait for the answer to a ping.", min=0.1)
     reconnect_min_s: float = setting(0.1, "First pause before connecting again; workers restart fast.", min=0.1)
     reconnect_max_s: float = setting(1.0, "Longest pause before connecting again.", min=0.1)
+    connect_timeout_s: float = setting(
+        3.0,
+        "Longest try to connect, TLS and the peer's first word included; a busy peer takes a while to say it.",
+        min=0.1,
+    )
     channels_max: int = setting(4096, "Channels to different peers at a time.", min=1)
     grace_s: float = setting(5.0, "Time for calls in flight when the server stops.", min=0)
     tls_certificate_file: str = setting("", "PEM certificate chain of this process. Empty: no TLS.")
@@ -86,7 +91,8 @@ def channel_options(settings: RpcSettings) -> Options:
     name = [("grpc.ssl_target_name_override", settings.tls_server_name)] if settings.tls_server_name else []
     return [
         *_common_options(settings),
-        ("grpc.min_reconnect_backoff_ms", round(settings.reconnect_min_s * 1000)),
+        # In spite of its name: it bounds a try to connect, and a try that failed sooner is not waited for.
+        ("grpc.min_reconnect_backoff_ms", round(settings.connect_timeout_s * 1000)),
         ("grpc.initial_reconnect_backoff_ms", round(settings.reconnect_min_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", round(settings.reconnect_max_s * 1000)),
         # Without it a new channel inherits the back-off of an earlier one to the same address.

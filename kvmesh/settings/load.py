@@ -22,7 +22,8 @@ S = TypeVar("S")
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 # Variables of the set-up and of `kvmesh up`, which no component reads as a setting.
 TOOL_VARIABLES = frozenset(
-    PREFIX + word for word in ["VENV", "CACHE", "ENGINE_BUILD", "PYTHON", "PARENT_PID", "STATE", "REQUIRE_PARTS"]
+    PREFIX + word
+    for word in ["VENV", "CACHE", "ENGINE_BUILD", "PYTHON", "PARENT_PID", "STATE", "REQUIRE_PARTS", "API_KEY"]
 )
 # Above this likeness a foreign variable counts as a slip of the pen. Names that differ in a whole word stay below it.
 _TYPO_RATIO = 0.88

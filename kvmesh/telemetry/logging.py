@@ -13,8 +13,10 @@ import sys
 import time
 import traceback
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, TextIO
 
+import orjson
 from opentelemetry import trace
 
 _VALUE_CHARACTERS_MAX = 8_192
@@ -77,9 +79,19 @@ def configure_logging(
     is_text = style is LogFormat.TEXT or (style is LogFormat.AUTO and stream.isatty())
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextFormatter() if is_text else JsonFormatter(service))
+    _leave_out_the_unused()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def _leave_out_the_unused() -> None:
+    """What the library looks up for each record and no line shows: the caller's place in the code, threads, processes.
+
+    These are the switches that its documentation gives for that.
+    """
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 class JsonFormatter(logging.Formatter):
@@ -100,7 +112,10 @@ class JsonFormatter(logging.Formatter):
             **_trace_keys(),
         }
         line |= {key: value for key, value in _data(record).items() if key not in line}
-        return json.dumps(line, default=str, ensure_ascii=False)
+        try:
+            return orjson.dumps(line, default=str).decode()
+        except TypeError:  # Numbers beyond 64 bits, keys that are no strings, halves of surrogate pairs.
+            return json.dumps(line, default=str, ensure_ascii=False)
 
 
 class TextFormatter(logging.Formatter):
@@ -144,4 +159,9 @@ def _one_line(value: Any) -> str:
 
 
 def _wall(created: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created)) + f".{int(created * 1000) % 1000:03d}Z"
+    return f"{_second(int(created))}.{int(created * 1000) % 1000:03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(wall_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(wall_s))

@@ -223,6 +223,7 @@ class Attempt:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+                self._timer = None
 
     def _look_at_limits(self) -> None:
         """Fails the attempt when its time is over; else looks again when it may be."""

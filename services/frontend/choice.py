@@ -169,11 +169,17 @@ class Choice:
         self._on_over(self, None)
 
     def close(self) -> None:
-        """Stops the leg wherever it is; the outlet hears no more. Idempotent."""
+        """Stops the leg wherever it is; the outlet and the attempt hear no more. Idempotent."""
         self._is_over = True
         self._call_cancel()
+        # The attempt has its choices and they had its methods: a circle that only the collector would take apart.
+        self._on_first, self._on_over = _tell_nobody, _tell_nobody
 
     def _call_cancel(self) -> None:
         cancel, self._cancel = self._cancel, None
         if cancel is not None:
             cancel()
+
+
+def _tell_nobody(*_: object) -> None:
+    """Who listened has left."""

@@ -88,11 +88,16 @@ class ChatTemplate:
         self._environment.begin()
         pieces: list[str] = []
         left = self._limits.characters_max
-        for piece in template.generate(variables):
-            pieces.append(piece)
-            left -= len(piece)
-            if left < 0:
-                raise jinja2.TemplateError("the prompt grows too long")
+        context = template.new_context(dict(variables))
+        try:
+            for piece in template.root_render_func(context):
+                pieces.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise jinja2.TemplateError("the prompt grows too long")
+        finally:
+            # A template's macros hold the context and it holds them: a circle that only the collector would take apart.
+            context.vars.clear()
         return "".join(pieces)
 
 

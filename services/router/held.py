@@ -52,6 +52,10 @@ class Overlap:
         self._credits = (settings.peer_credit, settings.host_credit, settings.disk_credit, settings.object_credit)
         self._remembered: dict[tuple[int, int, int, Prefixes, Prefixes, Sequence[Prefixes]], Held] = {}
 
+    def forget(self) -> None:
+        """What lookups come to is worked out anew."""
+        self._remembered.clear()
+
     def held_tokens(self, ask: Ask) -> Held | None:
         """Not to be written to. None: nobody holds any."""
         hashes = ask.block_hashes
@@ -98,7 +102,8 @@ def by_holder(depths: Sequence[int], sets: Sequence[int], size: int, width: int)
     # One row of zeros and ones per set; their product with the depths is several times faster than going set by set.
     packed = b"".join([holders.to_bytes(width, "little") for holders in sets])
     rows = _DIGITS.take(np.frombuffer(packed, np.uint8), 0).reshape(len(sets), width * 8)
-    summed: Floats = np.dot(np.array([float(depth * size) for depth in depths]), rows)
+    summed: Floats = np.array(depths, np.float64).dot(rows)
+    summed *= size
     return summed
 
 

@@ -176,6 +176,10 @@ class HolderIndex:
             self._recall.keep(block_hashes, found, get)
         return self._without_cuts(block_hashes, *found) if self._cut_mask else found
 
+    def forget_lookups(self) -> None:
+        """The next lookups are made anew."""
+        self._recall.clear()
+
     def _search(self, block_hashes: Sequence[int], alive: int) -> Prefixes:
         """The jump search. `alive`: those who hold the first block, at least one."""
         get = self.holders.get

@@ -112,9 +112,11 @@ class Pool:
         if held.bits is not self._bits:
             held.bits = self._bits
             held.tokens = tokens = self._held_tokens(held)
-            if tokens is not None:
+            held.decode_most = 0.0
+            if tokens is not None and self.decodes.targets:
                 tokens.flags.writeable = False
-            held.decode_most = 0.0 if tokens is None else float(tokens[self.split :].max(initial=0.0))
+                of_decodes = tokens[self.split :]
+                held.decode_most = of_decodes.item(of_decodes.argmax())
         return held
 
     def _held_tokens(self, held: Held) -> Floats | None:

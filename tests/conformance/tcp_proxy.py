@@ -37,8 +37,12 @@ class TcpProxy:
         """Nothing flows any more, nothing is closed."""
         self._flowing.clear()
 
-    async def resume(self) -> None:
+    def flow(self) -> None:
+        """Ends a hang."""
         self._flowing.set()
+
+    async def resume(self) -> None:
+        self.flow()
         if self._server is None:
             await self.start()
 

@@ -22,7 +22,7 @@ async def explain(mesh: RunningMesh, request_id: str) -> tuple[int | None, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, out.decode()
 
 
@@ -30,7 +30,7 @@ async def all_join(mesh: RunningMesh) -> bool:
     registry, channels = ConsulRegistry(DiscoverySettings(address=mesh.registry)), ChannelPool(RpcSettings())
     try:
         routers = (await registry.instances(ROUTER)).instances
-        views = await GrpcRouterClient(channels, routers[0].address).list_workers(timeout_s=2)
+        views = await GrpcRouterClient(channels, routers[0].address).list_workers(timeout_s=10)
         return len(views) == 4 and not any(view.excluded_by for view in views)
     finally:
         await channels.aclose()
@@ -44,7 +44,7 @@ async def test_the_clients_id_explains_its_request(tmp_path: Path) -> None:
         running_mesh(tmp_path, *argv_simulated("--prefill", "2", "--decode", "2")) as mesh,
         aiohttp.ClientSession() as session,
     ):
-        await wait_until(lambda: all_join(mesh), 20.0, "all four workers are in use")
+        await wait_until(lambda: all_join(mesh), 40.0, "all four workers are in use")
         async with session.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
             answer = await response.json()
             assert response.status == 200, answer

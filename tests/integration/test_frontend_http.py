@@ -563,7 +563,8 @@ async def test_paths_that_do_not_exist(running: Running) -> None:
     status, answer, _ = await running.post("/v1/nothing", {})
     assert (status, answer["error"]["code"]) == (404, "not_found")
     async with running.session.get(running.url + CHAT) as response:
-        assert response.status == 405
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert (await response.json())["error"]["message"] == f"{CHAT} has no GET, only POST"
 
 
 async def test_failures_before_the_first_token_are_statuses(model: ServedModel) -> None:
@@ -613,7 +614,7 @@ async def test_a_defect_tells_the_client_an_id_and_nothing_else(model: ServedMod
 
 
 async def wait_for(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -648,7 +649,7 @@ async def test_a_slow_client_holds_nobody_up_and_gets_everything(model: ServedMo
         await wait_for(lambda: mesh.running)
         events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES, "max_tokens": 10 * len(word)})
         assert content(events) == "three " * 10
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while mesh.running:
                 await asyncio.sleep(0.01)
             data = b""
@@ -688,7 +689,7 @@ async def test_a_client_that_never_reads_is_cut_off(model: ServedModel) -> None:
         await wait_for(lambda: 'code="499"' in running.metrics())
         data = b""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while piece := await loop.sock_recv(stuck, 1 << 20):
                     data += piece
         assert data
@@ -717,12 +718,12 @@ async def test_connections_are_kept_and_old_clients_are_served(running: Running)
     body = chat_with(stream=True)
     for _ in range(2):
         writer.write(http_request(body))
-        data = await asyncio.wait_for(reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n"), 5)
+        data = await asyncio.wait_for(reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n"), 30)
         assert b"[DONE]" in data
     writer.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(http_request(body, version="1.0"))
-    data = await asyncio.wait_for(reader.read(), 5)
+    data = await asyncio.wait_for(reader.read(), 30)
     assert data.endswith(b"data: [DONE]\n\n")
     assert b"chunked" not in data.lower()
     writer.close()

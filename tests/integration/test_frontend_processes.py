@@ -81,18 +81,20 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         victim = int(first.instance_id.rpartition("-")[2])
         assert victim in mesh.pids("frontend")
         stop = asyncio.Event()
-        clients = [asyncio.create_task(_ask_until(mesh.url, stop)) for _ in range(4)]
-        await asyncio.sleep(0.3)
+        answers: list[tuple[int | str, float]] = []
+        clients = [asyncio.create_task(_ask_until(mesh.url, stop, answers)) for _ in range(4)]
+        await wait_until(lambda: len(answers) >= 8, 30, "the clients are answered")
         os.kill(victim, signal.SIGKILL)
-        killed_s = time.monotonic()
-        await asyncio.sleep(0.5)
+        # On a busy machine the kernel takes its time until the process is gone and its sockets with it.
+        await wait_until(lambda: not _runs(victim), 30, "the killed process is gone")
+        gone_s = time.monotonic()
+        await wait_until(lambda: sum(at_s > gone_s for _, at_s in answers) >= 8, 30, "the clients are answered again")
         stop.set()
-        answers = [answer for client in clients for answer in await client]
-        failed = [(answer, at_s - killed_s) for answer, at_s in answers if answer != 200]
+        await asyncio.gather(*clients)
+        failed = [(answer, at_s - gone_s) for answer, at_s in answers if answer != 200]
         # `at_s`: when the request was sent. The four clients had at most one each in hand.
         assert len(failed) <= 4, failed
-        assert all(at_s <= 0.05 for _, at_s in failed), failed
-        assert sum(answer == 200 and at_s > killed_s for answer, at_s in answers) >= 4
+        assert all(at_s <= 0 for _, at_s in failed), failed
 
         async def replaced() -> bool:
             ids = {instance.instance_id for instance in await instances(mesh.registry)}
@@ -106,12 +108,18 @@ async def _all_ok(url: str) -> bool:
     return all(status == 200 for status in [await ask(url) for _ in range(16)])
 
 
-async def _ask_until(url: str, stop: asyncio.Event) -> list[tuple[int | str, float]]:
-    answers = []
+async def _ask_until(url: str, stop: asyncio.Event, answers: list[tuple[int | str, float]]) -> None:
     while not stop.is_set():
         sent_s = time.monotonic()
         answers.append((await ask(url), sent_s))
-    return answers
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process exists and is no zombie, which has no sockets any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_port_in_use_is_refused() -> None:
@@ -153,32 +161,34 @@ async def test_the_supervisor_starts_dead_processes_again_and_ends_all() -> None
     """SIGTERM reaches every process, and the supervisor waits for their orderly end."""
     sleeper = child("import time; time.sleep(60)")
     fast = SupervisorSettings(restart_min_s=0.01, steady_s=0.1)
-    supervisor = Supervisor([sleeper, sleeper], clock=SystemClock(), stop_timeout_s=5, settings=fast)
+    supervisor = Supervisor([sleeper, sleeper], clock=SystemClock(), stop_timeout_s=25, settings=fast)
     task, stop, _ = await run_supervisor(supervisor)
-    await wait_until(lambda: all(supervisor.statistics().running), 5, "both run")
+    await wait_until(lambda: all(supervisor.statistics().running), 30, "both run")
     first, second = supervisor.statistics().running
     await asyncio.sleep(0.15)
     os.kill(first, signal.SIGKILL)
-    await wait_until(lambda: supervisor.statistics().running[0] not in (0, first), 5, "a new one runs")
+    await wait_until(lambda: supervisor.statistics().running[0] not in (0, first), 30, "a new one runs")
     assert supervisor.statistics().running[1] == second
     assert supervisor.statistics().restarts == 1
     pids = supervisor.statistics().running
     stop.set()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert not any(map(is_alive, pids))
 
 
-async def test_the_supervisor_kills_what_does_not_end() -> None:
+async def test_the_supervisor_kills_what_does_not_end(tmp_path: Path) -> None:
     """After the time, not before it."""
-    deaf = child("import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
+    up = tmp_path / "up"
+    deaf = child(
+        f"import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
+    )
     supervisor = Supervisor([deaf], clock=SystemClock(), stop_timeout_s=0.5)
     task, stop, _ = await run_supervisor(supervisor)
-    await wait_until(lambda: all(supervisor.statistics().running), 5, "it runs")
-    await asyncio.sleep(0.5)
+    await wait_until(up.exists, 30, "it runs and is deaf")
     (pid,) = supervisor.statistics().running
     stop.set()
     began_s = time.monotonic()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
     assert time.monotonic() - began_s >= 0.45
     assert not is_alive(pid)
 
@@ -189,7 +199,7 @@ async def test_the_supervisor_gives_up_when_nothing_lives() -> None:
     supervisor = Supervisor([child("raise SystemExit(2)")], clock=SystemClock(), stop_timeout_s=1, settings=hopeless)
     task, _, _ = await run_supervisor(supervisor)
     with pytest.raises(InternalError, match="3 processes died"):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
 
 
 async def test_a_wrong_setting_ends_the_program(tmp_path: Path) -> None:
@@ -199,6 +209,6 @@ async def test_a_wrong_setting_ends_the_program(tmp_path: Path) -> None:
         cwd=ROOT,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, problems = await asyncio.wait_for(process.communicate(), 30)
+    _, problems = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert b"http-port" in problems

@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_frees_everything(mesh: RunningMesh) -> None:
     async def is_free() -> bool:
         return await blocks_in_use(mesh.registry) == 0
 
-    await wait_until(is_free, 5.0, "blocks are freed")
+    await wait_until(is_free, 20.0, "blocks are freed")
 
 
 async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
@@ -161,24 +161,12 @@ async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
 
 async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
     """Each line is answered, `/new` starts over, an empty line ends; an address where nothing listens is told in a line."""
-
-    async def chat_with(url: str) -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvmesh.cli", "chat", "--url", url),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        out, _ = await asyncio.wait_for(process.communicate(b"hello\n/new\nhello\n\n"), 30)
-        return process.returncode, out.decode()
-
-    status, text = await chat_with(mesh.url)
+    status, text = await chat_in_terminal(mesh.url)
     first, _, rest = text.partition("> ")[2].partition("> > ")
     assert status == 0, text
     assert len(first.split()) > 5, text
     assert rest.strip().startswith(first.strip()[:20]), "a conversation that starts over gets the first answer again"
-    status, text = await chat_with("http://127.0.0.1:9")
+    status, text = await chat_in_terminal("http://127.0.0.1:9")
     assert status == 1
     assert "cannot be reached" in text
     assert "Traceback" not in text
@@ -199,7 +187,7 @@ async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_pa
             for response in responses:
                 await response.content.readline()
             os.kill(mesh.pids("decode")[0], signal.SIGKILL)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 texts = [await response.text() for response in responses]
         ended = [
             json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
@@ -212,11 +200,11 @@ async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_pa
         router = (await instances(mesh.registry, ROUTER))[0]
 
         async def is_excluded() -> bool:
-            views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=2)
+            views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=10)
             decode = [view for view in views if view.role == "decode"]
             return sum(not view.excluded_by for view in decode) == 1
 
-        await wait_until(is_excluded, 2.0, "the dead worker is excluded")
+        await wait_until(is_excluded, 20.0, "the dead worker is excluded")
         for _ in range(4):
             await chat(mesh.url, "still there?", max_tokens=3)
         await channels.aclose()
@@ -230,7 +218,8 @@ async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
         (prefill,) = mesh.pids("prefill")
         os.kill(prefill, signal.SIGSTOP)
         try:
-            async with asyncio.timeout(15):
+            # Well below the time that a first token may take, with room for a machine that is busy.
+            async with asyncio.timeout(40):
                 await chat(mesh.url, "is anybody computing prompts? " * 10, max_tokens=3)
         finally:
             os.kill(prefill, signal.SIGCONT)
@@ -244,7 +233,7 @@ async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
             for pid in decode:
                 os.kill(pid, signal.SIGSTOP)
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(40):
                     ends = [(await response.text()).strip().splitlines()[-1] for response in responses]
             finally:
                 for pid in decode:
@@ -258,7 +247,7 @@ async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
             ):
                 return response.status == 200
 
-        await wait_until(answers, 10.0, "the woken workers are used again")
+        await wait_until(answers, 30.0, "the woken workers are used again")
 
 
 async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
@@ -276,8 +265,72 @@ async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
             ):
                 return response.status == 503 and int(response.headers["retry-after"]) >= 1
 
-        await wait_until(is_refused, 5.0, "503")
+        await wait_until(is_refused, 20.0, "503")
         await client.aclose()
+
+
+async def test_a_mesh_with_keys(tmp_path: Path) -> None:
+    """It starts, greeted or not; a key works from the moment it is listed until it is taken off, without a restart."""
+    first, second = [await key_and_entry() for _ in range(2)]
+    keys = tmp_path / "keys.json"
+
+    def list_keys(*entries: Any) -> None:
+        (tmp_path / "new.json").write_text(json.dumps({"keys": entries}))
+        (tmp_path / "new.json").replace(keys)
+
+    list_keys(first[1])
+    env = {"KVMESH_ACCESS_KEYS_FILE": str(keys)}
+    async with running_mesh(tmp_path, "--engine", "simulated", "--prefill", "0", env=env) as mesh:
+
+        async def works(key: str) -> bool:
+            async with (
+                aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}) as session,
+                session.get(f"{mesh.url}/v1/models") as response,
+            ):
+                assert response.status in (200, 401)
+                return response.status == 200
+
+        await wait_until(lambda: any("wants an API key" in line for line in mesh.output), 20, "the greeting is refused")
+        assert await works(first[0]) and not await works(second[0])
+        list_keys(first[1], second[1])
+        await wait_until(lambda: works(second[0]), 20, "the new key works")
+        assert await works(first[0])
+        list_keys(second[1])
+
+        async def is_off() -> bool:
+            return not await works(first[0])
+
+        await wait_until(is_off, 20, "the old key is refused")
+        status, text = await chat_in_terminal(mesh.url, KVMESH_API_KEY=second[0])
+        assert status == 0 and len(text.partition("> ")[2].split()) > 5, text
+        status, text = await chat_in_terminal(mesh.url)
+        assert status == 1 and "wants an API key" in text and "Traceback" not in text
+
+
+async def key_and_entry() -> tuple[str, Any]:
+    """What `kvmesh key` gives: the key, and what is listed of it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "key", "--tenant", "acme", "--priority-max", "5"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return err.decode().split()[-1], json.loads(out)
+
+
+async def chat_in_terminal(url: str, **env: str) -> tuple[int | None, str]:
+    """`kvmesh chat`: two conversations of a line each."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "chat", "--url", url),
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await asyncio.wait_for(process.communicate(b"hello\n/new\nhello\n\n"), 60)
+    return process.returncode, out.decode()
 
 
 async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul: Server) -> None:
@@ -292,7 +345,7 @@ async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul
         async def is_critical() -> bool:
             return sum(i.health is Health.CRITICAL for i in await instances(address, DECODE)) == 1
 
-        await wait_until(is_critical, 15.0, "critical in Consul")
+        await wait_until(is_critical, 40.0, "critical in Consul")
 
 
 async def test_a_death_before_ready_says_which_and_why(tmp_path: Path) -> None:

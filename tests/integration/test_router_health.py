@@ -13,7 +13,7 @@ from tests.integration.test_router_service import Mesh, Router, eventually, runn
 from tests.unit.router_fleets import ask
 
 SETTINGS = HealthSettings(
-    breaker=BreakerSettings(failures_max=3, pause_min_s=0.3, probes_max=1, probe_successes=1),
+    breaker=BreakerSettings(failures_max=3, pause_min_s=1.5, probes_max=1, probe_successes=1),
     wedge=WedgeSettings(wait_min_s=0.3, wait_max_s=0.3),
     overlap=OverlapSettings(repeats=3, settle_s=0),
 )
@@ -21,7 +21,7 @@ SETTINGS = HealthSettings(
 
 async def views(mesh: Mesh, router: Router) -> dict[str, WorkerView]:
     client = GrpcRouterClient(mesh.channels, router.server.address)
-    return {view.worker.worker_id: view for view in await client.list_workers(timeout_s=2)}
+    return {view.worker.worker_id: view for view in await client.list_workers(timeout_s=10)}
 
 
 def news(router: Router, kind: str) -> float | None:
@@ -42,7 +42,7 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
         with pytest.raises(UnavailableError) as refusal:
             await link.place(ask("r4", [4]), timeout_s=5)
         assert refusal.value.reason == "breakers_open"
-        assert 0 < refusal.value.retry_after_s <= 0.3
+        assert 0 < refusal.value.retry_after_s <= 1.5
         view = (await views(mesh, router))["d1"]
         assert (view.breaker, view.excluded_by) == ("open", "breaker_open")
         await eventually(lambda: router.takes() == {"d1"})
@@ -69,11 +69,11 @@ async def test_a_worker_that_works_and_does_not_step(name, role):
         await eventually(lambda: router.takes() == {"p1", "d1"})
         stuck = workers[name]
         stuck.load = LoadRecord(worker_id=name, epoch=1, step=9, running_requests=2)
-        await eventually(lambda: router.core.fleet.workers[name].excluded_by == "wedged", within_s=2)
+        await eventually(lambda: router.core.fleet.workers[name].excluded_by == "wedged")
         assert (await views(mesh, router))[name].excluded_by == "wedged"
         assert router.metrics.get_sample_value("kvmesh_router_wedged_workers") == 1
         stuck.load = LoadRecord(worker_id=name, epoch=1, step=10, running_requests=2)
-        await eventually(lambda: router.takes() == {"p1", "d1"}, within_s=2)
+        await eventually(lambda: router.takes() == {"p1", "d1"})
         await eventually(lambda: news(router, "worker_recovered") == 1)
 
 

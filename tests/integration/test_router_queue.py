@@ -72,11 +72,12 @@ class Stream:
 async def test_an_ask_waits_for_room_and_says_how_long():
     """A busy worker is no refusal: the answer comes when a report has made room, and the wait is in it."""
     async with busy_mesh() as (mesh, router):
-        link = await mesh.link(answer_timeout_s=0.7)
+        link = await mesh.link(answer_timeout_s=1.0)
         first = await link.place(ask("r1", [1]), timeout_s=5)
         began_s = time.monotonic()
-        waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=0.2))
-        await asyncio.sleep(1.6)
+        waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=1.0))
+        await eventually(lambda: router.core.queue.requests == 1)
+        await asyncio.sleep(1.5)
         # Longer than the link would wait for a router that says nothing, and than placing may take without a queue.
         assert not waiting.done()
         assert link.streams_broken == 0

@@ -13,13 +13,13 @@ from tests.servers import Server
 def put(url: str, body: Any) -> None:
     """PUT as JSON."""
     request = urllib.request.Request(url, data=json.dumps(body).encode(), method="PUT")
-    with urllib.request.urlopen(request, timeout=5) as response:
+    with urllib.request.urlopen(request, timeout=30) as response:
         assert response.status == 200
 
 
 def get(url: str) -> Any:
     """GET JSON."""
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         return json.load(response)
 
 
@@ -39,9 +39,9 @@ def test_a_consul_of_ones_own_has_its_own_configuration(start_consul: Callable[.
     server = start_consul({"acl": acl, "primary_datacenter": "dc1"})
     request = urllib.request.Request(f"{server.url}/v1/kv/some-key?keys", headers={"X-Consul-Token": "root-token"})
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(request, timeout=5)
+        urllib.request.urlopen(request, timeout=30)
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(f"{server.url}/v1/kv/some-key", timeout=5)
+        urllib.request.urlopen(f"{server.url}/v1/kv/some-key", timeout=30)
 
 
 def test_prometheus_answers_queries(start_prometheus: Callable[[Path], Server], tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ from tests.parts import require_part
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
 Make = Callable[..., Awaitable[Drive]]
-CANCEL_S = 0.25
+CANCEL_S = 2.5
+"""Some 20 ms where processors are free. Leases and pulls, which would end the wait as well, take longer than this."""
 
 
 @pytest.fixture(scope="module")
@@ -239,13 +240,13 @@ async def test_a_late_handle_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
 async def test_a_lease_ends(make: Make) -> None:
     """Blocks that nobody pulls are freed when the lease is over, and are counted as leased until then."""
     prefill = await make("prefill", lease_s=1.5, lease_margin_s=0.2, kv_pull_timeout_s=1.0)
+    began = time.monotonic()
     handle = await prefill.prefill(greedy(100))
     assert handle.lease_s == 1.5
     load = await prefill.until(lambda load: load.kv_blocks_leased == 4)
     assert load.kv_blocks_used == 4
-    began = time.monotonic()
     await prefill.idle()
-    assert 1.0 < time.monotonic() - began < 2.5
+    assert time.monotonic() - began > 1.4
     assert prefill.engine.load().kv_blocks_leased == 0
     assert not prefill.engine.release_nowait(handle.handle_id)
 
@@ -288,7 +289,7 @@ async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive,
 async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
     """vLLM waits for ever. Here the leg computes its prompt after the deadline, others are served meanwhile, and all
     blocks come back on both sides."""
-    times = {"lease_s": 4.0, "lease_margin_s": 0.5, "kv_pull_timeout_s": 1.0}
+    times = {"lease_s": 9.0, "lease_margin_s": 0.5, "kv_pull_timeout_s": 2.5}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     generation = greedy(300, seed=13)
     alone = (await pair[1].decode(generation)).tokens
@@ -300,28 +301,28 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
         began = time.monotonic()
         key = decode.submit(Leg.DECODE, generation, handle=handle)
         other = await decode.decode(greedy(40, seed=14))
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < 2.4
         assert other.finish is not None
         got = await decode.result(key)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 8
         assert got.tokens == alone
         assert got.finish is not None
         if got.finish.was_recomputed:
-            assert time.monotonic() - began > 0.9
+            assert time.monotonic() - began > 2.4
             assert got.finish.usage.transferred_tokens == 0
         else:
             # Engines that have met may read a stopped process's memory without its help, and then the KV is the right one.
             assert have_met
             assert got.finish.usage.transferred_tokens > 0
-        await decode.idle(1.0)
+        await decode.idle()
     finally:
         os.kill(prefill.remote.pid, signal.SIGCONT)
-    await prefill.idle(6.0)
+    await prefill.idle()
     assert (await decode.decode(generation)).tokens == alone
 
 
 async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
-    """The finish comes at once and the decode side's blocks are free within 250 ms, though the peer never answered."""
+    """The finish comes at once and the decode side's blocks are free soon, though the peer never answered."""
     prefill, decode = await asyncio.gather(make("prefill"), make("decode"))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     handle = await prefill.prefill(greedy(300, seed=15))
@@ -352,12 +353,12 @@ async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
     os.kill(prefill.remote.pid, signal.SIGKILL)
     began = time.monotonic()
     got = await decode.decode(generation, handle)
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 8
     assert got.tokens == alone
     assert got.finish is not None
     assert got.finish.was_recomputed
     assert got.finish.usage.transferred_tokens == 0
-    await decode.idle(1.0)
+    await decode.idle()
 
 
 async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Drive, Drive]) -> None:
@@ -426,7 +427,7 @@ async def test_an_engine_that_dies_says_so(make: Make) -> None:
     engine = await make("decode")
     engine.submit(Leg.DECODE, greedy(10, tokens=2000))
     await engine.remote.break_engine()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while engine.failure is None:
             await asyncio.sleep(0.01)
     assert isinstance(engine.failure, LostError)
@@ -519,11 +520,14 @@ async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
 async def test_the_largest_priority_goes_first(make: Make) -> None:
     """Of two that wait, the later with the larger priority runs first."""
     engine = await make("decode", running_requests_max=1)
-    blocker = engine.submit(Leg.DECODE, greedy(10, tokens=60))
+    blocker = engine.submit(Leg.DECODE, greedy(10, tokens=2000))
     await engine.got[blocker].first.wait()
     # Long, so that it has not ended as well by the time a busy machine has told this test of the other's end.
-    low = engine.submit(Leg.DECODE, greedy(10, seed=1, tokens=600, priority=-5))
+    low = engine.submit(Leg.DECODE, greedy(10, seed=1, tokens=1500, priority=-5))
     high = engine.submit(Leg.DECODE, greedy(10, seed=2, tokens=30, priority=5))
+    # Both wait, however late this test was told of the first one's token.
+    await engine.until(lambda load: load.waiting_requests == 2)
+    engine.engine.cancel_nowait(blocker)
     await engine.result(high)
     assert engine.got[low].finish is None
     await engine.result(low)
@@ -570,7 +574,7 @@ async def test_nothing_outlives_a_killed_parent(model: Path, tmp_path: Path) -> 
     assert all(is_running(pid) for pid in pids)
     parent.kill()
     await parent.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while any(is_running(pid) for pid in pids):
             await asyncio.sleep(0.02)
 
@@ -704,7 +708,7 @@ async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -
         key = decode.submit(Leg.DECODE, generation, handle=handle)
         await asyncio.sleep(random.choice((0, 0, 0.001, 0.003, 0.006, 0.01)))
         decode.engine.cancel_nowait(key)
-        await decode.result(key, 1.0)
+        await decode.result(key, 10.0)
     await decode.idle(CANCEL_S)
     await prefill.idle(CANCEL_S)
 

@@ -71,14 +71,14 @@ class Drive:
         assert got.tokens == []
         return got.finish.handle
 
-    async def until(self, holds: Callable[[LoadRecord], bool], timeout_s: float = 5.0) -> LoadRecord:
+    async def until(self, holds: Callable[[LoadRecord], bool], timeout_s: float = 20.0) -> LoadRecord:
         """The first load for which it holds; looks every 5 ms."""
         async with asyncio.timeout(timeout_s):
             while not holds(load := self.engine.load()):
                 await asyncio.sleep(0.005)
         return load
 
-    async def idle(self, timeout_s: float = 5.0) -> LoadRecord:
+    async def idle(self, timeout_s: float = 20.0) -> LoadRecord:
         return await self.until(lambda load: load.kv_blocks_used == 0, timeout_s)
 
     def cached(self) -> set[int]:

@@ -21,7 +21,7 @@ from kvmesh.rpc.clients import (
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
 from kvmesh.rpc.interceptors import channel_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
-from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
@@ -155,13 +155,19 @@ class SimulatedFrontend:
         context_tokens_max: int,
         on_phase: OnPhase,
         on_placed: Callable[[str, str, str], None],
+        link: RouterLinkSettings | None = None,
     ) -> None:
         generator = world.random(f"frontend/{frontend_id}")
         telemetry = Telemetry.create("frontend")
         self._channels = world.network.pool(channel_interceptors(telemetry))
         self._registry = world.agent.registry()
         self.router_link = GrpcRouterLink(
-            self._registry, self._channels, frontend_id=frontend_id, clock=world.clock, generator=generator
+            self._registry,
+            self._channels,
+            frontend_id=frontend_id,
+            clock=world.clock,
+            generator=generator,
+            settings=link,
         )
         self.links = GrpcDecodeLinks(self._channels, frontend_id=frontend_id, clock=world.clock)
         model = ServedModel(

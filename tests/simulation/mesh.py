@@ -19,6 +19,7 @@ from typing import Any
 from kvmesh.core import Role
 from kvmesh.engines.simulated import SimulatedSettings
 from kvmesh.errors import MeshError
+from kvmesh.rpc.router_link import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
 from services.frontend.request import Request
 from services.frontend.settings import PipelineSettings
@@ -68,6 +69,7 @@ class MeshShape:
     router: RouterSettings = field(default_factory=RouterSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     latencies: Latencies = field(default_factory=Latencies)
+    link: RouterLinkSettings = field(default_factory=RouterLinkSettings)
 
 
 MESHES = {
@@ -75,6 +77,7 @@ MESHES = {
     "tight": MeshShape(engine=default_engine(kv_blocks=130, running_requests_max=16, step_tokens_max=128, lease_s=2.0)),
     "two-routers": MeshShape(routers=2),
     "two-quick-routers": MeshShape(routers=2, router=RouterSettings(sync=SyncSettings(interval_s=0.01))),
+    "four-routers": MeshShape(routers=4, link=RouterLinkSettings(move_pause_s=0.2, leave_s=0.5, shun_s=1.0)),
     "no-prefill": MeshShape(prefill=0),
     "crowded": MeshShape(router=RouterSettings(requests_per_decode_max=8, prompt_tokens_per_prefill_max=1024)),
     "crowded-two-routers": MeshShape(routers=2, router=RouterSettings(requests_per_decode_max=4)),
@@ -107,6 +110,7 @@ class SimulatedMesh:
             context_tokens_max=self.shape.engine.context_tokens_max,
             on_phase=self._on_phase,
             on_placed=self._on_placed,
+            link=self.shape.link,
         )
 
     @property

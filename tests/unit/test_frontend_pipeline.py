@@ -1,6 +1,7 @@
 """The request path on virtual time, against a mesh behind the client interfaces: phases, failures, cancels."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,6 +99,28 @@ def check_nothing_left(mesh: FakeMesh) -> None:
     assert not mesh.handles
     assert not mesh.prefilling
     assert sorted(ask_id for ask_id, _ in mesh.settled()) == list(range(1, len(mesh.asks) + 1))
+
+
+def test_a_request_leaves_no_circle_behind(mesh: FakeMesh, model: ServedModel) -> None:
+    """All that was made for a request is freed with its last reference: what waits for the collector is cold by then."""
+
+    def circles() -> list[object]:
+        return [each for each in gc.garbage if type(each).__module__.startswith(("services.", "kvmesh.", "jinja2."))]
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        prompt = Conversation(messages=[{"role": "user", "content": "Hello!"}])
+        for i in range(3):
+            await ask(pipeline, a_request(request_id=f"r{i}", prompt=prompt), Heard())
+            gc.collect()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+        assert not circles()
+
+    try:
+        run_virtual(main())
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:

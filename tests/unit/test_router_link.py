@@ -453,7 +453,9 @@ def test_a_router_that_cannot_be_reached_costs_no_stream() -> None:
     """It is listed as well and preferred, but nobody hears there: the streams stay where they are."""
 
     async def story() -> None:
-        async with Stage(frontend_id=FOLLOWS_C, move_pause_s=0.1, answer_timeout_s=0.5, leave_s=0.5) as stage:
+        async with Stage(
+            frontend_id=FOLLOWS_C, move_pause_s=0.1, answer_timeout_s=0.5, leave_s=0.5, shun_s=1.0
+        ) as stage:
             stage.network.partition("c:1")
             stage.registry.list("a", "b", "c")
             for number in range(200):
@@ -461,7 +463,29 @@ def test_a_router_that_cannot_be_reached_costs_no_stream() -> None:
                 await asyncio.sleep(0.02)
                 assert set(stage.link.router_ids) == {"a", "b"}
             stage.network.heal("c:1")
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(3.0)
+            assert set(stage.link.router_ids) == preferred(FOLLOWS_C, "abc")
+
+    run_virtual(story())
+
+
+def test_a_preferred_router_that_hangs_is_not_gone_back_to() -> None:
+    """It takes streams and answers nothing: who asked it waits once, and no stream moves there for `shun_s`."""
+
+    async def story() -> None:
+        async with Stage(frontend_id=FOLLOWS_C, move_pause_s=0.1, leave_s=0.1, answer_timeout_s=0.5) as stage:
+            stage.routers["c"].answers = False
+            stage.registry.list("a", "b", "c")
+            slow = 0
+            for number in range(400):
+                began = now()
+                await stage.place(f"r{number}")
+                slow += now() - began > 0.1
+                await asyncio.sleep(0.1)
+            assert stage.routers["c"].asked and slow == 1
+            assert set(stage.link.router_ids) == {"a", "b"}
+            stage.routers["c"].answers = True
+            await asyncio.sleep(30)
             assert set(stage.link.router_ids) == preferred(FOLLOWS_C, "abc")
 
     run_virtual(story())

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.telemetry import Telemetry
 from tests.certificates import Authority, KeyPair
+from tests.conformance.tcp_proxy import TcpProxy
 
 NAME = "kvmesh.worker.v1.WorkerService"
 States = health_pb2.HealthCheckResponse
@@ -195,6 +197,20 @@ async def test_a_worker_that_starts_late_is_reached_soon() -> None:
         await waiting
     await pool.aclose()
     await server.aclose()
+
+
+async def test_a_busy_peer_is_waited_for() -> None:
+    """A server that takes half a second to say its first word, for its processors are taken, is there all the same."""
+    settings = RpcSettings(grace_s=0)
+    server, pool = make_server(settings), ChannelPool(settings, channel_interceptors(Telemetry.create("frontend")))
+    async with aclosing(server), aclosing(pool):
+        await server.start()
+        async with aclosing(TcpProxy(server.port)) as proxy:
+            await proxy.start()
+            proxy.hang()
+            asyncio.get_running_loop().call_later(0.5, proxy.flow)
+            stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(proxy.address))
+            await stub.Wake(worker_pb2.WakeRequest(), timeout=10)
 
 
 async def test_mutual_tls(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from kvmesh.core import FinishReason, TokenLogprob, Usage
-from kvmesh.errors import MeshError
+from kvmesh.errors import MeshError, UnauthenticatedError
 from kvmesh.rpc.http_status import http_status
 from services.frontend.models import ServedModel
 from services.frontend.openai.asked import Asked
@@ -214,7 +214,9 @@ def error_body(error: MeshError) -> dict[str, Any]:
 
 
 def error_headers(error: MeshError) -> Mapping[str, str]:
-    """Retry-After in whole seconds, where the error says when to come back."""
+    """Retry-After in whole seconds, where the error says when to come back; how to ask, where a key is missing."""
+    if isinstance(error, UnauthenticatedError):
+        return {"WWW-Authenticate": "Bearer"}
     if error.retry_after_s is None:
         return {}
     return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}

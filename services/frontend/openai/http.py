@@ -184,10 +184,8 @@ class HttpServer:
 
     async def _nothing(self, request: web.Request) -> web.Response:
         methods = await methods_of(request)
-        error = NotFoundError(
-            f"{request.method} {request.path[:128]} does not exist",
-            reason="method_not_allowed" if methods else "not_found",
-        )
+        what = f"has no {request.method}, only {', '.join(methods)}" if methods else "does not exist"
+        error = NotFoundError(f"{request.path[:128]} {what}", reason="method_not_allowed" if methods else "not_found")
         headers = self._common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
         return _error_response(error, code=405 if methods else 404, headers=headers)
 
