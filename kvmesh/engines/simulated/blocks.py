@@ -9,9 +9,10 @@ Invariants:
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
+from kvmesh.engines.simulated.memory import runs_of
 
 HOLES_MAX = 2048
 """Evictions after which the dictionary of idle blocks is made anew: looking for its first entry passes over all that are gone."""
@@ -36,9 +37,9 @@ class BlockPool:
         self._references = [0] * total
         self._lease_references = [0] * total
         self._leased = 0
-        self._names: dict[int, int] = {}
+        self._names: list[int | None] = [None] * total
+        self._parents: list[int | None] = [None] * total
         self._blocks: dict[int, int] = {}
-        self._parents: dict[int, int | None] = {}
         self._idle: dict[int, None] = {}
         self._idle_holes = 0
         self._holes_max = holes_max
@@ -115,8 +116,9 @@ class BlockPool:
     def _evict_one(self) -> int:
         block = next(iter(self._idle))
         del self._idle[block]
-        name = self._names.pop(block)
-        del self._blocks[name], self._parents[name]
+        name, self._names[block] = self._names[block], None
+        assert name is not None
+        del self._blocks[name]
         self._removed.append(name)
         self._event_blocks += 1
         self._count_holes(1)
@@ -129,8 +131,10 @@ class BlockPool:
 
     def _forget(self, blocks: Sequence[int]) -> None:
         """Idle blocks are neither idle nor cached any more."""
-        names = list(map(self._names.pop, blocks))
-        for each in (map(self._idle.pop, blocks), map(self._blocks.pop, names), map(self._parents.pop, names)):
+        names = [name for block in blocks if (name := self._names[block]) is not None]
+        for block in blocks:
+            self._names[block] = None
+        for each in (map(self._idle.pop, blocks), map(self._blocks.pop, names)):
             deque(each, maxlen=0)
         self._removed += names
         self._event_blocks += len(names)
@@ -142,10 +146,10 @@ class BlockPool:
             left = references[block] = references[block] - 1
             if left:
                 continue
-            if block in names:
-                idle[block] = None
-            else:
+            if names[block] is None:
                 free.append(block)
+            else:
+                idle[block] = None
 
     def lease(self, blocks: Iterable[int]) -> None:
         """Turns one reference on each into a handle's."""
@@ -168,8 +172,10 @@ class BlockPool:
         """Makes complete blocks reusable under their names, each the child of the one before. Taken names stay as they are."""
         if self._blocks.keys().isdisjoint(names):
             self._blocks.update(zip(names, blocks, strict=True))
-            self._names.update(zip(blocks, names, strict=True))
-            self._parents.update(zip(names, chain((parent,), names), strict=False))
+            parents = [parent, *names[:-1]]
+            for rows, own in runs_of(blocks):
+                self._names[rows] = names[own]
+                self._parents[rows] = parents[own]
             self._stored(list(names), parent)
             return
         run: list[int] = []
@@ -181,7 +187,7 @@ class BlockPool:
             else:
                 self._blocks[name] = block
                 self._names[block] = name
-                self._parents[name] = parent
+                self._parents[block] = parent
                 run.append(name)
             parent = name
         self._stored(run, run_parent)
@@ -191,7 +197,7 @@ class BlockPool:
         if name not in self._blocks:
             self._blocks[name] = block
             self._names[block] = name
-            self._parents[name] = parent
+            self._parents[block] = parent
             self._stored([name], parent)
 
     def _stored(self, run: list[int], parent: int | None) -> None:
@@ -243,7 +249,8 @@ class BlockPool:
         events: list[KvEvent] = [KvCleared()]
         run: list[int] = []
         run_parent: int | None = None
-        for name, parent in self._parents.items():
+        for name, block in self._blocks.items():
+            parent = self._parents[block]
             if run and parent == run[-1]:
                 run.append(name)
                 continue
