@@ -78,16 +78,12 @@ async def running_mesh(
     mesh = RunningMesh(process=process, directory=directory)
     reader = asyncio.create_task(_read_lines(process, mesh.output))
     try:
-        async with asyncio.timeout(ready_timeout_s):
-            while not state.exists():
-                assert process.returncode is None, mesh.logs()
-                await asyncio.sleep(0.02)
-        found = json.loads(state.read_text())
-        mesh.url, mesh.registry = found["url"], found["registry"]
-        await _wait_prefill(mesh, ready_timeout_s)
+        try:
+            async with asyncio.timeout(ready_timeout_s):
+                await _wait_ready(mesh, state)
+        except TimeoutError as error:
+            raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
         yield mesh
-    except TimeoutError as error:
-        raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
     finally:
         left = _children(process.pid) if process.returncode is None else []
         if process.returncode is None:
@@ -100,24 +96,32 @@ async def running_mesh(
         assert not alive, f"left behind: {alive}"
 
 
-async def _wait_prefill(mesh: RunningMesh, timeout_s: float) -> None:
+async def _wait_ready(mesh: RunningMesh, state: Path) -> None:
+    while not state.exists():
+        assert mesh.process.returncode is None, mesh.logs()
+        await asyncio.sleep(0.02)
+    found = json.loads(state.read_text())
+    mesh.url, mesh.registry = found["url"], found["registry"]
+    await _wait_prefill(mesh)
+
+
+async def _wait_prefill(mesh: RunningMesh) -> None:
     """Simulated prefill workers join after the mesh answers already; until a router has seen them it uses none."""
     wanted = sum("prefill-" in word for line in mesh.output if "starting" in line for word in line.split(","))
     registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
     channels = ChannelPool(RpcSettings())
     try:
-        async with asyncio.timeout(timeout_s):
-            for router in (await registry.instances(ROUTER)).instances:
-                client = GrpcRouterClient(channels, router.address)
-                while await _usable_prefills(client, timeout_s) < wanted:
-                    await asyncio.sleep(0.02)
+        for router in (await registry.instances(ROUTER)).instances:
+            client = GrpcRouterClient(channels, router.address)
+            while await _usable_prefills(client) < wanted:
+                await asyncio.sleep(0.02)
     finally:
         await channels.aclose()
         await registry.aclose()
 
 
-async def _usable_prefills(router: GrpcRouterClient, timeout_s: float) -> int:
-    workers = await router.list_workers(timeout_s=timeout_s)
+async def _usable_prefills(router: GrpcRouterClient) -> int:
+    workers = await router.list_workers(timeout_s=10)
     return sum(worker.role is Role.PREFILL and not worker.excluded_by for worker in workers)
 
 

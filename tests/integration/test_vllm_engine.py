@@ -530,6 +530,7 @@ async def test_the_largest_priority_goes_first(make: Make) -> None:
     engine.engine.cancel_nowait(blocker)
     await engine.result(high)
     assert engine.got[low].finish is None
+    engine.engine.cancel_nowait(low)
     await engine.result(low)
 
 
