@@ -3,7 +3,6 @@
 Coroutine tests run on asyncio's own event loop, not on uvloop: debug mode, virtual time and its error messages need it.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,13 +11,6 @@ from typing import Any
 import pytest
 
 from tests.servers import Server, consul_server, free_ports, prometheus_server
-
-
-def pytest_unconfigure() -> None:
-    """What is alive after the last test stays as it is: pytest collects garbage five times then and the interpreter twice more,
-    which over the objects of a whole suite takes a processor many seconds, and minutes where processors are busy."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
