@@ -108,6 +108,7 @@ class FakeMesh:
     step_s: float = 0.0
     tokens_per_step: int = 1
     has_prefill: bool = True
+    told_cached: dict[ReportKind, int] = field(default_factory=dict)
     handoff: Handoff = Handoff.SEQUENTIAL
     faults: Faults = field(default_factory=Faults)
     asks: list[Ask] = field(default_factory=list)
@@ -145,8 +146,10 @@ class FakeMesh:
             ),
         )
 
-    def report_nowait(self, ask_id: int, kind: ReportKind, **_: object) -> None:
+    def report_nowait(self, ask_id: int, kind: ReportKind, *, cached_tokens: int | None = None, **_: object) -> None:
         self.reports.append((ask_id, kind))
+        if cached_tokens is not None:
+            self.told_cached[kind] = cached_tokens
 
     async def prefill(
         self, worker: WorkerRef, *, request_id: str, generation: Generation, timeout_s: float,
@@ -202,7 +205,8 @@ class FakeMesh:
         return cancel
 
     async def _generate(self, leg: DecodeLeg, sink: LegSink) -> None:
-        usage = Usage(prompt_tokens=len(leg.generation.token_ids))
+        computes = leg.handle is None and leg.rendezvous is None
+        usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=2 if computes else 0)
         try:
             finish = await self._tokens(leg.generation, sink)
         except asyncio.CancelledError:

@@ -100,7 +100,7 @@ class Attempt:
             self._report(ReportKind.FAILED, InternalError("a defect of the frontend"))
             raise
         else:
-            self._report(ReportKind.FINISHED)
+            self._tell(ReportKind.FINISHED, cached_tokens=self._found_by_decode())
         finally:
             for choice in choices:
                 choice.close()
@@ -281,6 +281,11 @@ class Attempt:
 
     def _leg_id(self, i: int) -> str:
         return f"{self._prepared.request.request_id}-{i}{self._suffix}"
+
+    def _found_by_decode(self) -> int | None:
+        """Prompt tokens that a decode worker found cached that computed the prompt itself; of others the router has heard."""
+        finish = self._choices[0].finish
+        return None if self._placement.prefill is not None or finish is None else finish.usage.cached_tokens
 
     def _report(self, kind: ReportKind, error: MeshError | None = None) -> None:
         self._tell(kind, error=error)

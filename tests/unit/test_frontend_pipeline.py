@@ -135,6 +135,7 @@ def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
     prompt = model.text.tokenise("Hello! How are you", adds_special_tokens=True)
     assert mesh.asks[0].block_hashes == block_hashes(prompt, 4)
     assert [kind for _, kind in mesh.reports] == [ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.FINISHED]
+    assert mesh.told_cached == {ReportKind.PREFILLED: 4}
     assert answer.usage.prompt_tokens == len(prompt)
     assert answer.usage.output_tokens == len(tokens_of(model.text, TEXT))
     assert answer.usage.cached_tokens == 4
@@ -150,12 +151,13 @@ def test_defaults_come_from_the_model_and_stops_stay_here(mesh: FakeMesh, model:
 
 
 def test_the_decode_worker_computes_the_prompt_without_a_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
-    """No prefill call, no handle."""
+    """No prefill call, no handle; the router hears at the end how much of the prompt was found cached."""
     mesh.has_prefill = False
     heard, _ = run(mesh, model, a_request())
     assert heard.texts[0] == TEXT
     assert not mesh.prefills
     assert mesh.legs[0].handle is None
+    assert mesh.told_cached == {ReportKind.FINISHED: 2}
 
 
 def test_rendezvous_starts_both_legs_at_once(mesh: FakeMesh, model: ServedModel) -> None:
