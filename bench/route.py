@@ -25,7 +25,8 @@ from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router_client import GrpcRouterClient
-from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 
 PROMPT_BLOCKS = 32

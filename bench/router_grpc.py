@@ -28,7 +28,8 @@ from kvmesh.discovery.base import Health, Instance, View
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 
 WARM_UP_S = 0.5

@@ -7,82 +7,34 @@
    given up. An ask that waits there has all of its own time, not only that of placing.
 3. Reports go to the router that placed. When that stream breaks, the link has another router adopt what is in flight, and
    reports there, naming the reservation. Without any stream, both wait for the next one.
-4. Which routers: those that the frontend ranks highest (`router_choice.py`). When that set changes, streams move one at a time:
-   the new one first, then the old one is asked no more and ends when what it placed has ended, or after `leave_s`.
+
+Which routers those are is the matter of `router_streams.py`.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import Any
 
 from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, Placement, ReportKind
-from kvmesh.discovery.base import ROUTER, Instance, Registry, View
+from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
-from kvmesh.rpc.codec.router import ASKS_MAX, Report, from_placement
-from kvmesh.rpc.router_choice import best, better, rank, usable, worst
-from kvmesh.rpc.router_stream import Pace, RouterStream
+from kvmesh.rpc.codec.router import Report, from_placement
+from kvmesh.rpc.router_choice import rank
+from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router_stream import RouterStream
+from kvmesh.rpc.router_streams import RouterStreams
 from kvmesh.rpc.status import from_detail
-from kvmesh.settings import setting
 
 log = logging.getLogger(__name__)
 TOLD_TIME_S = 0.001
 """Of an ask's time less is not told."""
-LEAVE_TICK_S = 0.05
-"""How often a stream that is left is looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterLinkSettings:
-    """Bounds of the link to the routers."""
-
-    routers: int = setting(2, "Routers to keep a stream to; a second one takes over at once.", min=1, max=16)
-    answer_timeout_s: float = setting(
-        2.0, "A router that leaves an ask, or a new stream, unanswered for so long is given up.", min=0.01
-    )
-    report_delay_s: float = setting(
-        0.01,
-        "Longest time for which news of a request waits to be sent with others; failures are told at once. 0: none waits.",
-        min=0,
-        max=1,
-    )
-    ask_delay_s: float = setting(
-        0.001,
-        "Longest time for which an ask waits to be sent with others while `asks_ahead` of its stream are unanswered. 0: none waits.",
-        min=0,
-        max=1,
-    )
-    asks_ahead: int = setting(
-        2,
-        "Unanswered asks of a stream from which on the next ones go out together: one message costs more than one ask.",
-        min=1,
-    )
-    asks_max: int = setting(
-        16, "Asks in a message: the first of them waits for the decision on the last.", min=1, max=ASKS_MAX
-    )
-    reconnect_min_s: float = setting(0.05, "First pause after a router could not be reached.", min=0.001)
-    reconnect_max_s: float = setting(1.0, "Longest pause between attempts.", min=0.001)
-    move_pause_s: float = setting(
-        5.0, "Mean pause before a stream moves to a router that is preferred, and between two moves.", min=0.01
-    )
-    shun_s: float = setting(
-        60.0,
-        "Time for which no stream moves to a router whose stream broke: one that hangs looks well until it is asked.",
-        min=0,
-    )
-    leave_s: float = setting(
-        10.0, "Longest time for which a stream that moves waits for the ends of what its router placed.", min=0
-    )
-    messages_max: int = setting(65_536, "Asks and reports that wait to be written.", min=1)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,54 +77,49 @@ class GrpcRouterLink:
         generator: Random,
         settings: RouterLinkSettings | None = None,
     ) -> None:
-        self._registry = registry
-        self._channels = channels
-        self._frontend_id = frontend_id
         self._clock = clock
-        self._random = generator
         self._settings = settings or RouterLinkSettings()
-        self._routers: dict[str, Instance] = {}
-        self._taken: set[str] = set()
-        """Routers to which a stream stands or is tried."""
-        self._streams: dict[str, RouterStream] = {}
-        """Those that stand."""
-        self._shunned: dict[str, float] = {}
-        """Routers to which no stream moves, and until when."""
-        self._leaving: dict[RouterStream, None] = {}
-        """Those of them that are asked no more."""
-        self._keepers = 0
-        self._tasks = asyncio.TaskGroup()
-        self._viewed = asyncio.Event()
-        self._freed = asyncio.Event()
+        self._streams = RouterStreams(
+            registry,
+            channels,
+            frontend_id=frontend_id,
+            clock=clock,
+            generator=generator,
+            settings=self._settings,
+            listener=self,
+        )
         self._pending: dict[int, _Pending] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._unsent: list[tuple[int, Report]] = []
         self._asks = 0
         self._turns = 0
         self._running: asyncio.Task[None] | None = None
-        self._messages_of_past_streams = 0
         self.reports_dropped = 0
-        self.streams_broken = 0
 
     @property
     def is_up(self) -> bool:
         """True while a stream stands."""
-        return bool(self._streams)
+        return bool(self._streams.standing)
 
     @property
     def router_ids(self) -> Sequence[str]:
         """The routers in use."""
-        return tuple(self._streams)
+        return tuple(self._streams.standing)
 
     @property
     def router_id(self) -> str:
         """The router in use for longest; empty without one."""
-        return next(iter(self._streams), "")
+        return next(iter(self._streams.standing), "")
 
     @property
     def messages_sent(self) -> int:
         """Messages written to all routers since the start."""
-        return self._messages_of_past_streams + sum(stream.messages_sent for stream in self._streams.values())
+        return self._streams.messages_sent
+
+    @property
+    def streams_broken(self) -> int:
+        """Streams that ended otherwise than by moving."""
+        return self._streams.broken
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         """Asks for a placement; see the protocol."""
@@ -274,11 +221,7 @@ class GrpcRouterLink:
     async def run(self) -> None:
         """Keeps the streams until `aclose`."""
         self._running = asyncio.current_task()
-        async with self._tasks:
-            self._tasks.create_task(self._watch_routers(), name="router-link-watch")
-            self._tasks.create_task(self._move_streams(), name="router-link-move")
-            for _ in range(self._settings.routers):
-                self._begin_keeper()
+        await self._streams.run()
 
     async def aclose(self) -> None:
         """Ends the streams; asks in flight fail as unavailable."""
@@ -290,135 +233,10 @@ class GrpcRouterLink:
             if not pending.answer.done():
                 pending.answer.set_exception(UnavailableError("the link to the router is closed", reason="no_router"))
 
-    # Which routers
+    # Streams
 
-    async def _watch_routers(self) -> None:
-        async with aclosing(self._registry.watch(ROUTER)) as views:
-            async for view in views:
-                self._on_view(view)
-
-    def _on_view(self, view: View) -> None:
-        if view.is_stale:
-            return
-        self._routers = {instance.instance_id: instance for instance in view.instances}
-        self._shunned = {name: until_s for name, until_s in self._shunned.items() if name in self._routers}
-        self._viewed = _renewed(self._viewed)
-        self._freed = _renewed(self._freed)
-        for router_id, stream in self._streams.items():
-            router = self._routers.get(router_id)
-            if router is not None and router.is_draining and any(r.takes_requests for r in self._routers.values()):
-                stream.give_up()
-
-    def _next_router(self, tried: set[str]) -> Instance | None:
-        """A router without a stream and not tried since the last one that stood, the most preferred; None: there is none."""
-        routers = usable(self._routers.values())
-        fresh = [r for r in routers if r.instance_id not in tried and r.instance_id not in self._taken]
-        return next(iter(best(self._frontend_id, fresh, 1)), None)
-
-    def _begin_keeper(self, router: Instance | None = None) -> None:
-        self._keepers += 1
-        self._tasks.create_task(self._keep_stream(router), name=f"router-link-{self._keepers}")
-
-    async def _keep_stream(self, first: Instance | None) -> None:
-        """One of `routers` streams at a time, or one more until it stands and another one is left."""
-        pause_s, tried = self._settings.reconnect_min_s, set[str]()
-        if first is not None and first.instance_id not in self._taken:
-            await self._use(first)
-            tried.add(first.instance_id)
-        while self._keepers <= self._settings.routers:
-            router = self._next_router(tried)
-            if router is not None:
-                if await self._use(router):
-                    tried.clear()
-                    pause_s = self._settings.reconnect_min_s
-                tried.add(router.instance_id)
-                continue
-            if tried:
-                pause_s = await self._pause(pause_s)
-            else:
-                await self._freed.wait()  # All there are have a stream.
-            tried.clear()
-        self._keepers -= 1
-
-    async def _move_streams(self) -> None:
-        """Brings streams to where they belong, one at a time; frontends that see a router come do not all run there at once."""
-        while True:
-            await self._clock.sleep(self._settings.move_pause_s * (0.5 + self._random.random()))
-            standing = [stream.router_id for stream in self._asked_streams()]
-            if self._keepers == len(standing) == self._settings.routers:
-                now = self._clock.now()
-                shunned = {each for each, until_s in self._shunned.items() if until_s > now and each not in standing}
-                routers = {name: router for name, router in self._routers.items() if name not in shunned}
-                router = better(self._frontend_id, routers, standing)
-                if router is not None and router.instance_id not in self._taken:
-                    self._begin_keeper(router)
-
-    async def _leave(self, stream: RouterStream) -> None:
-        """Ends a stream that is asked no more when nothing is left of it; the rest is taken over by others."""
-        until_s = self._clock.now() + self._settings.leave_s
-        while stream.is_up and self._clock.now() < until_s and self._is_used(stream):
-            await self._clock.sleep(LEAVE_TICK_S)
-        stream.give_up()
-
-    def _is_used(self, stream: RouterStream) -> bool:
-        if stream.has_unwritten or any(pending.stream is stream for pending in self._pending.values()):
-            return True
-        return any(placed.stream is stream for placed in self._in_flight.values())
-
-    def _asked_streams(self) -> Sequence[RouterStream]:
-        """Streams on which asks go out; when all are being left, those."""
-        asked = [stream for stream in self._streams.values() if stream not in self._leaving]
-        return asked or list(self._streams.values())
-
-    async def _pause(self, pause_s: float) -> float:
-        """Until the registry says something or the time is over; gives the next pause."""
-        try:
-            async with asyncio.timeout(pause_s * (0.5 + self._random.random() / 2)):
-                await self._viewed.wait()
-        except TimeoutError:
-            return min(2 * pause_s, self._settings.reconnect_max_s)
-        return pause_s
-
-    # One stream
-
-    async def _use(self, router: Instance) -> bool:
-        """One stream, until it breaks. True: it stood."""
-        stub: Any = RouterServiceStub(self._channels.channel(router.address))
-        settings = self._settings
-        pace = Pace(
-            report_delay_s=settings.report_delay_s,
-            ask_delay_s=settings.ask_delay_s,
-            asks_ahead=settings.asks_ahead,
-            asks_max=settings.asks_max,
-        )
-        stream = RouterStream(stub.Route(), router.instance_id, self._frontend_id, pace)
-        self._taken.add(router.instance_id)
-        try:
-            problem = await stream.run(self._on_begun, self._on_message, connect_timeout_s=settings.answer_timeout_s)
-        finally:
-            self._taken.discard(router.instance_id)
-            self._messages_of_past_streams += stream.messages_sent
-            if self._streams.pop(router.instance_id, None) is not None:
-                self._on_broken(stream)
-            was_left = stream in self._leaving
-            self._leaving.pop(stream, None)
-        if was_left:
-            log.info("router_left", extra={"data": {"router": router.instance_id}})
-            return True
-        self.streams_broken += 1
-        self._shunned[router.instance_id] = self._clock.now() + self._settings.shun_s
-        data = {"router": router.instance_id, "reason": problem.reason, "message": problem.message}
-        log.warning("router_stream_broken", extra={"data": data})
-        return stream.has_stood
-
-    def _on_begun(self, stream: RouterStream) -> None:
-        """What waited for a stream goes out on this one. Another one may be left for it."""
-        self._streams[stream.router_id] = stream
-        asked = {each.router_id: each for each in self._asked_streams()}
-        if len(asked) > self._settings.routers:
-            left = asked[worst(self._frontend_id, self._routers, asked)]
-            self._leaving[left] = None
-            self._tasks.create_task(self._leave(left), name=f"router-leave-{left.router_id}")
+    def on_begun(self, stream: RouterStream) -> None:
+        """What waited for a stream goes out on this one."""
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
                 self._have_adopted(ask_id, placed, stream)
@@ -429,7 +247,7 @@ class GrpcRouterLink:
             if pending.stream is None:
                 self._send_ask(ask_id, pending)
 
-    def _on_broken(self, stream: RouterStream) -> None:
+    def on_broken(self, stream: RouterStream) -> None:
         """Asks, and who is told of what is in flight, move to another stream; without one they wait."""
         other = self._any_stream()
         for ask_id, placed in self._in_flight.items():
@@ -441,7 +259,12 @@ class GrpcRouterLink:
             if pending.stream is stream:
                 pending.stream = None
                 self._send_ask(ask_id, pending)
-        self._freed = _renewed(self._freed)
+
+    def is_used(self, stream: RouterStream) -> bool:
+        """Whether something is unanswered or in flight on it."""
+        if stream.has_unwritten or any(pending.stream is stream for pending in self._pending.values()):
+            return True
+        return any(placed.stream is stream for placed in self._in_flight.values())
 
     def _have_adopted(self, ask_id: int, placed: _InFlight, stream: RouterStream) -> None:
         """Says that a request is in flight which another router placed, or this one on an earlier stream."""
@@ -451,13 +274,13 @@ class GrpcRouterLink:
         stream.report(ask_id, Report(kind=kind, elapsed_s=elapsed_s or 0.0, reservation_id=placed.reservation_id))
 
     def _any_stream(self) -> RouterStream | None:
-        return next(iter(self._asked_streams()), None)
+        return next(iter(self._streams.asked()), None)
 
     # Asks and reports
 
     def _stream_for(self, ask: Ask) -> RouterStream | None:
         """Those of a session to the same router from every frontend, others in turns."""
-        streams = self._asked_streams()
+        streams = self._streams.asked()
         if not streams:
             return None
         if ask.session_id:
@@ -492,7 +315,8 @@ class GrpcRouterLink:
 
     # What routers say
 
-    def _on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None:
+    def on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None:
+        """Answers to asks."""
         kind = message.WhichOneof("kind")
         if kind == "answers":
             answers = message.answers
@@ -543,9 +367,3 @@ class GrpcRouterLink:
             return
         pending.answer.set_result(placement)
         self._in_flight[ask_id] = _InFlight(stream, placement.reservation_id)
-
-
-def _renewed(event: asyncio.Event) -> asyncio.Event:
-    """Wakes whoever waits for the event; the next one."""
-    event.set()
-    return asyncio.Event()

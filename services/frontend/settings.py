@@ -6,7 +6,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
 from kvmesh.rpc.paced import DEFAULT_PACE_S
-from kvmesh.rpc.router_link import RouterLinkSettings
+from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings

@@ -21,7 +21,8 @@ from kvmesh.rpc.clients import (
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
 from kvmesh.rpc.interceptors import channel_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
-from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels

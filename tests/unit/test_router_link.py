@@ -14,7 +14,8 @@ from kvmesh.errors import LostError
 from kvmesh.rpc.codec.router import TAKES_BATCHES, said_in, to_placement
 from kvmesh.rpc.memory import MemoryNetwork
 from kvmesh.rpc.router_choice import best
-from kvmesh.rpc.router_link import GrpcRouterLink, RouterLinkSettings
+from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.router_stream import HASHES_MAX
 from tests.unit.router_fleets import ask
 from tests.virtual_loop import run_virtual
@@ -360,7 +361,7 @@ def test_a_cancelled_ask_is_withdrawn() -> None:
 
     async def story() -> None:
         async with Stage(routers=1) as stage:
-            [stream] = stage.link._streams.values()
+            [stream] = stage.link._streams.standing.values()
             stream.ask(99, ask("never"))
             stream.withdraw(99)
             for delay_s in (0.0005, 1.5 * LATENCY_S):
