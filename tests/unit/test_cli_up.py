@@ -1,7 +1,9 @@
 """What `kvmesh up` hands to its processes, and how commands end whose reader has gone."""
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +66,16 @@ def test_a_command_whose_reader_leaves_ends_without_a_traceback() -> None:
     assert (process.returncode, words) == (141, b"")
 
 
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """What a process does with the garbage collector is undone: native libraries take what is frozen at the end for leaked."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("collector")
 def test_the_last_words_of_a_process_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     """With the cause where there is one."""
 
