@@ -41,6 +41,14 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
+def unpack_tokens(token_bytes: bytes) -> "array[int]":
+    """The token ids of `pack_tokens`. ValueError when the last word is cut off."""
+    words = array("I", token_bytes)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words
+
+
 def block_hashes(
     token_ids: Sequence[int],
     block_size_tokens: int,
