@@ -178,6 +178,11 @@ class Worker:
         """True while no new requests are taken."""
         return bool(self._draining)
 
+    @property
+    def legs(self) -> int:
+        """How many are in the engine."""
+        return len(self._legs)
+
     def open_link(self, outlet: Outlet, legs_max: int | None = None) -> Link:
         """A new caller with slots of its own, and at most `legs_max` legs at a time. Once `ended` is set it hears of that now."""
         link = Link(self, self._next_link, outlet, legs_max)

@@ -310,6 +310,7 @@ class Scheduler:
         if is_eos:
             token_id = self.card.eos_token_ids[0]
         step.add_token(leg.key, token_id)
+        step.has_first_token = True
         add_logprob(leg, token_id, step, self.card)
         self._decoding.add(leg, total)
         if is_eos or is_stop(leg, token_id, generated):
