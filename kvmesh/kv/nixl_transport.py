@@ -35,9 +35,10 @@ _DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error
 class NixlSettings:
     """Times in seconds unless named otherwise."""
 
-    progress_delay_us: int = 4000
+    progress_delay_us: int = 50_000
     """Longest sleep of the progress thread: events of UCX wake it, so this bounds only those that it misses, which are rare.
-    At NIXL's own 0 the thread burns a whole core, at 1000 a hundredth of one."""
+    At NIXL's own 0 the thread burns a whole core, at 1000 a hundredth of one; and when it wakes while another thread copies,
+    it burns a core until that is over, which at 4000 was nearly as much CPU as the copies."""
     message_poll_s: float = 0.02
     """How often messages are looked for while any may come. They only tell that KV may be freed."""
     poll_s_max: float = 0.005
