@@ -35,8 +35,9 @@ def chain_hash(parent_hash: int, token_bytes: bytes, extra: bytes = b"") -> int:
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Token ids (each below 2^32) as little-endian 32-bit words."""
-    words = array("I", token_ids)
+    words = token_ids if isinstance(token_ids, array) and token_ids.typecode == "I" else array("I", token_ids)
     if sys.byteorder == "big":
+        words = array("I", words)
         words.byteswap()
     return words.tobytes()
 

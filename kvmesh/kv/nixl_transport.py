@@ -12,10 +12,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
 from threading import Lock
 from typing import Any, TypeVar
+
+import numpy as np
 
 from kvmesh.errors import KvLostError, MeshError, UnavailableError
 from kvmesh.kv.transport import Listener, Memory, Piece
@@ -35,10 +38,9 @@ _DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error
 class NixlSettings:
     """Times in seconds unless named otherwise."""
 
-    progress_delay_us: int = 50_000
-    """Longest sleep of the progress thread: events of UCX wake it, so this bounds only those that it misses, which are rare.
-    At NIXL's own 0 the thread burns a whole core, at 1000 a hundredth of one; and when it wakes while another thread copies,
-    it burns a core until that is over, which at 4000 was nearly as much CPU as the copies."""
+    progress_delay_us: int = 100_000
+    """Longest sleep of the progress thread: events of UCX wake it, so this bounds only those that it misses, which were none
+    with a whole second. At NIXL's own 0 the thread burns a core, at 4000 it wakes 240 times a second for nothing."""
     message_poll_s: float = 0.02
     """How often messages are looked for while any may come. They only tell that KV may be freed."""
     poll_s_max: float = 0.005
@@ -76,8 +78,10 @@ class NixlTransport:
         self._agent_lock = Lock()
         self._base = 0
         self._nixl_errors: tuple[type[Exception], ...] = ()
-        self._registration: Any = None
+        self._registrations: list[Any] = []
         self._memory: Memory | None = None
+        self._spare = np.zeros(1, np.uint8)
+        """Where the byte goes that is read after a message."""
         self._metadata = b""
         self._ready: asyncio.Event = asyncio.Event()
         self._expecting: asyncio.Event = asyncio.Event()
@@ -113,9 +117,13 @@ class NixlTransport:
             self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
         finally:
             bind.nixlAgent = original
-        self._registration = self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM")
+        self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
         self._metadata = head + self._agent.get_agent_metadata()
+        self._register(self._spare)  # Nobody reads from it, so that handles need not tell of it.
+
+    def _register(self, memory: Memory) -> None:
+        self._registrations.append(self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM"))
 
     @property
     def metadata(self) -> bytes:
@@ -209,12 +217,17 @@ class NixlTransport:
         local_base, local_size = self._base, self._memory.size
         if any(remote + size > known.size or local + size > local_size for remote, local, size in pieces):
             raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
+        runs = [(known.base + remote, local_base + local, size) for remote, local, size in pieces]
+        return self._begin(peer, known, runs, looks)
+
+    def _begin(self, peer: bytes, known: _Peer, runs: list[Piece], looks: int) -> Any:
+        """Begins a transfer between addresses; see `_post`."""
         agent = self._agent
         try:
             handle = agent.initialize_xfer(
                 "READ",
-                agent.get_xfer_descs([(local_base + local, size, 0) for _, local, size in pieces], "DRAM"),
-                agent.get_xfer_descs([(known.base + remote, size, 0) for remote, _, size in pieces], "DRAM"),
+                agent.get_xfer_descs([(local, size, 0) for _, local, size in runs], "DRAM"),
+                agent.get_xfer_descs([(remote, size, 0) for remote, _, size in runs], "DRAM"),
                 known.name,
             )
             if agent.transfer(handle) == "ERR":
@@ -314,15 +327,27 @@ class NixlTransport:
     async def notify(self, peer: bytes, message: bytes) -> None:
         """See KvTransport."""
         await self._ready.wait()
-        await self._call(self._send, peer, message, is_quick=self._is_proven(peer))
+        handle = await self._submit(self._send, peer, message)
+        if handle is not None:
+            deadline_s = asyncio.get_running_loop().time() + self._settings.abort_s
+            with suppress(MeshError):
+                await self._follow(handle, peer, deadline_s)
 
-    def _send(self, peer: bytes, message: bytes) -> None:
+    def _send(self, peer: bytes, message: bytes) -> Any:
+        """Sends, then reads a byte from the peer; see `_post` for what it gives.
+
+        The first transfer after a message waits for UCX to have sent it off, four times in five for some 0.2 ms, now and then for
+        several. It should not be one that somebody waits for.
+        """
         try:
-            self._agent.send_notif(self._know(peer).name, message)
+            known = self._know(peer)
+            self._agent.send_notif(known.name, message)
+            return self._begin(peer, known, [(known.base, self._spare.ctypes.data, 1)], LOOKS)
         except (KvLostError, UnavailableError):
-            return
+            return None
         except self._nixl_errors:
             self._forget(peer)
+            return None
 
     def expect_messages(self, is_expecting: bool) -> None:
         """Polling rests while nothing can come."""
@@ -384,7 +409,8 @@ class NixlTransport:
         try:
             for known in self._peers.values():
                 agent.remove_remote_agent(known.name)
-            agent.deregister_memory(self._registration)
+            for registration in self._registrations:
+                agent.deregister_memory(registration)
         except self._nixl_errors as error:
             log.warning("nixl_agent_not_closed", extra={"data": {"error": type(error).__name__}})
 

@@ -69,3 +69,12 @@ def test_a_damaged_word_is_seen(block: int, word: int) -> None:
     memory._words[block, word] += np.uint64(6)
     damaged = memory.read_parts(range(BLOCKS)).tolist()
     assert [i for i, part in enumerate(damaged) if part != 1000 + i] == [block]
+
+
+@given(st.integers(0, BLOCKS - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**60 - 1), st.integers(0, 2**62 - 1))
+def test_one_block_alone_is_written_as_among_many(block: int, guard: int, part: int, first_stamp: int) -> None:
+    """Whoever reads it, perhaps from another worker, sees no difference; the others stay as they are."""
+    alone, among = (KvMemory(BLOCKS, 64, first_stamp=first_stamp) for _ in range(2))
+    alone.write_one(block, guard, part)
+    among.write([block], [guard], words_of([part]))
+    assert (alone.buffer == among.buffer).all()

@@ -4,8 +4,10 @@ The checksum part of a block is what attention would read: the sum of (position 
 after its owner freed and refilled it shows another guard or stamp.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ HEAD_WORDS = 2
 WORD_MASK = (1 << 60) - 1
 STAMP_MASK = (1 << 62) - 1
 Words = npt.NDArray[np.uint64]
+_HEAD = Struct("=QQ")
 
 
 class KvMemory:
@@ -24,6 +27,7 @@ class KvMemory:
     def __init__(self, blocks: int, bytes_per_block: int, first_stamp: int) -> None:
         self.bytes_per_block = bytes_per_block
         self._words: Words = np.zeros((blocks, bytes_per_block // 8), np.uint64)
+        self._bytes = memoryview(self.buffer)  # type: ignore[arg-type]  # numpy says so from 3.12 on
         self._payload_words = bytes_per_block // 8 - HEAD_WORDS
         self._stamp = first_stamp & STAMP_MASK
 
@@ -43,6 +47,13 @@ class KvMemory:
         for rows, own in runs_of(blocks).rows():
             self._words[rows, HEAD_WORDS:] = parts[own, None]
             self._words[rows, :HEAD_WORDS] = heads[own]
+
+    def write_one(self, block: int, guard: int, part: int) -> None:
+        """The same for one block, without numpy: a decode step fills few, and comes when numpy's code is in no cache."""
+        self._stamp += 1
+        row = _HEAD.pack(guard, self._stamp) + part.to_bytes(8, sys.byteorder) * self._payload_words
+        start = block * self.bytes_per_block
+        self._bytes[start : start + self.bytes_per_block] = row
 
     def read_parts(self, blocks: Sequence[int]) -> Words:
         """Each block's checksum, from all of its words; a damaged word gives a wrong one."""

@@ -6,8 +6,7 @@ import numpy as np
 
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory, words_of
-from kvmesh.engines.simulated.runs import Runs
+from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory
 from kvmesh.kv.blocks import block_hashes, chain_hash
 
 _PARTIAL = b"partial"
@@ -48,10 +47,6 @@ def seal_blocks(
 
     A total covers all tokens of its leg; the newest one is not computed yet and belongs to the next block.
     """
-    sealed: list[tuple[Runs, int]] = []
-    parts: list[int] = []
-    parents: list[int | None] = []
-    names: list[int] = []
     for leg, total in zip(legs, totals, strict=True):
         tokens = leg.tokens
         length = len(tokens) - 1
@@ -65,12 +60,5 @@ def seal_blocks(
         leg.names.append(name)
         leg.named_blocks += 1
         leg.named_sum += part
-        sealed.append((leg.blocks, index))
-        parts.append(part & WORD_MASK)
-        parents.append(parent)
-        names.append(name)
-    if not sealed:
-        return
-    memory.write([blocks[index] for blocks, index in sealed], names, words_of(parts))
-    for (blocks, index), name, parent in zip(sealed, names, parents, strict=True):
-        pool.name(blocks, index, [name], parent)
+        memory.write_one(leg.blocks[index], name, part & WORD_MASK)
+        pool.name(leg.blocks, index, [name], parent)
