@@ -154,6 +154,8 @@ class Worker:
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""
         await self.engine.start()
+        if self.description.removes_kv_from_ends:
+            self.kv_feed.go_by_run()
         self._tasks = [
             asyncio.create_task(self._supervised(self._read_steps()), name="worker-steps"),
             asyncio.create_task(self._supervised(self._read_kv_events()), name="worker-kv-events"),
