@@ -21,6 +21,8 @@ EVENTS_PER_MESSAGE = 4096
 BLOCKS_PER_MESSAGE = 2048
 """A router applies a message in one go, about 1 ms, which placing has to wait. The contract allows 65 536 per event."""
 
+HISTORY_BLOCKS_MAX = 1 << 18
+
 
 def split_events(events: Iterable[KvEvent], blocks_max: int = BLOCKS_PER_MESSAGE) -> Iterator[list[KvEvent]]:
     """The events in order, in parts that one message may hold: at most 4 096 events and, together, `blocks_max` blocks."""
@@ -67,9 +69,11 @@ class KvLog:
     message_blocks_max: int = BLOCKS_PER_MESSAGE
     is_by_run: bool = False
     """The engine never stores a block twice and removes none before those that follow it."""
+    history_blocks_max: int = HISTORY_BLOCKS_MAX
     sequence: int = 0
     _places: _Places = field(default_factory=dict)
     _history: deque[KvBatch] = field(default_factory=deque)
+    _history_blocks: int = 0
 
     def append(self, events: Sequence[KvEvent]) -> KvBatch:
         """Applies changes and gives the batch that tells of them."""
@@ -78,8 +82,9 @@ class KvLog:
         self.sequence += 1
         batch = KvBatch(epoch=self.epoch, sequence=self.sequence, events=tuple(events))
         self._history.append(batch)
-        if len(self._history) > self.history_max:
-            self._history.popleft()
+        self._history_blocks += _blocks_in(batch)
+        while len(self._history) > self.history_max or self._history_blocks > self.history_blocks_max:
+            self._history_blocks -= _blocks_in(self._history.popleft())
         return batch
 
     def _apply(self, event: KvEvent) -> None:
@@ -130,6 +135,10 @@ class KvLog:
         return sum(len(cached) for cached in self._places.values())
 
 
+def _blocks_in(batch: KvBatch) -> int:
+    return sum(0 if isinstance(event, KvCleared) else len(event.block_hashes) for event in batch.events)
+
+
 def _runs(places: _Places) -> Iterator[KvStored]:
     for (rank, tier), cached in places.items():
         for run, parent in cached.runs():
@@ -140,9 +149,20 @@ class KvFeed:
     """The log and its watchers. One task appends; any number watch, each behind a bounded buffer."""
 
     def __init__(
-        self, *, epoch: int, history_max: int, buffer_max: int, message_blocks_max: int = BLOCKS_PER_MESSAGE
+        self,
+        *,
+        epoch: int,
+        history_max: int,
+        buffer_max: int,
+        message_blocks_max: int = BLOCKS_PER_MESSAGE,
+        history_blocks_max: int = HISTORY_BLOCKS_MAX,
     ) -> None:
-        self._log = KvLog(epoch=epoch, history_max=history_max, message_blocks_max=message_blocks_max)
+        self._log = KvLog(
+            epoch=epoch,
+            history_max=history_max,
+            message_blocks_max=message_blocks_max,
+            history_blocks_max=history_blocks_max,
+        )
         self._buffer_max = buffer_max
         self._watchers: dict[int, asyncio.Queue[KvBatch | None]] = {}
         self._next_watcher = 0

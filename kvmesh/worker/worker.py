@@ -147,6 +147,7 @@ class Worker:
         self.kv_feed = KvFeed(
             epoch=identity.epoch,
             history_max=settings.kv_history_batches,
+            history_blocks_max=settings.kv_history_blocks,
             buffer_max=settings.kv_watch_buffer_batches,
         )
         self._kv_changes = KvChanges(self.kv_feed.append_nowait, settings.kv_batch_interval_s)
