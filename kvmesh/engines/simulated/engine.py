@@ -154,6 +154,7 @@ class SimulatedEngine:
             kv_compatibility_hash=self._compatibility,
             lease_s=self.settings.lease_s,
             profile=self.settings.performance(),
+            removes_kv_from_ends=True,
         )
 
     def _card_now(self) -> ModelCard:
