@@ -34,7 +34,7 @@ def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, 
     if full > leg.named_blocks:
         names = leg.names[leg.named_blocks : full]
         parent = leg.names[leg.named_blocks - 1] if leg.named_blocks else None
-        pool.name(leg.blocks[leg.named_blocks : full], names, parent)
+        pool.name(leg.blocks, leg.named_blocks, names, parent)
         leg.named_blocks = full
     leg.computed = end
     leg.parts = None
@@ -61,4 +61,4 @@ def seal_blocks(
         leg.named_blocks += 1
         leg.named_sum += part
         memory.write_one(leg.blocks[index], name, part & WORD_MASK)
-        pool.name_one(leg.blocks[index], name, parent)
+        pool.name(leg.blocks, index, [name], parent)
