@@ -7,7 +7,7 @@ on both sides and most of all in the frontend, which then also writes a client's
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
@@ -47,7 +47,7 @@ class FrameOutlet:
         self.link: Link | None = None
         self._waiting: deque[_Waiting] = deque()
         self._steps_max = steps_max
-        self._woken: asyncio.Future[None] | None = None
+        self._wakeup = asyncio.Event()
         self.error: MeshError | None = None
         self.is_closed = False
 
@@ -85,7 +85,7 @@ class FrameOutlet:
             self._cut_off()
             return
         self._waiting.append(waiting)
-        self._wake()
+        self._wakeup.set()
 
     def _cut_off(self) -> None:
         log.warning("link_stalled", extra={"data": {"frontend": self.frontend_id, "steps": len(self._waiting)}})
@@ -97,35 +97,33 @@ class FrameOutlet:
     def fail_nowait(self, error: MeshError) -> None:
         """Ends the stream after what is queued."""
         self.error = self.error or error
-        self._wake()
+        self._wakeup.set()
 
     def close_nowait(self) -> None:
         """Ends the stream well after what is queued."""
         self.is_closed = True
-        self._wake()
+        self._wakeup.set()
 
-    def _take(self) -> pb.AttachResponse:
+    def _take(self) -> pb.StepFrame:
         """The next frame: as many plain steps as wait, or one that is a frame already."""
         waiting = self._waiting
         first = waiting.popleft()
         if first.frame is not None:
-            return pb.AttachResponse(frame=first.frame)
+            return first.frame
         step, shares = first.step, [first.share]
         while waiting and waiting[0].frame is None and len(shares) < STEPS_PER_FRAME_MAX:
             following = waiting.popleft()
             step = following.step
             shares.append(following.share)
-        return pb.AttachResponse(frame=_frame(step, shares))
+        return _frame(step, shares)
 
-    async def write_to(
-        self, write: Callable[[pb.AttachResponse], Awaitable[None]], heartbeat_s: float, interval_s: float = 0.0
-    ) -> None:
-        """Writes frames as they come, but `interval_s` apart, and an empty one after each `heartbeat_s` of silence.
+    async def frames(self, heartbeat_s: float, interval_s: float = 0.0) -> AsyncIterator[pb.AttachResponse]:
+        """Frames as they come, but `interval_s` apart, and an empty one after each `heartbeat_s` of silence.
 
         A step that comes after a longer pause than the interval, as all of an engine that is slower, does not wait.
         """
         loop = asyncio.get_running_loop()
-        pulse = _Pulse(heartbeat_s, self._wake)
+        pulse = _Pulse(heartbeat_s, self._wakeup)
         began_s = float("-inf")
         try:
             while True:
@@ -133,31 +131,27 @@ class FrameOutlet:
                     if (left_s := began_s + interval_s - loop.time()) > 0:
                         await asyncio.sleep(left_s)
                     began_s = pulse.heard_at_s = loop.time()
-                    await write(self._take())
-                elif self.error is not None:
+                    yield pb.AttachResponse(frame=self._take())
+                    continue
+                if self.error is not None:
                     raise self.error
-                elif self.is_closed:
+                if self.is_closed:
                     return
-                elif pulse.is_due:
+                self._wakeup.clear()
+                await self._wakeup.wait()
+                if pulse.is_due:
                     pulse.is_due = False
-                    await write(pb.AttachResponse(frame=pb.StepFrame()))
-                else:
-                    self._woken = loop.create_future()
-                    await self._woken
+                    yield pb.AttachResponse(frame=pb.StepFrame())
         finally:
             pulse.end()
-
-    def _wake(self) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
 
 
 class _Pulse:
     """Wakes the writer of a stream after each `interval_s` of silence. One timer per interval, not one per frame."""
 
-    def __init__(self, interval_s: float, wake: Callable[[], None]) -> None:
+    def __init__(self, interval_s: float, wakeup: asyncio.Event) -> None:
         self._interval_s = interval_s
-        self._wake = wake
+        self._wakeup = wakeup
         self._loop = asyncio.get_running_loop()
         self.heard_at_s = self._loop.time()
         self.is_due = False
@@ -168,7 +162,7 @@ class _Pulse:
         if left_s <= 0:
             self.heard_at_s = self._loop.time()
             self.is_due = True
-            self._wake()
+            self._wakeup.set()
             left_s = self._interval_s
         self._timer = self._loop.call_later(left_s, self._look)
 

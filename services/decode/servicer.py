@@ -67,8 +67,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         try:
             await context.write(pb.AttachResponse(welcome=self._welcome()))
             reader = asyncio.create_task(self._read_requests(first, request_iterator, link, outlet))
-            # A task of its own: each write would pass through all of gRPC's and the interceptors' coroutines otherwise.
-            await asyncio.create_task(outlet.write_to(context.write, settings.heartbeat_s, settings.frame_interval_s))
+            async for response in outlet.frames(settings.heartbeat_s, settings.frame_interval_s):
+                await context.write(response)
         finally:
             link.close_nowait()
             if reader is not None:
