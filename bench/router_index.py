@@ -15,6 +15,7 @@ from pathlib import Path
 
 from services.router.held import by_holder
 from services.router.index import HolderIndex
+from services.router.lazy_index import LazyIndex
 from services.router.predicted import Lifetime, PredictedIndex
 from services.router.recall import Prefixes
 
@@ -87,13 +88,38 @@ def print_events() -> None:
     generator = random.Random(SEED)
     index, bits = holder_index(64)
     runs = [[generator.getrandbits(64) for _ in range(64)] for _ in range(4000)]
-    total = sum(map(len, runs))
-    for name, action in (
+    print_rates(
+        runs,
         ("stored, new", lambda i: index.stored(bits[i % 64], runs[i])),
         ("stored by a second worker", lambda i: index.stored(bits[(i + 1) % 64], runs[i])),
         ("removed by the first", lambda i: index.removed(bits[i % 64], runs[i][::-1])),
         ("removed by the last", lambda i: index.removed(bits[(i + 1) % 64], runs[i][::-1])),
-    ):
+    )
+
+
+def print_lazy_events() -> None:
+    """The same in an index whose runs wait for a lookup, of which there is none, or one for each before it is removed."""
+    generator = random.Random(SEED)
+    index = LazyIndex()
+    for bit in range(64):
+        index.add_holder(bit)
+    runs = [[generator.getrandbits(64) for _ in range(64)] for _ in range(4000)]
+    stored = (
+        ("stored, new", lambda i: index.stored_lazily(i % 64, runs[i])),
+        ("stored by a second worker", lambda i: index.stored_lazily((i + 1) % 64, runs[i])),
+    )
+    removed = (
+        ("removed by the first", lambda i: index.removed(i % 64, runs[i][::-1])),
+        ("removed by the last", lambda i: index.removed((i + 1) % 64, runs[i][::-1])),
+    )
+    print_rates(runs, *stored, *removed)
+    print("  and asked about once:")
+    print_rates(runs, *stored, ("asked, both workers' settled", lambda i: index.prefixes(runs[i])), *removed)
+
+
+def print_rates(runs: Sequence[Sequence[int]], *rows: tuple[str, Callable[[int], object]]) -> None:
+    total = sum(map(len, runs))
+    for name, action in rows:
         started = time.process_time()
         for i in range(len(runs)):
             action(i)
@@ -121,23 +147,31 @@ def print_predicted() -> None:
 
 def print_memory() -> None:
     """Bytes per distinct block; a dictionary that has just grown has the most room to spare."""
-    for holders, blocks, run_blocks in (
-        (1, 1_000_000, 100),
-        (1, 1_400_000, 100),
-        (512, 100_000, 100),
-        (512, 5_000, 1),
+    for holders, blocks, run_blocks, has_waiting in (
+        (1, 1_000_000, 100, False),
+        (1, 1_400_000, 100, False),
+        (512, 100_000, 100, False),
+        (512, 5_000, 1, False),
+        (1, 1_000_000, 100, True),
+        (2, 1_000_000, 100, True),
+        (2, 1_000_000, 8, True),
     ):
-        index, bits = holder_index(holders)
+        index = LazyIndex(waiting_blocks_max=blocks)
+        for bit in range(holders):
+            index.add_holder(bit)
         generator = random.Random(SEED)
         tracemalloc.start()
         for _ in range(blocks // run_blocks):
             run = [generator.getrandbits(64) for _ in range(run_blocks)]
-            for bit in bits:
-                index.stored(bit, run)
+            for bit in range(holders):
+                # As in a router: each worker's message has objects of its own for the same names.
+                own = [block ^ 0 for block in run] if has_waiting else run
+                (index.stored_lazily if has_waiting else index.stored)(bit, own)
         bytes_per_block = tracemalloc.get_traced_memory()[0] / blocks
         tracemalloc.stop()
         print(
-            f"  {blocks:9,} blocks held by {holders:3}, told {run_blocks:3} at a time: {bytes_per_block:.0f} bytes a block"
+            f"  {blocks:9,} blocks held by {holders:3}, told {run_blocks:3} at a time{', waiting' if has_waiting else ''}: "
+            f"{bytes_per_block:.0f} bytes a block"
         )
 
 
@@ -181,6 +215,8 @@ def main() -> None:
     print_lookups()
     print("events, 64 workers, runs of 64 blocks")
     print_events()
+    print("events of blocks that nobody asks about, the same")
+    print_lazy_events()
     print("own placements")
     print_predicted()
     print("memory")
