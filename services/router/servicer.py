@@ -220,7 +220,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         makes_room, now = False, self._clock.now()
         reports = [(message.ask_id, report_as(ReportNote, message)) for message in messages]
         for ask_id, report in reports:
-            self._metrics.reported(report.kind.value)
+            self._metrics.reported(report.kind)
             reservation = self._core.report(frontend_id, ask_id, report, now=now)
             if reservation is not None:
                 self._metrics.observed(reservation, report.kind, report.elapsed_s)
