@@ -1,6 +1,6 @@
 """The router's whole state and what happens to it, without I/O: asks, reports, streams that end. Times are arguments."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -68,6 +68,8 @@ class RouterCore:
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placed = 0
         self._now = 0.0
+        self.hear_reports: Callable[[], bool] = bool
+        """Counts reports that somebody keeps back, before anybody is refused. False: there are none."""
 
     @property
     def policy_name(self) -> str:
@@ -87,14 +89,16 @@ class RouterCore:
         self.health.turn(now)
         try:
             if len(self.book) >= self._core_limits.reservations_max:
-                raise self._full()
+                self.hear_reports()
+                if len(self.book) >= self._core_limits.reservations_max:
+                    raise self._full()
             self._free_number(frontend_id, ask_id, ask.request_id)
             if self.queue.requests:
                 self._take_back(frontend_id, ask_id, ask.request_id, now)
                 if self.queue.is_behind(ask):
                     return self._wait(frontend_id, ask_id, ask, record, now)
             try:
-                choice = self._placer.choose(ask, now=now)
+                choice = self._choose(ask, now)
             except OverloadedError:
                 if not self.queue.limits.requests_max:
                     raise
@@ -108,6 +112,14 @@ class RouterCore:
         record.choice, record.considered = choice, self._placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
         return record.placement
+
+    def _choose(self, ask: Ask, now: float) -> Choice:
+        try:
+            return self._placer.choose(ask, now=now)
+        except (OverloadedError, UnavailableError):
+            if not self.hear_reports():
+                raise
+            return self._placer.choose(ask, now=now)
 
     def drain_queue(self, *, now: float, wall: float) -> list[Answer]:
         """Offers the room there is to those who wait; gives the answers of all who do not wait any more.
@@ -211,6 +223,8 @@ class RouterCore:
             self.book.adopt(told)
             self.book.settle(told)
         known = self.book.get(frontend_id, ask_id)
+        if known is not None and self.hear_reports():
+            known = self.book.get(frontend_id, ask_id)
         if known is None:
             return
         if not known.is_orphaned and known.request_id != request_id:
