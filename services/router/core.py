@@ -6,7 +6,8 @@ from functools import reduce
 from operator import or_
 from random import Random
 
-from kvmesh.core import Ask, Handoff, Placement, ReportKind
+from kvmesh.core import Ask, Handoff, Placement
+from kvmesh.core.routing import PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.admission import Admission, Answer, Queued
 from services.router.choice import Choice
@@ -21,6 +22,8 @@ from services.router.place import Limits, Placer
 from services.router.policies import Policy, PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
 from services.router.target import Target, TargetLimits
+
+_RENDEZVOUS = Handoff.RENDEZVOUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,16 +166,17 @@ class RouterCore:
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
-        self.book.adopt(reservation)
+        if reservation.keeper or reservation.is_orphaned:
+            self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
         self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
-        if self._cost.learning and note.elapsed_s > 0:
+        if reservation.forecast is not None and note.elapsed_s > 0 and self._cost.learning:
             learn(reservation, note, self._placer.links)
-        if note.kind.settles:
+        if note.kind in SETTLING:
             self.book.settle(reservation)
             self._end_predictions(reservation)
-        elif note.kind is not ReportKind.PROGRESS or note.output_tokens:
+        elif note.kind is not PROGRESS or note.output_tokens:
             self.book.prefilled(reservation, now=_time_of(reservation, note) if now is None else now)
         return reservation
 
@@ -360,7 +364,7 @@ def _tells_nothing(target: Target | None, ask: Ask) -> bool:
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:
     prefill, address = choice.prefill, ""
-    if prefill is not None and choice.handoff is Handoff.RENDEZVOUS and prefill.worker.description is not None:
+    if prefill is not None and choice.handoff is _RENDEZVOUS and prefill.worker.description is not None:
         address = prefill.worker.description.rendezvous_address
     return Placement(
         reservation_id=reservation.reservation_id,

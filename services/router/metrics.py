@@ -1,6 +1,7 @@
 """What the router measures."""
 
 from kvmesh.core import Placement, ReportKind, Role
+from kvmesh.core.routing import FIRST_TOKEN, PREFILLED
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
 from kvmesh.telemetry.tally import Spread
@@ -143,11 +144,11 @@ class RouterMetrics:
 
     def observed(self, reservation: Reservation, kind: ReportKind, elapsed_s: float) -> None:
         """A placed request got so far, so long after its placement: how wrong was the router?"""
-        if kind is ReportKind.PREFILLED:
+        if kind is PREFILLED:
             if reservation.prefill is not None:
                 expected_s = reservation.expected_prefill_s
                 self._error("prefill", self._errors_of_prefill, reservation.prefill, expected_s, elapsed_s)
-        elif kind is ReportKind.FIRST_TOKEN:
+        elif kind is FIRST_TOKEN:
             expected_s = reservation.expected_ttft_s
             self._error("ttft", self._errors_of_ttft, reservation.decode, expected_s, elapsed_s)
 
