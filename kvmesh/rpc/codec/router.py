@@ -185,6 +185,7 @@ def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
         message.preferred_labels.update(ask.preferred_labels)
 
 
+_ELAPSED_S_MAX = 10 * 365 * 86_400
 _SELDOM_ASKED = (
     *("adapter", "tenant", "priority", "session_id", "attempt", "traceparent"),
     *("pinned_prefill_worker_id", "pinned_decode_worker_id"),
@@ -340,12 +341,14 @@ class MakesReport(Protocol[T_co]):
 
 def report_as(make: MakesReport[T_co], message: pb.Report) -> T_co:
     """The same as a value of the caller's own, which spares him to copy each of them."""
-    elapsed_s = from_duration(message.elapsed)
-    check_range(elapsed_s, "report.elapsed", 0, 10 * 365 * 86_400)
+    elapsed_s, kind = from_duration(message.elapsed), REPORT_KINDS.get(message.kind)
+    if kind is None or not 0 <= elapsed_s <= _ELAPSED_S_MAX:
+        check_range(elapsed_s, "report.elapsed", 0, _ELAPSED_S_MAX)
+        kind = known_enum(message.kind, REPORT_KINDS, "report.kind")
     return make(
-        kind=known_enum(message.kind, REPORT_KINDS, "report.kind"),
+        kind=kind,
         elapsed_s=elapsed_s,
-        cached_tokens=optional_field(message, "cached_tokens"),
+        cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
         output_tokens=message.output_tokens,
         error=from_detail(message.error) if message.HasField("error") else None,
         failed_worker_id=message.failed_worker_id,
@@ -462,7 +465,8 @@ def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.
     kind = message.WhichOneof("kind")
     if kind == "batch":
         batch = message.batch
-        reports, asks = batch.reports, batch.asks
+        # Lists keep the messages: each look into protobuf's own makes them anew.
+        reports, asks = list(batch.reports), list(batch.asks)
         check_length(len(reports), "batch.reports", 0, REPORTS_MAX, "entries")
         check_length(len(asks), "batch.asks", 0 if reports else 1, ASKS_MAX, "entries")
         _check_numbers(reports, "batch.reports")
@@ -483,6 +487,8 @@ def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.
 
 def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
     """The contract's numbers start at 1."""
+    if all([message.ask_id for message in messages]):
+        return
     for index, message in enumerate(messages):
         if not message.ask_id:
             where = f"{field}[{index}].ask_id" if field.endswith("s") else f"{field}.ask_id"
