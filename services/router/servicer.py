@@ -200,6 +200,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             self._inbox.put(frontend_id, [(report.ask_id, report_as(ReportNote, report)) for report in reports])
         for ask in asks:
             self._on_ask(frontend_id, ask.ask_id, ask, outbox)
+        if reports:
+            self._inbox.come_back()
 
     def _on_ask(self, frontend_id: str, ask_id: int, message: pb.Ask, outbox: Replies) -> None:
         try:
