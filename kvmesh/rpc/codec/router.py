@@ -81,9 +81,9 @@ SOURCES = {
 SOURCE_NUMBERS = {source: number for number, source in SOURCES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Report:
-    """News of a placed request."""
+    """News of a placed request. Nobody changes it; three are made per request, in half the time that frozen ones take."""
 
     kind: ReportKind
     elapsed_s: float
