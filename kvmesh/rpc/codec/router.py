@@ -213,7 +213,7 @@ def from_ask(message: pb.Ask) -> Ask:
 
     What an ordinary ask leaves out is not looked at any further: this runs once per decision.
     """
-    prompt_tokens, block_hashes = message.prompt_tokens, message.block_hashes
+    prompt_tokens, block_hashes, size = message.prompt_tokens, message.block_hashes, message.block_size_tokens
     if not prompt_tokens:
         check_range(prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
     if priority := message.priority:
@@ -222,15 +222,14 @@ def from_ask(message: pb.Ask) -> Ask:
         check_length(len(tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
     if count := len(block_hashes):
         check_length(count, "ask.block_hashes", 0, BLOCKS_MAX, "entries")
-        check_range(message.block_size_tokens, "ask.block_size_tokens", 1, 2**20)
-        most = prompt_tokens // message.block_size_tokens
-        check_length(count, "ask.block_hashes", 0, most, "entries at this prompt length")
+        check_range(size, "ask.block_size_tokens", 1, 2**20)
+        check_length(count, "ask.block_hashes", 0, prompt_tokens // size, "entries at this prompt length")
     return Ask(
         request_id=required_text(message.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX),
         model=required_text(message.model, "ask.model", 256),
         prompt_tokens=prompt_tokens,
         block_hashes=block_hashes if count else (),
-        block_size_tokens=message.block_size_tokens,
+        block_size_tokens=size,
         expected_output_tokens=message.expected_output_tokens,
         adapter=message.adapter,
         tenant=tenant,
@@ -487,8 +486,6 @@ def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.
 
 def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
     """The contract's numbers start at 1."""
-    if all([message.ask_id for message in messages]):
-        return
     for index, message in enumerate(messages):
         if not message.ask_id:
             where = f"{field}[{index}].ask_id" if field.endswith("s") else f"{field}.ask_id"
