@@ -53,7 +53,11 @@ class Stepper:
 
     def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
         self.legs[sink] = leg.generation.sampling.max_tokens or 1
-        return lambda: self.legs.pop(sink, None) and None
+
+        def cancel() -> None:
+            self.legs.pop(sink, None)
+
+        return cancel
 
     async def run(self) -> None:
         token = (50,)
@@ -122,7 +126,7 @@ async def main(streams: int, tokens: int, step_s: float, requests: int) -> tuple
 
 if __name__ == "__main__":
     numbers = [float(each) for each in sys.argv[1:] if not each.startswith("-")]
-    count, length, step_ms = (*numbers, *(32, 128, 6)[len(numbers) :])
+    count, length, step_ms = [*numbers, *[32.0, 128.0, 6.0][len(numbers) :]]
     repeats = max(1, int(60_000 / (count * length)))
     profile = cProfile.Profile() if "--profile" in sys.argv else None
     if profile is not None:

@@ -33,6 +33,9 @@ class _Sink:
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
         self._load.tokens += len(token_ids)
 
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """Nobody asked for them."""
+
     def on_finish(self, finish: LegFinish) -> None:
         self._load.on_finish(finish)
 

@@ -37,6 +37,16 @@ def own_rss_mib(pid: int) -> float:
         return 0.0
 
 
+def shared_out_mib(pid: int) -> float:
+    """A process's memory with each page that several processes share counted in equal parts for all of them (PSS), so that the
+    figures of many processes add up; 0 for one that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
 def descendants(pid: int) -> list[int]:
     """Process ids of all children and their children."""
     try:

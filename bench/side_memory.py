@@ -1,4 +1,4 @@
-"""Resident memory of every process after a tenth, a half and all of many short requests."""
+"""Memory (PSS) of every process after a tenth, a half and all of many short requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import islice
 from bench.http_target import HttpTarget
 from bench.loops import closed_loop
 from bench.mesh import Served
-from bench.processes import own_rss_mib, process_use
+from bench.processes import descendants, shared_out_mib
 from bench.prompts import PromptShape, make_prompts, one_token_words
 from bench.target import LoadRequest
 
@@ -19,22 +19,23 @@ COLUMNS = ("system", "engines", "process", "requests", *(f"MiB at {share:.0%}" f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryResult:
-    """Per process one figure for each of SHARES."""
+    """Per process one figure for each of SHARES: pages that several share are counted once in all."""
 
     system: str
     kind: str
     requests: int
     errors: int
-    rss_mib: Mapping[str, Sequence[float]]
+    pss_mib: Mapping[str, Sequence[float]]
 
     def rows(self) -> list[list[str]]:
-        """One row per process; `grown` is from the first figure to the last."""
+        """One row per process, and one for their sum; `grown` is from the first figure to the last."""
+        everything = {**self.pss_mib, "all": [sum(sizes) for sizes in zip(*self.pss_mib.values(), strict=True)]}
         return [
             [
                 *(self.system, self.kind, name, str(self.requests), *(f"{mib:.0f}" for mib in sizes)),
                 *(f"{sizes[-1] - sizes[0]:+.0f}", str(self.errors)),
             ]
-            for name, sizes in self.rss_mib.items()
+            for name, sizes in everything.items()
         ]
 
 
@@ -53,9 +54,9 @@ async def measure_memory(served: Served, kind: str, requests: int, seed: int) ->
             sent += count
             errors += sum(bool(result.error) for result in results)
             for name, pid in served.watch.items():
-                sizes[name].append(process_use(pid).rss_mib)
+                sizes[name].append(sum(map(shared_out_mib, [pid, *descendants(pid)])))
             for name, pid in served.beside.items():
-                sizes[name].append(own_rss_mib(pid))
+                sizes[name].append(shared_out_mib(pid))
     finally:
         await target.aclose()
-    return MemoryResult(system=served.system, kind=kind, requests=sent, errors=errors, rss_mib=sizes)
+    return MemoryResult(system=served.system, kind=kind, requests=sent, errors=errors, pss_mib=sizes)

@@ -8,9 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.servers import Server, consul_server, free_ports, prometheus_server
+
+# How long an example takes says how busy the machine is, and nothing else.
+hypothesis.settings.register_profile("untimed", parent=hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ are found by others as soon as they are computed, by whoever is admitted in the 
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.traces import TraceRequest
 from kvmesh.core import KvEvent
 from kvmesh.engines.simulated.blocks import BlockPool
+from kvmesh.engines.simulated.runs import Runs
 from kvmesh.engines.simulated.settings import StepProfile
 
 
@@ -46,7 +47,7 @@ class Job:
     placed_s: float = 0.0
     prefill: "ReplayEngine | None" = None
     decode: "ReplayEngine | None" = None
-    blocks: list[int] = field(default_factory=list)
+    blocks: Runs = field(default_factory=Runs)
     computed: int = 0
     named: int = 0
     cached_tokens: int = 0
@@ -148,13 +149,13 @@ class ReplayEngine:
             return
         heapq.heappush(self._decoding, (self.steps + job.trace.output_tokens - 1, job.ask_id, job))
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Runs) -> None:
         """Blocks that were held for somebody who has fetched them."""
         self.pool.drop(blocks)
 
     def _finish(self, job: Job, now_s: float) -> None:
         self.pool.drop(job.blocks)
-        job.blocks = []
+        job.blocks = Runs()
         job.done_s = now_s
         self._on_done(job, now_s)
 
@@ -162,7 +163,7 @@ class ReplayEngine:
         """Full blocks of a prompt are found by whoever is admitted next, in the same step too, as in vLLM and the simulated engine."""
         first, full = job.named, min(job.computed // self.shape.block_tokens, len(job.names))
         if full > first:
-            self.pool.name(job.blocks[first:full], job.names[first:full], job.names[first - 1] if first else None)
+            self.pool.name(job.blocks, first, job.names[first:full], job.names[first - 1] if first else None)
             job.named = full
 
     def _admit(self) -> bool:

@@ -1,11 +1,12 @@
 """The KV plane inside one process: for simulations on virtual time and for tests. Faults and delays can be set."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvmesh.clock import Clock
 from kvmesh.errors import KvLostError, UnavailableError
-from kvmesh.kv.transport import Listener, Memory, merge_runs
+from kvmesh.kv.transport import Listener, Memory, Piece
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,20 +48,16 @@ class MemoryTransport:
         """Its name in the network."""
         return self._metadata
 
-    async def pull(
-        self,
-        peer: bytes,
-        remote_offsets: Sequence[int],
-        local_offsets: Sequence[int],
-        length: int,
-        *,
-        timeout_s: float,
-    ) -> None:
+    def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Coroutine[Any, Any, None]:
+        """See KvTransport; never at once."""
+        return self._pull(peer, pieces, timeout_s)
+
+    async def _pull(self, peer: bytes, pieces: Sequence[Piece], timeout_s: float) -> None:
         """Takes latency plus bytes by bandwidth, then copies at once."""
         if self._memory is None:
             raise UnavailableError("the KV transport is not running")
         network = self._network
-        transfer_s = network.latency_s + (len(local_offsets) * length / network.bandwidth if network.bandwidth else 0.0)
+        transfer_s = network.latency_s + (_bytes(pieces) / network.bandwidth if network.bandwidth else 0.0)
         if network.hangs_pulls or transfer_s > timeout_s:
             await network.clock.sleep(timeout_s)
             raise KvLostError("the pull did not end in time", reason="kv_pull_timeout")
@@ -68,7 +65,7 @@ class MemoryTransport:
         source = network.peers.get(peer)
         if source is None or source._memory is None or network.fails_pulls:
             raise KvLostError("the peer that held the KV is gone", reason="kv_peer_lost")
-        for remote, local, size in merge_runs(remote_offsets, local_offsets, length):
+        for remote, local, size in pieces:
             if remote + size > source._memory.size or local + size > self._memory.size:
                 raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
             self._memory[local : local + size] = source._memory[remote : remote + size]
@@ -90,3 +87,7 @@ class MemoryTransport:
         """Leaves the network."""
         self._network.peers.pop(self._metadata, None)
         self._memory = self._listener = None
+
+
+def _bytes(pieces: Sequence[Piece]) -> int:
+    return sum(size for _, _, size in pieces)

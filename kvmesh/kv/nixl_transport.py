@@ -1,7 +1,7 @@
 """The KV plane over NIXL's UCX backend (nixl 1.5). The only file that imports nixl, and not before `start`.
 
-All calls into NIXL run on one thread: an agent is not thread-safe, its import takes a second, and a transfer between processes
-of one machine is copied inside the call that posts it.
+Calls into NIXL run on one thread: its import takes a second, and a transfer between processes of one machine is copied inside the
+call that posts it. Only small pulls are posted by the event loop itself. An agent is not thread-safe, so a lock goes with each call.
 """
 
 import asyncio
@@ -10,14 +10,18 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from struct import Struct
+from threading import Lock
 from typing import Any, TypeVar
 
+import numpy as np
+
 from kvmesh.errors import KvLostError, MeshError, UnavailableError
-from kvmesh.kv.transport import Listener, Memory, merge_runs
+from kvmesh.kv.transport import Listener, Memory, Piece
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,6 +29,8 @@ T = TypeVar("T")
 _HEAD = Struct("<4sQQ")
 _MAGIC = b"NXL1"
 _NIXL_BACK_ENDS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
+LOOKS = 4
+"""How often a transfer is looked at before anybody is told that it takes longer."""
 _DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
 
 
@@ -32,9 +38,9 @@ _DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error
 class NixlSettings:
     """Times in seconds unless named otherwise."""
 
-    progress_delay_us: int = 4000
-    """Longest sleep of the progress thread: events of UCX wake it, so this bounds only those that it misses, which are rare.
-    At NIXL's own 0 the thread burns a whole core, at 1000 a hundredth of one."""
+    progress_delay_us: int = 100_000
+    """Longest sleep of the progress thread: events of UCX wake it, so this bounds only those that it misses, which were none
+    with a whole second. At NIXL's own 0 the thread burns a core, at 4000 it wakes 240 times a second for nothing."""
     message_poll_s: float = 0.02
     """How often messages are looked for while any may come. They only tell that KV may be freed."""
     poll_s_max: float = 0.005
@@ -43,8 +49,20 @@ class NixlSettings:
     """How long an abandoned transfer may run on before its peer is disconnected. Most end by themselves sooner."""
     abort_s: float = 5.0
     """How long it is waited for after that."""
+    inline_bytes_max: int = 1 << 20
+    """Pulls of at most so many bytes are posted by the event loop: copied in 0.1 ms, when a hop to the thread takes more. 0: none."""
     peers_max: int = 1024
     """Peers remembered; the one unused longest is forgotten."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Peer:
+    """A peer's agent, where its memory begins and how large it is. `is_proven` once something was read from there."""
+
+    name: str
+    base: int
+    size: int
+    is_proven: bool = False
 
 
 class NixlTransport:
@@ -57,20 +75,24 @@ class NixlTransport:
         self._settings = settings or NixlSettings()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
+        self._agent_lock = Lock()
+        self._base = 0
         self._nixl_errors: tuple[type[Exception], ...] = ()
-        self._registration: Any = None
+        self._registrations: list[Any] = []
         self._memory: Memory | None = None
+        self._spare = np.zeros(1, np.uint8)
+        """Where the byte goes that is read after a message."""
         self._metadata = b""
         self._ready: asyncio.Event = asyncio.Event()
         self._expecting: asyncio.Event = asyncio.Event()
-        self._peers: dict[bytes, tuple[str, int, int]] = {}
+        self._peers: dict[bytes, _Peer] = {}
         self._pulls: set[asyncio.Future[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def start(self, memory: Memory, listener: Listener) -> None:
         """See KvTransport. Takes one to two seconds, on the thread."""
-        self._memory = memory
+        self._memory, self._base = memory, memory.ctypes.data
         await self._submit(self._create, memory)
         self._listening = asyncio.create_task(self._listen(listener), name="nixl-messages")
         self._ready.set()
@@ -95,55 +117,68 @@ class NixlTransport:
             self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
         finally:
             bind.nixlAgent = original
-        self._registration = self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM")
+        self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
         self._metadata = head + self._agent.get_agent_metadata()
+        self._register(self._spare)  # Nobody reads from it, so that handles need not tell of it.
+
+    def _register(self, memory: Memory) -> None:
+        self._registrations.append(self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM"))
 
     @property
     def metadata(self) -> bytes:
         """Base address, size, then NIXL's own metadata; about 500 bytes."""
         return self._metadata
 
-    async def pull(
-        self,
-        peer: bytes,
-        remote_offsets: Sequence[int],
-        local_offsets: Sequence[int],
-        length: int,
-        *,
-        timeout_s: float,
-    ) -> None:
-        """See KvTransport. After a timeout or a cancel it ends when the transfer has let go of the memory."""
-        runs = merge_runs(remote_offsets, local_offsets, length)
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
+    def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Awaitable[None] | None:
+        """See KvTransport. After a timeout or a cancel it ends when the transfer has let go of the memory.
+
+        A small one is posted right here where that cannot block: the thread is at rest and has read from the peer before.
+        Between processes of one machine it is over then, in less time than it takes to wake a thread and be woken.
+        """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        if not self._is_quick(peer, pieces) or not self._agent_lock.acquire(blocking=False):
+            return self._pull(peer, pieces, deadline_s)
+        try:
+            handle = self._post(peer, pieces, looks=1)
+        finally:
+            self._agent_lock.release()
+        return None if handle is None else self._follow(handle, peer, deadline_s)
+
+    def _is_quick(self, peer: bytes, pieces: Sequence[Piece]) -> bool:
+        known = self._peers.get(peer)
+        if known is None or not known.is_proven or self._is_closed:
+            return False
+        return sum(size for _, _, size in pieces) <= self._settings.inline_bytes_max
+
+    async def _pull(self, peer: bytes, pieces: Sequence[Piece], deadline_s: float) -> None:
         if not self._ready.is_set():
             await self._wait_ready(deadline_s)
-        is_over = loop.create_future()
+        is_over = asyncio.get_running_loop().create_future()
         self._pulls.add(is_over)
         try:
-            await self._pull(peer, runs, deadline_s)
+            await self._pull_by_thread(peer, pieces, deadline_s)
         finally:
             self._pulls.discard(is_over)
             is_over.set_result(None)
 
-    async def _pull(self, peer: bytes, runs: list[tuple[int, int, int]], deadline_s: float) -> None:
-        posting = self._submit(self._post, peer, runs)
+    async def _pull_by_thread(self, peer: bytes, pieces: Sequence[Piece], deadline_s: float) -> None:
+        posting = self._submit(self._post, peer, pieces)
         try:
             handle = await asyncio.shield(posting)
         except asyncio.CancelledError:
             await _outlast(asyncio.create_task(self._abandon(posting, peer), name="nixl-abandon"))
             raise
-        if handle is None:
-            return
+        if handle is not None:
+            await self._follow(handle, peer, deadline_s)
+
+    def _follow(self, handle: Any, peer: bytes, deadline_s: float) -> "_Following":
+        """Ends with a transfer that is under way."""
         stop = asyncio.Event()
-        task = asyncio.create_task(self._transfer(handle, peer, deadline_s, stop), name="nixl-transfer")
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            stop.set()
-            await _outlast(task)
-            raise
+        following = _Following(asyncio.create_task(self._transfer(handle, peer, deadline_s, stop)), stop)
+        self._pulls.add(following)
+        following.add_done_callback(self._pulls.discard)
+        return following
 
     async def _wait_ready(self, deadline_s: float) -> None:
         try:
@@ -172,29 +207,37 @@ class NixlTransport:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._settings.poll_s_max)
 
-    def _post(self, peer: bytes, runs: list[tuple[int, int, int]]) -> Any:
+    def _post(self, peer: bytes, pieces: Sequence[Piece], looks: int = LOOKS) -> Any:
         """Begins a transfer and looks at it. None when it is over, else its handle."""
         assert self._memory is not None
-        name, remote_base, remote_size = self._know(peer)
-        local_base = self._memory.ctypes.data
-        if any(remote + size > remote_size or local + size > self._memory.size for remote, local, size in runs):
+        known = self._know(peer)
+        local_base, local_size = self._base, self._memory.size
+        if any(remote + size > known.size or local + size > local_size for remote, local, size in pieces):
             raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
+        runs = [(known.base + remote, local_base + local, size) for remote, local, size in pieces]
+        return self._begin(peer, known, runs, looks)
+
+    def _begin(self, peer: bytes, known: _Peer, runs: list[Piece], looks: int) -> Any:
+        """Begins a transfer between addresses; see `_post`."""
         agent = self._agent
         try:
             handle = agent.initialize_xfer(
                 "READ",
-                agent.get_xfer_descs([(local_base + local, size, 0) for _, local, size in runs], "DRAM"),
-                agent.get_xfer_descs([(remote_base + remote, size, 0) for remote, _, size in runs], "DRAM"),
-                name,
+                agent.get_xfer_descs([(local, size, 0) for _, local, size in runs], "DRAM"),
+                agent.get_xfer_descs([(remote, size, 0) for remote, _, size in runs], "DRAM"),
+                known.name,
             )
             if agent.transfer(handle) == "ERR":
                 raise self._lost(peer, "the transfer could not be posted")
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} while posting") from error
-        return None if self._is_done(handle, peer) else handle
+        if not self._is_done(handle, peer, looks):
+            return handle
+        known.is_proven = True
+        return None
 
-    def _know(self, peer: bytes) -> tuple[str, int, int]:
-        """The peer's agent name, base address and size; its metadata is loaded at first sight."""
+    def _know(self, peer: bytes) -> _Peer:
+        """The peer; its metadata is loaded at first sight."""
         if self._agent is None:
             raise UnavailableError("the KV transport is not running", reason="kv_transport_closed")
         known = self._peers.pop(peer, None)
@@ -205,7 +248,7 @@ class NixlTransport:
             self._forget(next(iter(self._peers)))
         return known
 
-    def _meet(self, peer: bytes) -> tuple[str, int, int]:
+    def _meet(self, peer: bytes) -> _Peer:
         if len(peer) <= _HEAD.size or not peer.startswith(_MAGIC):
             raise KvLostError("the handle does not name a NIXL peer", reason="kv_payload")
         _, base, size = _HEAD.unpack_from(peer)
@@ -213,14 +256,14 @@ class NixlTransport:
             name = self._agent.add_remote_agent(peer[_HEAD.size :])
         except self._nixl_errors as error:
             raise KvLostError(f"{type(error).__name__} while meeting the peer", reason="kv_peer_lost") from error
-        return (name.decode() if isinstance(name, bytes) else str(name)), base, size
+        return _Peer(name=name.decode() if isinstance(name, bytes) else str(name), base=base, size=size)
 
     def _forget(self, peer: bytes) -> None:
         known = self._peers.pop(peer, None)
         if known is None or self._agent is None:
             return
         try:
-            self._agent.remove_remote_agent(known[0])
+            self._agent.remove_remote_agent(known.name)
         except self._nixl_errors as error:
             log.warning("nixl_peer_not_forgotten", extra={"data": {"error": type(error).__name__}})
 
@@ -228,14 +271,15 @@ class NixlTransport:
         self._forget(peer)
         return KvLostError(f"the peer that held the KV is gone ({what})", reason="kv_peer_lost")
 
-    def _is_done(self, handle: Any, peer: bytes) -> bool:
+    def _is_done(self, handle: Any, peer: bytes, looks: int = LOOKS) -> bool:
         """Looks a few times within a millisecond, since most transfers are over by then."""
         try:
-            for _ in range(4):
-                state = self._agent.check_xfer_state(handle)
+            state = self._agent.check_xfer_state(handle)
+            for _ in range(looks - 1):
                 if state != "PROC":
                     break
                 time.sleep(0.0002)
+                state = self._agent.check_xfer_state(handle)
             if state == "DONE":
                 self._agent.release_xfer_handle(handle)
                 return True
@@ -280,16 +324,27 @@ class NixlTransport:
     async def notify(self, peer: bytes, message: bytes) -> None:
         """See KvTransport."""
         await self._ready.wait()
-        await self._submit(self._send, peer, message)
+        handle = await self._submit(self._send, peer, message)
+        if handle is not None:
+            deadline_s = asyncio.get_running_loop().time() + self._settings.abort_s
+            with suppress(MeshError):
+                await self._follow(handle, peer, deadline_s)
 
-    def _send(self, peer: bytes, message: bytes) -> None:
+    def _send(self, peer: bytes, message: bytes) -> Any:
+        """Sends, then reads a byte from the peer; see `_post` for what it gives.
+
+        The first transfer after a message waits for UCX to have sent it off, four times in five for some 0.2 ms, now and then for
+        several. It should not be one that somebody waits for.
+        """
         try:
-            name, _, _ = self._know(peer)
-            self._agent.send_notif(name, message)
+            known = self._know(peer)
+            self._agent.send_notif(known.name, message)
+            return self._begin(peer, known, [(known.base, self._spare.ctypes.data, 1)], LOOKS)
         except (KvLostError, UnavailableError):
-            return
+            return None
         except self._nixl_errors:
             self._forget(peer)
+            return None
 
     def expect_messages(self, is_expecting: bool) -> None:
         """Polling rests while nothing can come."""
@@ -316,7 +371,11 @@ class NixlTransport:
         """Runs a function on the NIXL thread. Cancelled, the function still runs to its end."""
         if self._is_closed:
             raise UnavailableError("the KV transport is closed", reason="kv_transport_closed")
-        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._locked, function, *arguments)
+
+    def _locked(self, function: Callable[..., T], *arguments: Any) -> T:
+        with self._agent_lock:
+            return function(*arguments)
 
     async def aclose(self) -> None:
         """See KvTransport."""
@@ -327,7 +386,7 @@ class NixlTransport:
         for is_over in list(self._pulls):
             await _outlast(is_over)
         self._is_closed = True
-        self._thread.submit(self._destroy)
+        self._thread.submit(self._locked, self._destroy)
         self._thread.shutdown(wait=False)
 
     def _destroy(self) -> None:
@@ -336,9 +395,10 @@ class NixlTransport:
         if agent is None:
             return
         try:
-            for name, _, _ in self._peers.values():
-                agent.remove_remote_agent(name)
-            agent.deregister_memory(self._registration)
+            for known in self._peers.values():
+                agent.remove_remote_agent(known.name)
+            for registration in self._registrations:
+                agent.deregister_memory(registration)
         except self._nixl_errors as error:
             log.warning("nixl_agent_not_closed", extra={"data": {"error": type(error).__name__}})
 
@@ -352,6 +412,31 @@ def _nixl_api() -> Any:
     installed = [name for name in _NIXL_BACK_ENDS if importlib.util.find_spec(name) is not None]
     package = installed[0] if len(installed) == 1 else "nixl"
     return importlib.import_module(f"{package}._api")
+
+
+class _Following(asyncio.Future[None]):
+    """A task's end. A cancel asks the task to stop, and holds when it has: whoever awaits this one need not shield it."""
+
+    def __init__(self, task: asyncio.Task[None], stop: asyncio.Event) -> None:
+        super().__init__()
+        self._stop = stop
+        task.add_done_callback(self._on_done)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Soon, not now."""
+        if self.done():
+            return False
+        self._stop.set()
+        return True
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        if self._stop.is_set() or task.cancelled():
+            super().cancel()
+        elif failure is not None:
+            self.set_exception(failure)
+        else:
+            self.set_result(None)
 
 
 async def _outlast(task: asyncio.Future[None]) -> None:

@@ -4,7 +4,7 @@ A transport belongs to one engine incarnation. `metadata` names it to others; it
 cannot check is whether the bytes are still the right ones: that is what leases and the engine's own guards are for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 Memory = npt.NDArray[np.uint8]
 Listener = Callable[[bytes], None]
+Piece = tuple[int, int, int]
+"""Where it begins in the peer's memory, where in one's own, and how many bytes it has."""
 
 
 class KvTransport(Protocol):
@@ -29,19 +31,12 @@ class KvTransport(Protocol):
         """What peers need to pull from here, some hundred bytes. After `start`."""
         ...
 
-    async def pull(
-        self,
-        peer: bytes,
-        remote_offsets: Sequence[int],
-        local_offsets: Sequence[int],
-        length: int,
-        *,
-        timeout_s: float,
-    ) -> None:
-        """Copies runs of `length` bytes from the memory of the transport with this metadata. Waits for `start` when necessary.
+    def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Awaitable[None] | None:
+        """Copies pieces from the memory of the transport with this metadata. None: that has happened. Otherwise what is to be
+        awaited for the rest, which waits for `start` when necessary.
 
-        Raises KvLostError when the peer is gone, unknown or too slow. However it ends, by cancellation too, nothing writes to
-        the local memory any more.
+        Both raise KvLostError when the peer is gone, unknown or too slow. However it ends, by cancellation too, nothing writes
+        to the local memory any more.
         """
         ...
 
@@ -56,18 +51,3 @@ class KvTransport(Protocol):
     async def aclose(self) -> None:
         """Ends pulls in progress and forgets everything. Idempotent."""
         ...
-
-
-def merge_runs(remote_offsets: Sequence[int], local_offsets: Sequence[int], length: int) -> list[tuple[int, int, int]]:
-    """(remote, local, bytes) with neighbours joined that are neighbours on both sides."""
-    runs: list[tuple[int, int, int]] = []
-    first_remote = first_local = next_remote = next_local = 0
-    for remote, local in zip(remote_offsets, local_offsets, strict=True):
-        if remote != next_remote or local != next_local:
-            if next_remote > first_remote:
-                runs.append((first_remote, first_local, next_remote - first_remote))
-            first_remote, first_local = remote, local
-        next_remote, next_local = remote + length, local + length
-    if next_remote > first_remote:
-        runs.append((first_remote, first_local, next_remote - first_remote))
-    return runs

@@ -66,6 +66,7 @@ class GrpcDecodeLink:
         self._heard_at_s = clock.now()
         self._heartbeat_s = 1.0
         self._submissions_max = 0
+        self._packs_tokens = False
         self.is_up = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -91,6 +92,7 @@ class GrpcDecodeLink:
             )
         self._heartbeat_s = max(0.01, from_duration(response.welcome.heartbeat))
         self._submissions_max = response.welcome.submissions_max
+        self._packs_tokens = response.welcome.takes_packed_token_ids
         self._heard_at_s = self._clock.now()
         self.is_up = True
         name = self.worker.worker_id
@@ -148,7 +150,7 @@ class GrpcDecodeLink:
             requests.append(pb.AttachRequest())
             self._request_bytes = 0
         submission = requests[-1].submissions.add()
-        fill_submission(submission, slot, leg)
+        fill_submission(submission, slot, leg, packs_tokens=self._packs_tokens)
         size = submission.ByteSize()
         if size > SUBMISSION_BYTES_MAX:
             # gRPC would end the stream, and every other request on it, for one that is too large.

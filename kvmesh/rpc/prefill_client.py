@@ -63,8 +63,8 @@ class GrpcPrefillClient:
     ) -> PrefillResult:
         """Computes a prompt; see the protocol."""
 
-        def fill(request: pb.PrefillRequest) -> None:
-            fill_prefill_request(request, request_id, generation, rendezvous, reservation_id)
+        def fill(request: pb.PrefillRequest, packs_tokens: bool) -> None:
+            fill_prefill_request(request, request_id, generation, rendezvous, reservation_id, packs_tokens=packs_tokens)
 
         key = _key(worker)
         if key not in self._plain:
@@ -73,7 +73,7 @@ class GrpcPrefillClient:
             except NoAttachError:
                 self._remember_plain(key)
         request = pb.PrefillRequest()
-        fill(request)
+        fill(request, False)
         return await self._prefill_alone(worker, request, timeout_s)
 
     def _link(self, worker: WorkerRef) -> PrefillLink:

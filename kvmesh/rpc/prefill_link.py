@@ -23,6 +23,10 @@ CALL_BYTES_MAX = 60 << 20
 """What fits gRPC's default limit of 64 MiB with some room."""
 
 
+Fill = Callable[[pb.PrefillRequest, bool], None]
+"""Writes a call into its message; the second is whether the worker takes packed token ids."""
+
+
 class NoAttachError(MeshError):
     """The worker has no Attach; each prompt is a call of its own there."""
 
@@ -64,6 +68,7 @@ class PrefillLink:
         hello = pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id))
         self._error: MeshError | None = None
         self._has_welcome = False
+        self._packs_tokens = False
         self._heard_at_s = self._loop.time()
         name = worker.worker_id
         self._tasks = [
@@ -77,7 +82,7 @@ class PrefillLink:
         """False once the stream has ended."""
         return self._error is None
 
-    async def prefill(self, fill: Callable[[pb.PrefillRequest], None], timeout_s: float) -> pb.PrefillResponse:
+    async def prefill(self, fill: Fill, timeout_s: float) -> pb.PrefillResponse:
         """One call, which `fill` writes into its message. Cancelling it cancels it on the worker."""
         if self._error is not None:
             raise UnavailableError(self._error.message, reason="worker_unreachable", where=self.worker.worker_id)
@@ -111,14 +116,15 @@ class PrefillLink:
             self._releases.append(response.handle.handle_id)
             self._writes.wake()
 
-    def _add_call(self, number: int, fill: Callable[[pb.PrefillRequest], None], timeout_s: float) -> None:
+    def _add_call(self, number: int, fill: Fill, timeout_s: float) -> None:
         """Into the message that is written next, or into one after it when that one is full."""
         requests = self._requests
         if not requests or self._request_bytes >= MESSAGE_BYTES or len(requests[-1].calls) == CALLS_PER_MESSAGE:
             requests.append(pb.AttachRequest())
             self._request_bytes = 0
         call = requests[-1].calls.add(number=number)
-        fill(call.request)
+        # What is said before the Welcome is said as every worker understands it.
+        fill(call.request, self._packs_tokens)
         if not math.isinf(timeout_s):
             fill_positive_duration(call.timeout, timeout_s)
         size = call.ByteSize()
@@ -182,6 +188,7 @@ class PrefillLink:
         if self.worker.epoch not in (0, welcome.epoch):
             raise UnavailableError("the worker has started anew", reason="worker_changed", where=self.worker.worker_id)
         self._has_welcome = True
+        self._packs_tokens = welcome.takes_packed_token_ids
 
     def _on_result(self, result: pb.Result) -> None:
         answer = self._pending.pop(result.number, None)

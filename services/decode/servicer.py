@@ -82,6 +82,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             epoch=self._worker.identity.epoch,
             heartbeat=to_duration(settings.heartbeat_s),
             submissions_max=settings.submissions_max,
+            takes_packed_token_ids=True,
         )
 
     async def _read_requests(

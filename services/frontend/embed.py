@@ -42,13 +42,13 @@ class Embedder:
         self._clock = clock
         self._settings = settings
 
-    async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[list[int]]:
+    async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
         """The inputs as token ids. Raises what is wrong with the request."""
         self._check(request, model)
         return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
 
     async def run(
-        self, request: EmbedRequest, model: ServedModel, inputs: list[list[int]], *, deadline_s: float
+        self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], *, deadline_s: float
     ) -> EmbedResult:
         """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
         excluded: list[str] = []
@@ -86,7 +86,7 @@ class Embedder:
 
     async def _tokens_of(
         self, request: EmbedRequest, model: ServedModel, i: int, prompt: str | Sequence[int]
-    ) -> list[int]:
+    ) -> Sequence[int]:
         name = request.inputs_name if len(request.inputs) == 1 else f"{request.inputs_name}[{i}]"
         asked = request.asked
         one = Request(
@@ -109,7 +109,12 @@ class Embedder:
         return token_ids
 
     async def _call(
-        self, request: EmbedRequest, model: ServedModel, inputs: list[list[int]], placed: Placed, deadline_s: float
+        self,
+        request: EmbedRequest,
+        model: ServedModel,
+        inputs: Sequence[Sequence[int]],
+        placed: Placed,
+        deadline_s: float,
     ) -> EmbedResult:
         began_s = self._clock.now()
 

@@ -1,6 +1,8 @@
 """A request made ready: checked against its model, rendered, tokenised, hashed. Only `tokens_of` and `hashes_of` may wait."""
 
 import asyncio
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvmesh.checks import CACHE_SALT_BYTES_MAX, PRIORITY_MAX, check_length, check_range, check_sampling
@@ -77,7 +79,7 @@ def _check_token_fields(request: Request, model: ServedModel) -> None:
         check_range(token_id, request.named("logit_bias"), 0, last)
 
 
-async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> list[int]:
+async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> "array[int]":
     """The prompt's token ids. Long texts are tokenised in a thread; short ones never leave the event loop."""
     prompt = request.prompt
     field = request.named("prompt")
@@ -89,7 +91,7 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     elif isinstance(prompt, str):
         text = prompt
     else:
-        return _kept(checked_ids(prompt if isinstance(prompt, list) else list(prompt), field, model), request, model)
+        return _kept(array("I", checked_ids(prompt, field, model)), request, model)
     if not text:
         raise InvalidRequestError(f"{field} must not be empty", field=field)
     if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
@@ -99,14 +101,14 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     return _kept(await asyncio.to_thread(_tokenised, text, request, model), request, model)
 
 
-def _tokenised(text: str, request: Request, model: ServedModel) -> list[int]:
+def _tokenised(text: str, request: Request, model: ServedModel) -> "array[int]":
     """A rendered conversation brings its own special tokens; of others the request says whether they get some."""
     if isinstance(request.prompt, Conversation):
         return model.text.tokenise_prompt(text, salt=request.cache_salt)
     return model.text.tokenise(text, adds_special_tokens=request.adds_special_tokens)
 
 
-async def hashes_of(token_ids: list[int], request: Request, model: ServedModel) -> list[int]:
+async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedModel) -> list[int]:
     """Names of the prompt's blocks. After every third of a millisecond of work it is the turn of others."""
     size = model.block_size_tokens
     if not size or len(token_ids) > model.context_tokens_max:
@@ -142,7 +144,7 @@ def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str
     return cut
 
 
-def _kept(token_ids: list[int], request: Request, model: ServedModel) -> list[int]:
+def _kept(token_ids: "array[int]", request: Request, model: ServedModel) -> "array[int]":
     """The last tokens, when the client would rather lose the prompt's beginning than be refused."""
     count = request.prompt_tokens_kept
     if count is None:
@@ -151,7 +153,7 @@ def _kept(token_ids: list[int], request: Request, model: ServedModel) -> list[in
     return token_ids[-(room if count < 0 else count) :]
 
 
-def checked_ids(token_ids: list[int], field: str, model: ServedModel) -> list[int]:
+def checked_ids(token_ids: Sequence[int], field: str, model: ServedModel) -> Sequence[int]:
     """The ids, all within the vocabulary."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
         raise InvalidRequestError(f"{field} must hold token ids below {model.vocabulary_size}", field=field)
@@ -159,7 +161,7 @@ def checked_ids(token_ids: list[int], field: str, model: ServedModel) -> list[in
 
 
 def prepare(
-    request: Request, model: ServedModel, token_ids: list[int], hashes: list[int], *, attempt_timeout_s: float
+    request: Request, model: ServedModel, token_ids: Sequence[int], hashes: list[int], *, attempt_timeout_s: float
 ) -> Prepared:
     """The rest, once the prompt's length is known. `hashes` are the prompt's, of `hashes_of`."""
     sampling = _sampling_for(request, model, len(token_ids))

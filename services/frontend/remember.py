@@ -7,13 +7,14 @@ segment that was seen before is not tokenised again, whoever's conversation it w
 Where to cut is told by the tokenizer's own rules (`safe_cuts`) and proven on samples when a model is loaded (`cuts_of`).
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 
 from tokenizers import AddedToken, Tokenizer
 
-Encode = Callable[[str], list[int]]
+Encode = Callable[[str], "array[int]"]
 SEGMENT_CHARACTERS_MIN = 512
 """Shorter stretches between two cuts are taken together with the next one: looking one up has its price too."""
 CUTS_MAX = 4
@@ -34,7 +35,7 @@ class Remembering:
         self._encode = encode
         self._cuts = tuple(cuts)
         self._characters_max = characters_max
-        self._segments: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._segments: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._characters = 0
         self._lock = Lock()
         self.characters_known = 0
@@ -45,11 +46,11 @@ class Remembering:
         """Held now."""
         return self._characters
 
-    def encode(self, text: str, *, salt: str = "") -> list[int]:
+    def encode(self, text: str, *, salt: str = "") -> "array[int]":
         """Token ids of a text, without special tokens around it."""
         if len(text) < 2 * SEGMENT_CHARACTERS_MIN:
             return self._encode(text)
-        token_ids: list[int] = []
+        token_ids = array("I")
         *stable, last = segments(text, self._cuts)
         for segment in stable:
             token_ids += self._segment(salt, segment)
@@ -57,7 +58,7 @@ class Remembering:
         token_ids += self._encode(last)
         return token_ids
 
-    def _segment(self, salt: str, segment: str) -> list[int]:
+    def _segment(self, salt: str, segment: str) -> "array[int]":
         key = (salt, segment)
         with self._lock:
             known = self._segments.get(key)
@@ -82,13 +83,20 @@ def segments(text: str, cuts: Iterable[str]) -> Iterator[str]:
     Where a segment ends depends on what comes before only, so that a text and its continuation begin with the same segments.
     """
     begin = 0
+    # Where each cut comes next, so that one which comes late or never is not looked for again from every segment.
+    ahead = dict.fromkeys(cuts, -1)
     while True:
-        found = [at for cut in cuts if (at := text.find(cut, begin + SEGMENT_CHARACTERS_MIN)) >= 0]
-        if not found:
+        for cut, at in tuple(ahead.items()):
+            if at < begin + SEGMENT_CHARACTERS_MIN:
+                ahead[cut] = text.find(cut, begin + SEGMENT_CHARACTERS_MIN)
+                if ahead[cut] < 0:
+                    del ahead[cut]
+        if not ahead:
             yield text[begin:]
             return
-        yield text[begin : min(found)]
-        begin = min(found)
+        end = min(ahead.values())
+        yield text[begin:end]
+        begin = end
 
 
 def cuts_of(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Sequence[str]:

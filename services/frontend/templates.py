@@ -3,7 +3,6 @@
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import jinja2
@@ -11,7 +10,7 @@ import jinja2
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.call_style import find_style
+from services.frontend.call_style import CallStyle, find_style
 from services.frontend.request import Conversation, Message
 from services.frontend.sandbox import LimitedEnvironment, TemplateLimits
 
@@ -42,6 +41,7 @@ class ChatTemplate:
         self._template = self._compiled(source)
         self._tool_template = self._compiled(tool_source) if tool_source else self._template
         self._special_tokens = dict(special_tokens)
+        self._style = CallStyle()
         self._style = find_style(self._probed)
 
     def _probed(self, messages: Sequence[Message]) -> str | None:
@@ -65,8 +65,7 @@ class ChatTemplate:
         """The prompt. InvalidRequestError when the template refuses or cannot cope with the conversation."""
         template = self._tool_template if conversation.tools else self._template
         try:
-            styled = replace(conversation, messages=self._style.apply(conversation.messages))
-            return self._joined(template, self._variables(styled))
+            return self._joined(template, self._variables(conversation))
         except jinja2.TemplateError as error:
             text = f"the chat template refused the conversation: {error}"
         except Exception as error:  # noqa: BLE001 (templates are foreign code and fail in any way on odd input; logged)
@@ -78,7 +77,7 @@ class ChatTemplate:
         return {
             **self._special_tokens,
             **conversation.arguments,
-            "messages": conversation.messages,
+            "messages": self._style.apply(conversation.messages),
             "tools": list(conversation.tools) or None,
             "documents": list(conversation.documents) or None,
             "add_generation_prompt": conversation.adds_generation_prompt,

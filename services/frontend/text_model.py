@@ -2,6 +2,7 @@
 
 import json
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,7 @@ class TextModel:
         cuts = cuts_of(self._tokenizer, template_source, self._encode)
         return Remembering(self._encode, cuts, characters_max=characters_max) if cuts else None
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> "array[int]":
         return self.tokenise(text, adds_special_tokens=False)
 
     @property
@@ -82,14 +83,14 @@ class TextModel:
         """Whether earlier parts of conversations are not tokenised again."""
         return self._remembering is not None
 
-    def tokenise_prompt(self, text: str, *, salt: str = "") -> list[int]:
+    def tokenise_prompt(self, text: str, *, salt: str = "") -> "array[int]":
         """Token ids of a rendered conversation: the same as `tokenise`, quicker for what was seen before with this salt."""
         if self._remembering is None:
             return self._encode(text)
         return self._remembering.encode(text, salt=salt)
 
-    def tokenise(self, text: str, *, adds_special_tokens: bool) -> list[int]:
-        """Token ids of a text. Templates bring their own special tokens."""
+    def tokenise(self, text: str, *, adds_special_tokens: bool) -> "array[int]":
+        """Token ids of a text, as 32-bit words: they go out so. Templates bring their own special tokens."""
         if self._fast is not None:
             return self._fast.encode(text, adds_special_tokens=adds_special_tokens)
         return reference_ids(self._tokenizer, text, adds_special_tokens=adds_special_tokens)

@@ -67,7 +67,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         reader: asyncio.Task[None] | None = None
         try:
             identity = self._worker.identity
-            welcome = pb.Welcome(worker_id=identity.worker_id, epoch=identity.epoch)
+            welcome = pb.Welcome(worker_id=identity.worker_id, epoch=identity.epoch, takes_packed_token_ids=True)
             await context.write(pb.AttachResponse(welcome=welcome))
             reader = asyncio.create_task(self._read(first, request_iterator, stream), name="prefill-stream-read")
             async for response in stream.responses():

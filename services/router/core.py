@@ -328,6 +328,8 @@ class RouterCore:
     def _believe_told(self, reservation: Reservation, now: float) -> None:
         computing = None if reservation.is_prefilled else reservation.computing
         is_silent = False
+        # As with an ask of one's own: what is known of a prompt is at hand, and what workers tell next goes on from it.
+        self.index.device.prefixes(reservation.block_hashes)
         for target in (reservation.prefill, reservation.decode):
             if target is not None and (feed := target.worker.feed) is not None:
                 is_computing = target is computing

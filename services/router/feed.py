@@ -163,7 +163,10 @@ class KvFeed:
                 continue
             match event:
                 case KvStored():
-                    tiers[event.tier].stored(bits[rank], event.block_hashes, event.parent_hash)
+                    index = tiers[event.tier]
+                    # Of a snapshot nothing waits: its runs go on from one another in any order, which takes looking for.
+                    store = index.stored_lazily if bits is self.bits else index.stored
+                    store(bits[rank], event.block_hashes, event.parent_hash)
                     predicted.stored(self.bits[rank], event.block_hashes)
                 case KvRemoved():
                     self.unknown_removals += tiers[event.tier].removed(bits[rank], event.block_hashes)

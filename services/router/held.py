@@ -48,7 +48,7 @@ class Overlap:
         self._index = index
         tiers = (KvTier.PEER, KvTier.HOST, KvTier.DISK, KvTier.OBJECT)
         self._slower = [index.tiers[tier] for tier in tiers]
-        self._slower_blocks = [tier.holders for tier in self._slower]
+        self._slower_blocks = [blocks for tier in self._slower for blocks in (tier.holders, tier.heads)]
         self._credits = (settings.peer_credit, settings.host_credit, settings.disk_credit, settings.object_credit)
         self._remembered: dict[tuple[int, int, int, Prefixes, Prefixes, Sequence[Prefixes]], Held] = {}
 

@@ -128,16 +128,20 @@ class HolderIndex:
 
     def removed(self, bit: int, block_hashes: Sequence[int]) -> int:
         """The holder holds these no more. Gives how many it did not hold."""
+        return len(self._remove(bit, block_hashes))
+
+    def _remove(self, bit: int, block_hashes: Sequence[int]) -> list[int]:
+        """The same. Gives those that it did not hold."""
         mask = 1 << bit
         if self._remove_run(bit, mask, block_hashes):
-            return 0
+            return []
         holders, children = self.holders, self._children
         parents: list[int] = []
-        unknown = 0
+        unknown: list[int] = []
         for block in block_hashes:
             old = holders.get(block, 0)
             if not old & mask:
-                unknown += 1
+                unknown.append(block)
                 continue
             if old == mask:
                 del holders[block]
@@ -145,7 +149,7 @@ class HolderIndex:
                 holders[block] = old ^ mask
             if block in children:
                 parents.append(block)
-        self._counts[bit] -= len(block_hashes) - unknown
+        self._counts[bit] -= len(block_hashes) - len(unknown)
         for block in parents:
             child = children[block]
             if isinstance(child, set):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from kvmesh.core import KvTier
 from services.router.index import HolderIndex
+from services.router.lazy_index import LazyIndex
 from services.router.predicted import Lifetime, PredictedIndex
 
 PREDICTED = Lifetime(ttl_s=10.0, placements_max=65_536)
@@ -29,7 +30,7 @@ class KvIndex:
         approximate: Lifetime = APPROXIMATE,
         believed_blocks_max: int = BELIEVED_BLOCKS_MAX,
     ) -> None:
-        self.tiers: Mapping[KvTier, HolderIndex] = {tier: HolderIndex() for tier in KvTier}
+        self.tiers: Mapping[KvTier, LazyIndex] = {tier: LazyIndex() for tier in KvTier}
         self.device = self.tiers[KvTier.DEVICE]
         """Blocks that an engine can use without moving them."""
         self.predicted = PredictedIndex(blocks_max=believed_blocks_max)

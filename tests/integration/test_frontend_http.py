@@ -140,7 +140,7 @@ async def test_openai_completions(running: Running, client: openai.AsyncOpenAI) 
     """All shapes of prompt, several choices, echo; numbered by prompt, then choice."""
     one = await client.completions.create(model="tiny", prompt="Hello", max_tokens=100, echo=True)
     assert one.choices[0].text == "Hello" + TEXT
-    ids = running.pipeline.models.find("tiny").text.tokenise("Hello", adds_special_tokens=True)
+    ids = list(running.pipeline.models.find("tiny").text.tokenise("Hello", adds_special_tokens=True))
     prompts: list[Any] = [["Hello", "How"], [ids, ids]]
     for prompt in prompts:
         many = await client.completions.create(model="tiny", prompt=prompt, n=2, max_tokens=100)
@@ -803,6 +803,6 @@ async def test_long_prompts_are_tokenised_beside_the_loop(model: ServedModel) ->
         text = "Hello! How are you? " * 3000
         await running.post(COMPLETIONS, prompt_of(text))
         token_ids = model.text.tokenise(text, adds_special_tokens=True)
-        assert list(running.mesh.generations[0].token_ids) == token_ids
+        assert running.mesh.generations[0].token_ids == token_ids
         assert len(token_ids) > 16_384
         assert list(running.mesh.asks[0].block_hashes) == block_hashes(token_ids, model.block_size_tokens)

@@ -85,15 +85,14 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         clients = [asyncio.create_task(_ask_until(mesh.url, stop, answers)) for _ in range(4)]
         await wait_until(lambda: len(answers) >= 8, 30, "the clients are answered")
         os.kill(victim, signal.SIGKILL)
-        # On a busy machine the kernel takes its time until the process is gone and its sockets with it.
-        await wait_until(lambda: not _runs(victim), 30, "the killed process is gone")
+        # On a busy machine the kernel takes its time; until then its sockets take connections that nobody will answer.
+        await wait_until(lambda: not _is_there(victim), 30, "the killed process is gone")
         gone_s = time.monotonic()
         await wait_until(lambda: sum(at_s > gone_s for _, at_s in answers) >= 8, 30, "the clients are answered again")
         stop.set()
         await asyncio.gather(*clients)
         failed = [(answer, at_s - gone_s) for answer, at_s in answers if answer != 200]
-        # `at_s`: when the request was sent. The four clients had at most one each in hand.
-        assert len(failed) <= 4, failed
+        # `at_s`: when the request was sent. Whatever was sent after the process was gone is answered.
         assert all(at_s <= 0 for _, at_s in failed), failed
 
         async def replaced() -> bool:
@@ -114,12 +113,9 @@ async def _ask_until(url: str, stop: asyncio.Event, answers: list[tuple[int | st
         answers.append((await ask(url), sent_s))
 
 
-def _runs(pid: int) -> bool:
-    """Whether the process exists and is no zombie, which has no sockets any more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def _is_there(pid: int) -> bool:
+    """Until its parent has waited for it, which takes all threads' ends; a zombie's other threads may still hold its sockets."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def test_a_port_in_use_is_refused() -> None:

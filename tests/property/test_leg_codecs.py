@@ -161,10 +161,11 @@ def test_sampling_survives(params: SamplingParams) -> None:
     assert from_sampling(over_the_wire(to_sampling(params))) == params  # type: ignore[arg-type]
 
 
-@given(generation=GENERATIONS)
-def test_a_generation_survives(generation: Generation) -> None:
-    """Prompt, emitted tokens, media and all options."""
-    assert types.from_generation(over_the_wire(types.to_generation(generation))) == generation  # type: ignore[arg-type]
+@given(generation=GENERATIONS, packs_tokens=st.booleans())
+def test_a_generation_survives(generation: Generation, packs_tokens: bool) -> None:
+    """Prompt in either form, emitted tokens, media and all options."""
+    message = over_the_wire(types.to_generation(generation, packs_tokens=packs_tokens))
+    assert types.from_generation(message) == generation  # type: ignore[arg-type]
 
 
 @given(handle=HANDLES)

@@ -1,5 +1,6 @@
 """Remembered segments of prompts give the tokens of the whole, or are not used."""
 
+from array import array
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_only_the_new_part_is_tokenised() -> None:
     """Of the next turn; of another tenant's equal prompt all of it, with a salt of its own."""
     asked: list[str] = []
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> "array[int]":
         asked.append(text)
         return reference_ids(REFERENCE, text, adds_special_tokens=False)
 
@@ -82,7 +83,7 @@ def test_only_the_new_part_is_tokenised() -> None:
 
 def test_it_holds_no_more_than_it_may() -> None:
     """The least recently used goes; what is larger than everything is not kept at all."""
-    memory = Remembering(lambda text: [len(text)], CUTS, characters_max=5000)
+    memory = Remembering(lambda text: array("I", [len(text)]), CUTS, characters_max=5000)
     texts = [f"<|im_start|>{number}" + "x" * 1500 + "<|im_end|>" for number in range(20)]
     for text in texts:
         memory.encode(text)
@@ -118,11 +119,11 @@ def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
     tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
     tokenizer.add_special_tokens([added("<a>")])
 
-    def encode(text: str) -> list[int]:
+    def encode(text: str) -> "array[int]":
         return reference_ids(tokenizer, text, adds_special_tokens=False)
 
     assert cuts_of(tokenizer, "no such mark", encode) == []
-    assert list(cuts_of(tokenizer, "{{ '<a>' }}", lambda text: [len(text), *encode(text)])) == []
+    assert list(cuts_of(tokenizer, "{{ '<a>' }}", lambda text: array("I", [len(text), *encode(text)]))) == []
     for before in TEXTS:
         for cut in cuts_of(tokenizer, "<a>", encode):
             assert encode(before + cut + "x") == encode(before) + encode(cut + "x")

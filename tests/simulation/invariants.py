@@ -58,7 +58,7 @@ def router_problems(router: SimulatedRouter, workers: Mapping[str, SimulatedWork
 
 
 def _blocks_of(router: SimulatedRouter, bit: int) -> set[int]:
-    return {block for block, holders in router.core.index.device.holders.items() if holders >> bit & 1}
+    return router.core.index.device.blocks_of(bit)
 
 
 def frontend_problems(frontend: SimulatedFrontend) -> list[str]:

@@ -268,13 +268,18 @@ def test_the_tables_say_what_was_aimed_at_and_missed() -> None:
     for point in points:
         point["server_cpu_s_per_1k_tokens"] = 0.1 if point["system"] == "kvmesh" else 0.19
     memory = MemoryResult(
-        system="kvmesh", kind="factor 0, split", requests=10, errors=0, rss_mib={"router": [60, 61, 66]}
+        system="kvmesh",
+        kind="factor 0, split",
+        requests=10,
+        errors=0,
+        pss_mib={"router": [60, 61, 66], "decode": [20, 20, 21]},
     )
     text = "\n".join(tables(points, [memory]))
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
     assert ["tokens per CPU-s", "factor 0, split", "http 128+128 x8", "at least 1.5", "1.90", "met"] in lines
     assert ["tokens per CPU-s", "paced 6 ms, split", "http 128+128 x8", "at least 2", "1.90", "missed"] in lines
     assert ["kvmesh", "factor 0, split", "router", "10", "60", "61", "66", "+6", "0"] in lines
+    assert ["kvmesh", "factor 0, split", "all", "10", "80", "81", "87", "+7", "0"] in lines
     assert "calmest" not in text
 
 

@@ -81,7 +81,7 @@ async def failure(call: Any) -> MeshError:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_generate(running: Running, stream: bool) -> None:
     """Text or tokens, whole or in increments; usage comes last, the finish once per choice."""
-    ids = running.model.text.tokenise("Hello", adds_special_tokens=True)
+    ids = list(running.model.text.tokenise("Hello", adds_special_tokens=True))
     for prompt in ({"text": "Hello"}, {"token_ids": pb.TokenIds(ids=ids)}):
         wanted = options(stream=stream, choices=2, return_token_ids=True, logprobs=1)
         request = pb.GenerateRequest(model="tiny", echo=True, options=wanted, **prompt)
@@ -142,7 +142,7 @@ async def test_tokenize_and_models(running: Running) -> None:
     """Tokens of a text, and of a conversation as the model would see it."""
     text = running.model.text
     response = await running.stub.Tokenize(pb.TokenizeRequest(model="tiny", text="Hello"))
-    assert list(response.token_ids) == text.tokenise("Hello", adds_special_tokens=False)
+    assert list(response.token_ids) == list(text.tokenise("Hello", adds_special_tokens=False))
     assert response.context_tokens_max == 512
     chat = pb.ChatRequest(model="tiny", messages=[USER])
     response = await running.stub.Tokenize(pb.TokenizeRequest(model="tiny", chat=chat))

@@ -1,11 +1,14 @@
 """The block pool against a slow, obvious account of who holds what."""
 
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
 from kvmesh.engines.simulated.blocks import BlockPool
+from kvmesh.engines.simulated.runs import Runs
 
 TOTAL = 12
 
@@ -26,65 +29,109 @@ def replay(names: set[int], events: list[KvEvent]) -> set[int]:
     return names
 
 
+@dataclass(eq=False)
+class Chain:
+    """A holder of blocks for `names`, of which the first `named` are complete."""
+
+    names: list[int]
+    blocks: Runs
+    named: int
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Prompts are chains of names below 40 with the same parent each time, so that prefixes are shared."""
+    """Prompts are chains of names below 40 with the same parent each time, so that prefixes are shared.
+
+    They are named in pieces, so that others have often named the same meanwhile.
+    """
 
     chains = Bundle("chains")
     leases = Bundle("leases")
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(TOTAL, holes_max=3)
-        self.held: list[list[int]] = []
-        self.leased: list[list[int]] = []
+        self.pool = BlockPool(TOTAL)
+        self.held: list[Chain] = []
+        self.leased: list[Chain] = []
         self.names: set[int] = set()
 
     @rule(target=chains, family=st.integers(0, 3), length=st.integers(1, 6), named=st.integers(0, 6))
-    def admit(self, family: int, length: int, named: int) -> list[int]:
+    def admit(self, family: int, length: int, named: int) -> Chain:
         names = [family * 10 + i for i in range(length)]
         cached = self.pool.match(names)
+        assert len(cached) == next((i for i, name in enumerate(names) if name not in self.names), length)
+        chain = Chain(names, cached, len(cached))
         missing = length - len(cached)
         if missing > self.pool.available - self.pool.idle_among(cached):
-            return []
+            return Chain([], Runs(), 0)
         self.pool.hold(cached)
-        blocks = cached + self.pool.allocate(missing)
-        assert len(set(blocks)) == length
-        upto = max(len(cached), min(named, length))
-        parent = names[len(cached) - 1] if cached else None
-        self.pool.name(blocks[len(cached) : upto], names[len(cached) : upto], parent)
-        self.held.append(blocks)
-        return blocks
+        chain.blocks = cached + self.pool.allocate(missing)
+        self.held.append(chain)
+        self.compute(chain, named - len(cached))
+        return chain
 
-    @rule(blocks=consumes(chains))
-    def finish(self, blocks: list[int]) -> None:
-        if blocks:
-            self.held.remove(blocks)
-            self.pool.drop(blocks)
+    @rule(chain=chains, count=st.integers(1, 3))
+    def compute(self, chain: Chain, count: int) -> None:
+        first, end = chain.named, min(chain.named + count, len(chain.names))
+        if chain in self.held and end > first:
+            self.pool.name(chain.blocks, first, chain.names[first:end], chain.names[first - 1] if first else None)
+            chain.named = end
 
-    @rule(target=leases, blocks=consumes(chains))
-    def hand_out(self, blocks: list[int]) -> list[int]:
-        if blocks:
-            self.held.remove(blocks)
-            self.leased.append(blocks)
-            self.pool.lease(blocks)
-        return blocks
+    @rule(chain=chains, name=st.integers(0, 3))
+    def grow(self, chain: Chain, name: int) -> None:
+        """One more block, as a decoding leg takes it."""
+        if chain in self.held and self.pool.available:
+            chain.blocks.append(self.pool.allocate_one())
+            chain.names.append(1 + name + 10 * chain.names[-1] + 100)
 
-    @rule(blocks=consumes(leases))
-    def expire(self, blocks: list[int]) -> None:
-        if blocks:
-            self.leased.remove(blocks)
-            self.pool.end_lease(blocks)
+    @rule(chain=consumes(chains))
+    def finish(self, chain: Chain) -> None:
+        if chain in self.held:
+            self.held.remove(chain)
+            self.pool.drop(chain.blocks)
+
+    @rule(target=leases, chain=consumes(chains))
+    def hand_out(self, chain: Chain) -> Chain:
+        if chain in self.held:
+            self.held.remove(chain)
+            self.leased.append(chain)
+            self.pool.lease(chain.blocks)
+        return chain
+
+    @rule(chain=consumes(leases))
+    def expire(self, chain: Chain) -> None:
+        if chain in self.leased:
+            self.leased.remove(chain)
+            self.pool.end_lease(chain.blocks)
+
+    @rule(chain=consumes(leases))
+    def lose(self, chain: Chain) -> None:
+        """A handle's blocks are gone, those that others hold excepted."""
+        if chain in self.leased:
+            self.expire(chain)
+            others = {block for each in [*self.held, *self.leased] for block in each.blocks}
+            assert self.pool.discard_idle(chain.blocks) == [block for block in chain.blocks if block not in others]
 
     @rule()
     def forget(self) -> None:
         self.pool.forget_idle()
 
     @invariant()
+    def holders_have_blocks_of_their_own(self) -> None:
+        """Each block once in a chain, and in two chains only where both have its name."""
+        seen: dict[int, int | None] = {}
+        for chain in [*self.held, *self.leased]:
+            assert len(set(chain.blocks)) == len(chain.blocks) == len(chain.names)
+            for place, block in enumerate(chain.blocks):
+                name = chain.names[place] if place < chain.named else None
+                assert block not in seen or (name is not None and seen[block] == name)
+                seen[block] = name
+
+    @invariant()
     def every_block_is_in_one_state(self) -> None:
         """free + cached + held + leased = total, and each figure is what the account says."""
         counts = self.pool.counts()
-        leased = {block for blocks in self.leased for block in blocks}
-        held = {block for blocks in self.held for block in blocks} - leased
+        leased = {block for chain in self.leased for block in chain.blocks}
+        held = {block for chain in self.held for block in chain.blocks} - leased
         assert (counts.held, counts.leased) == (len(held), len(leased))
         assert counts.free + counts.cached + counts.held + counts.leased == TOTAL
         assert self.pool.available == TOTAL - len(held | leased)
@@ -93,7 +140,7 @@ class PoolMachine(RuleBasedStateMachine):
     def events_give_the_cache(self) -> None:
         """Replayed changes, and a snapshot, both give the named blocks."""
         self.names = replay(self.names, self.pool.take_events())
-        assert self.names == self.pool.cached_names() == replay({99}, self.pool.snapshot_events())
+        assert self.names == self.pool.cached_names() == replay({9999}, self.pool.snapshot_events())
 
 
 TestPool = PoolMachine.TestCase
@@ -104,7 +151,20 @@ def test_a_chain_is_evicted_from_its_end(evicted: int) -> None:
     """Eviction keeps prefixes usable: the last blocks of an idle chain go first."""
     pool = BlockPool(6)
     blocks = pool.allocate(6)
-    pool.name(blocks, [10, 11, 12, 13, 14, 15], None)
+    pool.name(blocks, 0, [10, 11, 12, 13, 14, 15], None)
     pool.drop(blocks)
     pool.allocate(evicted)
     assert pool.cached_names() == set(range(10, 16 - evicted))
+
+
+def test_what_was_computed_twice_is_held_once() -> None:
+    """Who computed what another had named meanwhile gives its own blocks back, and the chain goes on behind the other's."""
+    pool = BlockPool(8)
+    first, second = pool.allocate(3), pool.allocate(4)
+    pool.name(first, 0, [10, 11, 12], None)
+    pool.name(second, 0, [10, 11], None)
+    pool.name(second, 2, [12, 13], 11)
+    assert list(second) == [*first, 6] and pool.available == 8 - 4
+    pool.drop(first)
+    pool.drop(second)
+    assert list(pool.match([10, 11, 12, 13])) == [*first, 6]

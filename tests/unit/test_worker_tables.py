@@ -2,13 +2,14 @@
 
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from kvmesh.core import FinishReason, Media, MediaKind
 from kvmesh.engines.base import EngineFinish, Leg, StepOutput
-from kvmesh.kv.blocks import block_hashes, chain_hash, pack_tokens, seed_hash
+from kvmesh.kv.blocks import block_hashes, chain_hash, pack_tokens, seed_hash, unpack_tokens
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.worker.slots import LegRecord, LegTable, LinkStep, key_of, split_by_link
 
@@ -114,6 +115,16 @@ def test_block_names_are_the_stated_formula() -> None:
     second = xxh3_64_intdigest(struct.pack("<Q", first) + struct.pack("<32I", *tokens[32:64]))
     assert block_hashes(tokens, 32, seed=seed) == [first, second]
     assert chain_hash(first, pack_tokens(tokens[32:64])) == second
+    assert block_hashes(tokens[:31], 32, seed=seed) == block_hashes([], 32) == []
+
+
+def test_packed_tokens_are_little_endian_words() -> None:
+    """What goes over the wire and into hashes is the same on every machine; a word cut off is no token."""
+    tokens = [0, 1, 2**16 + 5, 2**32 - 1]
+    assert pack_tokens(tokens) == struct.pack("<4I", *tokens)
+    assert list(unpack_tokens(pack_tokens(tokens))) == tokens and not unpack_tokens(b"")
+    with pytest.raises(ValueError, match="multiple"):
+        unpack_tokens(b"\0" * 5)
 
 
 def test_media_change_the_blocks_they_touch_and_those_after() -> None:

@@ -1,21 +1,24 @@
 """Who holds which KV block: references, prefix cache, eviction, leases. No clock, no I/O.
 
+Blocks are accounted for by the run: neighbours that were taken, named and let go together are one entry until somebody wants
+only the first of them, so that a long prompt costs little more than a short one.
+
 Invariants:
 1. Every block is exactly one of free, cached (named, nobody holds it), held (by requests), leased (held by a handle).
 2. A name maps to at most one block, and that block's content is complete.
 3. `take_events` replayed from the start gives the set of named blocks.
+4. A block that is not free belongs to exactly one run; all blocks of a run are in the same state.
+5. Who holds blocks holds whole runs: holding and naming cut the run that goes on behind them.
+6. Who holds a named block holds the named blocks before it in its chain, so no chain lacks its beginning, and what follows
+   a block that somebody holds last is a run of its own. (Who computed what others had named meanwhile takes over theirs.)
 """
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
-from kvmesh.engines.simulated.memory import runs_of
-
-HOLES_MAX = 2048
-"""Evictions after which the dictionary of idle blocks is made anew: looking for its first entry passes over all that are gone."""
+from kvmesh.engines.simulated.runs import Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +31,60 @@ class BlockCounts:
     leased: int
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Neighbouring blocks in the same state. `names` are a chain whose first one follows `parent`; None: they have none.
+
+    What holds the names is shared with events and never changed.
+    """
+
+    start: int
+    count: int
+    references: int = 1
+    leases: int = 0
+    names: Sequence[int] | None = None
+    parent: int | None = None
+
+    @property
+    def blocks(self) -> range:
+        """Its blocks' numbers."""
+        return range(self.start, self.start + self.count)
+
+    def shared_with(self, names: Sequence[int], place: int) -> int:
+        """How many of its names, from its first on, stand in `names` from `place` on.
+
+        A name covers all before it in its chain, so the last one that is equal stands for the others.
+        """
+        own = self.names
+        assert own is not None
+        most = min(self.count, len(names) - place)
+        if own[most - 1] == names[place + most - 1]:
+            return most
+        low, high = 0, most - 1
+        while low < high:
+            middle = (low + high) // 2
+            if own[middle] == names[place + middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
 class BlockPool:
     """All blocks of an engine, named by number from 0."""
 
-    def __init__(self, total: int, holes_max: int = HOLES_MAX) -> None:
+    def __init__(self, total: int) -> None:
         self.total = total
-        self._free = list(range(total - 1, -1, -1))
-        self._references = [0] * total
-        self._lease_references = [0] * total
+        self._free = [range(total)]
+        self._free_blocks = total
+        self._runs: dict[int, _Run] = {}
+        """By their first block."""
+        self._named: dict[int, _Run] = {}
+        """By the first of their names."""
+        self._idle: OrderedDict[_Run, None] = OrderedDict()
+        """Named runs that nobody holds, those unused longest first."""
+        self._idle_blocks = 0
         self._leased = 0
-        self._names: list[int | None] = [None] * total
-        self._parents: list[int | None] = [None] * total
-        self._blocks: dict[int, int] = {}
-        self._idle: dict[int, None] = {}
-        self._idle_holes = 0
-        self._holes_max = holes_max
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
         self._event_blocks = 0
@@ -50,7 +92,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that `allocate` can give."""
-        return len(self._free) + len(self._idle)
+        return self._free_blocks + self._idle_blocks
 
     @property
     def leased(self) -> int:
@@ -59,178 +101,234 @@ class BlockPool:
 
     def counts(self) -> BlockCounts:
         """Blocks by state."""
-        free, cached = len(self._free), len(self._idle)
-        return BlockCounts(
-            free=free, cached=cached, leased=self._leased, held=self.total - free - cached - self._leased
-        )
+        held = self.total - self._free_blocks - self._idle_blocks - self._leased
+        return BlockCounts(free=self._free_blocks, cached=self._idle_blocks, leased=self._leased, held=held)
 
-    def match(self, hashes: Sequence[int]) -> list[int]:
+    # Holding
+
+    def match(self, hashes: Sequence[int]) -> Runs:
         """Blocks of the longest cached prefix. They are not held: `hold` them before anything else is allocated."""
-        found = map(self._blocks.get, hashes)
-        return list(iter(found.__next__, None))  # ends at the first None
+        found = Runs()
+        place = 0
+        while place < len(hashes) and (run := self._named.get(hashes[place])) is not None:
+            shared = run.shared_with(hashes, place)
+            found.add(run.blocks[:shared])
+            place += shared
+            if shared < run.count:
+                break
+        return found
 
-    def idle_among(self, blocks: Iterable[int]) -> int:
+    def idle_among(self, blocks: Runs) -> int:
         """How many of these blocks nobody holds, which holding them would take from `available`."""
-        return sum(map(self._idle.__contains__, blocks))
+        idle = 0
+        for each in blocks.runs:
+            start = each.start
+            while start < each.stop:
+                run = self._runs[start]
+                idle += 0 if run.references else min(run.count, each.stop - start)
+                start += run.count
+        return idle
 
-    def hold(self, blocks: Sequence[int]) -> None:
+    def hold(self, blocks: Runs) -> None:
         """One more reference on each."""
-        references, idle = self._references, self._idle
-        for block in blocks:
-            if not references[block]:
-                del idle[block]
-            references[block] += 1
+        for run in self._cut_out(blocks):
+            if not run.references:
+                self._idle.pop(run, None)
+                self._idle_blocks -= run.count
+            run.references += 1
 
-    def allocate(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> Runs:
         """Blocks with one reference and undefined content, in order of their numbers, so that they are few runs of memory.
 
         The oldest idle cached ones are evicted when no others are left. ValueError when there are not enough.
         """
         if count > self.available:
             raise ValueError("not enough blocks")
-        if not count:
-            return []
-        first = max(0, len(self._free) - count)
-        blocks = self._free[first:]
-        del self._free[first:]
-        if len(blocks) < count:
-            blocks += self._evict(count - len(blocks))
-        blocks.sort()
-        for block in blocks:
-            self._references[block] = 1
+        taken = self._take_free(count)
+        if (missing := count - sum(map(len, taken))) > 0:
+            taken += self._evict(missing)
+        blocks = Runs(sorted(taken, key=_first))
+        for run in blocks.runs:
+            self._runs[run.start] = _Run(run.start, len(run))
         return blocks
 
     def allocate_one(self) -> int:
         """A block with one reference; there must be one `available`."""
-        block = self._free.pop() if self._free else self._evict_one()
-        self._references[block] = 1
-        return block
+        (taken,) = self._take_free(1) or self._evict(1)
+        self._runs[taken.start] = _Run(taken.start, 1)
+        return taken.start
 
-    def _evict(self, count: int) -> list[int]:
-        """The oldest idle blocks, forgotten."""
-        blocks = list(islice(self._idle, count))
-        self._forget(blocks)
-        self._count_holes(count)
+    def _take_free(self, count: int) -> list[range]:
+        """Up to so many free blocks."""
+        taken: list[range] = []
+        while count and self._free:
+            run = self._free.pop()
+            if len(run) > count:
+                self._free.append(run[count:])
+                run = run[:count]
+            taken.append(run)
+            count -= len(run)
+            self._free_blocks -= len(run)
+        return taken
+
+    def _evict(self, count: int) -> list[range]:
+        """The oldest idle blocks, forgotten; the last ones of a run before its first."""
+        evicted: list[range] = []
+        while count:
+            run = next(iter(self._idle))
+            evicted.append(self._forget(run, min(count, run.count)))
+            count -= len(evicted[-1])
+        return evicted
+
+    def _forget(self, run: _Run, count: int) -> range:
+        """The last blocks of an idle run are neither idle nor cached any more."""
+        assert run.names is not None
+        blocks = run.blocks[-count:]
+        self._removed += run.names[: -count - 1 : -1]
+        if count == run.count:
+            del self._idle[run], self._runs[run.start], self._named[run.names[0]]
+        else:
+            run.names = run.names[:-count]
+        run.count -= count
+        self._idle_blocks -= count
+        self._event_blocks += count
         return blocks
 
-    def _evict_one(self) -> int:
-        block = next(iter(self._idle))
-        del self._idle[block]
-        name, self._names[block] = self._names[block], None
-        assert name is not None
-        del self._blocks[name]
-        self._removed.append(name)
-        self._event_blocks += 1
-        self._count_holes(1)
-        return block
-
-    def _count_holes(self, count: int) -> None:
-        self._idle_holes += count
-        if self._idle_holes > self._holes_max:
-            self._idle, self._idle_holes = dict.fromkeys(self._idle), 0
-
-    def _forget(self, blocks: Sequence[int]) -> None:
-        """Idle blocks are neither idle nor cached any more."""
-        names = [name for block in blocks if (name := self._names[block]) is not None]
-        for block in blocks:
-            self._names[block] = None
-        for each in (map(self._idle.pop, blocks), map(self._blocks.pop, names)):
-            deque(each, maxlen=0)
-        self._removed += names
-        self._event_blocks += len(names)
-
-    def drop(self, blocks: Sequence[int]) -> None:
+    def drop(self, blocks: Runs) -> None:
         """One reference less on each. The last ones of a chain become evictable first."""
-        references, names, free, idle = self._references, self._names, self._free, self._idle
-        for block in reversed(blocks):
-            left = references[block] = references[block] - 1
-            if left:
+        self._drop(self._cut_out(blocks))
+
+    def _drop(self, runs: list[_Run]) -> None:
+        for run in reversed(runs):
+            run.references -= 1
+            if run.references:
                 continue
-            if names[block] is None:
-                free.append(block)
+            if run.names is None:
+                del self._runs[run.start]
+                self._free.append(run.blocks)
+                self._free_blocks += run.count
             else:
-                idle[block] = None
+                self._idle[run] = None
+                self._idle_blocks += run.count
 
-    def lease(self, blocks: Iterable[int]) -> None:
+    def lease(self, blocks: Runs) -> None:
         """Turns one reference on each into a handle's."""
-        references = self._lease_references
-        for block in blocks:
-            if not references[block]:
-                self._leased += 1
-            references[block] += 1
+        for run in self._cut_out(blocks):
+            self._leased += 0 if run.leases else run.count
+            run.leases += 1
 
-    def end_lease(self, blocks: Sequence[int]) -> None:
+    def end_lease(self, blocks: Runs) -> None:
         """Undoes `lease` and drops the reference."""
-        references = self._lease_references
-        for block in blocks:
-            left = references[block] = references[block] - 1
-            if not left:
-                self._leased -= 1
-        self.drop(blocks)
+        runs = self._cut_out(blocks)
+        for run in runs:
+            run.leases -= 1
+            self._leased -= 0 if run.leases else run.count
+        self._drop(runs)
 
-    def name(self, blocks: Sequence[int], names: Sequence[int], parent: int | None) -> None:
-        """Makes complete blocks reusable under their names, each the child of the one before. Taken names stay as they are."""
-        if self._blocks.keys().isdisjoint(names):
-            self._blocks.update(zip(names, blocks, strict=True))
-            parents = [parent, *names[:-1]]
-            for rows, own in runs_of(blocks):
-                self._names[rows] = names[own]
-                self._parents[rows] = parents[own]
-            self._stored(list(names), parent)
-            return
-        run: list[int] = []
-        run_parent = parent
-        for block, name in zip(blocks, names, strict=True):
-            if name in self._blocks:
-                self._stored(run, run_parent)
-                run, run_parent = [], name
-            else:
-                self._blocks[name] = block
-                self._names[block] = name
-                self._parents[block] = parent
-                run.append(name)
-            parent = name
-        self._stored(run, run_parent)
+    def _cut_out(self, blocks: Runs) -> list[_Run]:
+        """The runs that are just these blocks, which begin where runs do."""
+        found: list[_Run] = []
+        for each in blocks.runs:
+            start = each.start
+            while start < each.stop:
+                run = self._runs[start]
+                if start + run.count > each.stop:
+                    run = self._cut(run, each.stop - start)
+                found.append(run)
+                start += run.count
+        return found
 
-    def name_one(self, block: int, name: int, parent: int | None) -> None:
-        """The same for one block."""
-        if name not in self._blocks:
-            self._blocks[name] = block
-            self._names[block] = name
-            self._parents[block] = parent
-            self._stored([name], parent)
+    def _cut(self, run: _Run, count: int) -> _Run:
+        """A run's first blocks as one of their own. The rest keeps its place in the order of eviction."""
+        front = _Run(run.start, count, run.references, run.leases, parent=run.parent)
+        run.start, run.count = run.start + count, run.count - count
+        self._runs[front.start], self._runs[run.start] = front, run
+        if run.names is not None:
+            front.names, run.names = run.names[:count], run.names[count:]
+            run.parent = front.names[-1]
+            self._named[front.names[0]], self._named[run.names[0]] = front, run
+        return front
 
-    def _stored(self, run: list[int], parent: int | None) -> None:
-        if run:
-            self._flush_removed()
-            self._events.append(KvStored(block_hashes=run, parent_hash=parent))
-            self._event_blocks += len(run)
+    # Names
 
-    def _flush_removed(self) -> None:
-        if self._removed:
-            self._events.append(KvRemoved(block_hashes=self._removed))
-            self._removed = []
+    def name(self, blocks: Runs, first: int, names: Sequence[int], parent: int | None) -> None:
+        """Makes complete blocks of a holder, from number `first` of its blocks on, reusable under their names.
+
+        Each is the child of the one before, the first one that of `parent`, the name of the block before it. Where a name is
+        taken the holder gives up its own block for the one that has it. `names` is kept, so it must not be changed.
+        """
+        if names[0] in self._named:
+            known = self.match(names)
+            self.hold(known)
+            self.drop(blocks[first : first + len(known)])
+            blocks.replace(first, known)
+            first, parent, names = first + len(known), names[len(known) - 1], names[len(known) :]
+        if names:
+            self._name(blocks[first : first + len(names)], names, parent)
+
+    def _name(self, blocks: Runs, names: Sequence[int], parent: int | None) -> None:
+        self._stored(names, parent)
+        place = 0
+        for run in self._cut_out(blocks):
+            run.names = own = names[place : place + run.count]
+            run.parent = parent
+            self._named[own[0]] = run
+            parent = own[-1]
+            place += run.count
 
     def forget_idle(self) -> None:
         """Forgets all cached blocks that nobody holds."""
-        blocks = list(self._idle)
-        self._forget(blocks)
-        self._free += blocks
-        if not self._blocks:
+        forgotten = [self._forget(run, run.count) for run in list(self._idle)]
+        self._add_free(forgotten)
+        if not self._named:
             self._removed = []
             self._events.append(KvCleared())
 
-    def discard_idle(self, blocks: Iterable[int]) -> list[int]:
-        """Forgets those of these blocks that nobody holds; they are free now and returned."""
-        gone = [block for block in blocks if not self._references[block]]
-        cached = [block for block in gone if block in self._idle]
-        self._forget(cached)
-        self._free += cached
-        return gone
+    def _add_free(self, forgotten: list[range]) -> None:
+        self._free = Runs(sorted([*self._free, *forgotten], key=_first)).runs[::-1]
+        self._free_blocks += sum(map(len, forgotten))
+
+    def discard_idle(self, blocks: Sequence[int]) -> list[int]:
+        """Forgets those of these blocks that nobody holds, with all that follows them in their chains.
+
+        Gives these blocks' numbers: they are free now, as others of them may have been before.
+        """
+        held: set[int] = set()
+        gone: set[int] = set()
+        for block in blocks:
+            run = self._runs.get(block)
+            if run is not None and run.references:
+                held.update(run.blocks)
+            elif run is not None and run.names is not None:
+                gone.add(run.names[0])
+        self._add_free(self._forget_chains(gone))
+        return [block for block in blocks if block not in held]
+
+    def _forget_chains(self, gone: set[int]) -> list[range]:
+        """Idle runs that begin with these names, and those that follow them, which became idle before."""
+        forgotten: list[range] = []
+        for run in list(reversed(self._idle)):
+            assert run.names is not None
+            if run.names[0] in gone or run.parent in gone:
+                gone.update(run.names)
+                forgotten.append(self._forget(run, run.count))
+        return forgotten
 
     def cached_names(self) -> set[int]:
         """Names of all cached blocks, held ones included."""
-        return set(self._blocks)
+        return {name for run in self._named.values() for name in run.names or ()}
+
+    # Events
+
+    def _stored(self, names: Sequence[int], parent: int | None) -> None:
+        if self._removed:
+            self._flush_removed()
+        self._events.append(KvStored(block_hashes=names, parent_hash=parent))
+        self._event_blocks += len(names)
+
+    def _flush_removed(self) -> None:
+        self._events.append(KvRemoved(block_hashes=self._removed))
+        self._removed = []
 
     @property
     def event_blocks(self) -> int:
@@ -239,24 +337,28 @@ class BlockPool:
 
     def take_events(self) -> list[KvEvent]:
         """Changes since the last call, in order."""
-        self._flush_removed()
+        if self._removed:
+            self._flush_removed()
         events, self._events = self._events, []
         self._event_blocks = 0
         return events
 
     def snapshot_events(self) -> list[KvEvent]:
-        """Events that give the present state from any earlier one."""
+        """Events that give the present state from any earlier one; parents before their children."""
+        followers: dict[int | None, list[_Run]] = {}
+        for run in self._named.values():
+            followers.setdefault(run.parent, []).append(run)
         events: list[KvEvent] = [KvCleared()]
-        run: list[int] = []
-        run_parent: int | None = None
-        for name, block in self._blocks.items():
-            parent = self._parents[block]
-            if run and parent == run[-1]:
-                run.append(name)
-                continue
-            if run:
-                events.append(KvStored(block_hashes=run, parent_hash=run_parent))
-            run, run_parent = [name], parent
-        if run:
-            events.append(KvStored(block_hashes=run, parent_hash=run_parent))
+        waiting = followers.pop(None, [])
+        while waiting:
+            run = waiting.pop()
+            names = list(run.names or ())
+            while len(behind := followers.pop(names[-1], [])) == 1:
+                names += behind[0].names or ()
+            waiting += behind
+            events.append(KvStored(block_hashes=names, parent_hash=run.parent))
         return events
+
+
+def _first(run: range) -> int:
+    return run.start

@@ -38,7 +38,7 @@ class Decoding:
         self._memory = memory
         self._pool = pool
         self._preempt_one = preempt_one
-        self._batch = DecodeBatch(settings.running_requests_max, self._size + 1, token_range)
+        self._batch = DecodeBatch(self._size + 1, token_range)
         self._grow_at: dict[int, dict[LegState, None]] = {}
         self._end_at: dict[int, dict[LegState, None]] = {}
         self._watched: dict[LegState, None] = {}

@@ -1,18 +1,16 @@
 """What a handle's payload says: where the blocks lie and how to know that they are still the right ones."""
 
 import struct
-import sys
-from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvmesh.core import KvHandle
+from kvmesh.engines.simulated.runs import Runs, paired
 from kvmesh.errors import KvLostError
 
-FORMAT = "simulated/1"
+FORMAT = "simulated/2"
 _HEAD = struct.Struct("<4sIIIQ")
-_MAGIC = b"KVS1"
-assert sys.byteorder == "little", "handle payloads are written in the machine's order, which must be little-endian"
+_RUN = struct.Struct("<IIQ")
+_MAGIC = b"KVS2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +22,17 @@ class HandlePayload:
     """
 
     peer: bytes
-    blocks: "array[int]"
-    stamps: "array[int]"
+    blocks: Runs
+    stamps: Runs
     checksum: int
     cached_tokens: int
 
 
-def array_of(kind: str, values: Iterable[int] | bytes) -> "array[int]":
-    """An array of 32-bit ("I") or 64-bit ("Q") words; bytes are such words as they lie in memory."""
-    return array(kind, values)
-
-
 def pack(payload: HandlePayload) -> bytes:
-    """Header, metadata, 32-bit block numbers, 64-bit stamps."""
-    head = _HEAD.pack(_MAGIC, len(payload.peer), len(payload.blocks), payload.cached_tokens, payload.checksum)
-    return head + payload.peer + payload.blocks.tobytes() + payload.stamps.tobytes()
+    """Header, metadata, then runs: the first block, how many count up from it, and the first one's stamp, which counts up too."""
+    runs = [_RUN.pack(block, count, stamp) for block, stamp, count in paired(payload.blocks, payload.stamps)]
+    head = _HEAD.pack(_MAGIC, len(payload.peer), len(runs), payload.cached_tokens, payload.checksum)
+    return b"".join((head, payload.peer, *runs))
 
 
 def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) -> HandlePayload:
@@ -52,21 +46,19 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
     data = handle.payload
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
-        if (
-            magic == _MAGIC
-            and len(data) == _HEAD.size + peer_size + 12 * count
-            and count == -(-handle.tokens // block_size_tokens)
-        ):
-            return _unpack_body(data[_HEAD.size :], peer_size, count, cached, total)
+        end = _HEAD.size + peer_size
+        if magic == _MAGIC and len(data) == end + _RUN.size * count:
+            blocks, stamps = _runs(data[end:])
+            if len(blocks) == -(-handle.tokens // block_size_tokens):
+                return HandlePayload(
+                    peer=data[_HEAD.size : end], blocks=blocks, stamps=stamps, checksum=total, cached_tokens=cached
+                )
     raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle.payload")
 
 
-def _unpack_body(body: bytes, peer_size: int, count: int, cached: int, total: int) -> HandlePayload:
-    middle = peer_size + 4 * count
-    return HandlePayload(
-        peer=body[:peer_size],
-        blocks=array("I", body[peer_size:middle]),
-        stamps=array("Q", body[middle:]),
-        checksum=total,
-        cached_tokens=cached,
-    )
+def _runs(data: bytes) -> tuple[Runs, Runs]:
+    blocks, stamps = Runs(), Runs()
+    for block, count, stamp in _RUN.iter_unpack(data):
+        blocks.add(range(block, block + count))
+        stamps.add(range(stamp, stamp + count))
+    return blocks, stamps

@@ -58,11 +58,10 @@ def read_handle(
         return None
     if not has_transport:
         raise KvLostError("this engine has no KV transport", reason="kv_transport", field="handle")
-    payload = unpack(request.handle, compatibility_hash, block_size_tokens)
     length = len(request.generation.token_ids) + len(request.generation.emitted_token_ids)
     if not 0 < request.handle.tokens <= length:
         raise KvLostError("the handle covers more than the prompt", reason="kv_payload", field="handle.tokens")
-    return payload
+    return unpack(request.handle, compatibility_hash, block_size_tokens)
 
 
 def make_leg(

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 
 from kvmesh.engines.simulated.blocks import BlockPool
+from kvmesh.engines.simulated.runs import Runs
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Blocks of one handle."""
 
-    blocks: list[int]
+    blocks: Runs
     ends_at_s: float
 
 
@@ -23,7 +24,7 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def add(self, handle_id: str, blocks: list[int], ends_at_s: float) -> None:
+    def add(self, handle_id: str, blocks: Runs, ends_at_s: float) -> None:
         """Takes over one reference on each block."""
         self.pool.lease(blocks)
         self._leases[handle_id] = Lease(blocks, ends_at_s)
@@ -36,10 +37,10 @@ class Leases:
         self.pool.end_lease(lease.blocks)
         return True
 
-    def blocks_of(self, handle_id: str) -> list[int]:
+    def blocks_of(self, handle_id: str) -> Runs:
         """A handle's blocks; none when there is no such lease."""
         lease = self._leases.get(handle_id)
-        return list(lease.blocks) if lease is not None else []
+        return lease.blocks if lease is not None else Runs()
 
     def expire(self, now_s: float) -> int:
         """Ends the leases that are over; how many."""

@@ -9,6 +9,7 @@ from kvmesh.core import Usage
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.memory import Words
+from kvmesh.engines.simulated.runs import Runs
 
 
 class Phase(Enum):
@@ -43,7 +44,7 @@ class LegState:
     payload_expires_at_s: float = 0.0
     start_tokens: int = 0
     phase: Phase = Phase.WAITING
-    blocks: list[int] = field(default_factory=list)
+    blocks: Runs = field(default_factory=Runs)
     parts: Words | None = None
     computed: int = 0
     named_blocks: int = 0

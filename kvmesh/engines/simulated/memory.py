@@ -4,16 +4,21 @@ The checksum part of a block is what attention would read: the sum of (position 
 after its owner freed and refilled it shows another guard or stamp.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 
 import numpy as np
 import numpy.typing as npt
+
+from kvmesh.engines.simulated.runs import runs_of
 
 HEAD_WORDS = 2
 WORD_MASK = (1 << 60) - 1
 STAMP_MASK = (1 << 62) - 1
 Words = npt.NDArray[np.uint64]
+_HEAD = Struct("=QQ")
 
 
 class KvMemory:
@@ -22,6 +27,7 @@ class KvMemory:
     def __init__(self, blocks: int, bytes_per_block: int, first_stamp: int) -> None:
         self.bytes_per_block = bytes_per_block
         self._words: Words = np.zeros((blocks, bytes_per_block // 8), np.uint64)
+        self._bytes = memoryview(self.buffer)  # type: ignore[arg-type]  # numpy says so from 3.12 on
         self._payload_words = bytes_per_block // 8 - HEAD_WORDS
         self._stamp = first_stamp & STAMP_MASK
 
@@ -38,14 +44,21 @@ class KvMemory:
         heads[:, 0] = words_of(guards)
         heads[:, 1] = np.arange(self._stamp + 1, self._stamp + 1 + len(blocks), dtype=np.uint64)
         self._stamp += len(blocks)
-        for rows, own in runs_of(blocks):
+        for rows, own in runs_of(blocks).rows():
             self._words[rows, HEAD_WORDS:] = parts[own, None]
             self._words[rows, :HEAD_WORDS] = heads[own]
+
+    def write_one(self, block: int, guard: int, part: int) -> None:
+        """The same for one block, without numpy: a decode step fills few, and comes when numpy's code is in no cache."""
+        self._stamp += 1
+        row = _HEAD.pack(guard, self._stamp) + part.to_bytes(8, sys.byteorder) * self._payload_words
+        start = block * self.bytes_per_block
+        self._bytes[start : start + self.bytes_per_block] = row
 
     def read_parts(self, blocks: Sequence[int]) -> Words:
         """Each block's checksum, from all of its words; a damaged word gives a wrong one."""
         parts = np.empty(len(blocks), np.uint64)
-        for rows, own in runs_of(blocks):
+        for rows, own in runs_of(blocks).rows():
             self._words[rows, HEAD_WORDS:].sum(axis=1, out=parts[own])
         parts //= np.uint64(self._payload_words)
         parts &= np.uint64(WORD_MASK)
@@ -54,7 +67,7 @@ class KvMemory:
     def guards(self, blocks: Sequence[int]) -> tuple[Words, Words]:
         """Guards and stamps of blocks."""
         heads = np.empty((len(blocks), HEAD_WORDS), np.uint64)
-        for rows, own in runs_of(blocks):
+        for rows, own in runs_of(blocks).rows():
             heads[own] = self._words[rows, :HEAD_WORDS]
         return heads[:, 0], heads[:, 1]
 
@@ -62,17 +75,3 @@ class KvMemory:
 def words_of(values: Sequence[int]) -> Words:
     """64-bit words as an array. Through `array`, which is the quickest way out of a list."""
     return np.frombuffer(array("Q", values), np.uint64) if values else np.empty(0, np.uint64)
-
-
-def runs_of(blocks: Sequence[int]) -> list[tuple[slice, slice]]:
-    """Blocks as runs of neighbours: as a slice of the memory's rows and as one of `blocks`."""
-    runs: list[tuple[slice, slice]] = []
-    start, following = 0, -1
-    for place, block in enumerate(blocks):
-        if block != following and place:
-            runs.append((slice(following - place + start, following), slice(start, place)))
-            start = place
-        following = block + 1
-    if blocks:
-        runs.append((slice(following - len(blocks) + start, following), slice(start, len(blocks))))
-    return runs

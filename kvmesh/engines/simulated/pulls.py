@@ -26,15 +26,24 @@ class Pulls:
         self._transport = transport
         self._timeout_s = timeout_s
         self._on_change = on_change
-        self._pulls: dict[LegState, asyncio.Task[None]] = {}
+        self._pulls: dict[LegState, asyncio.Future[None]] = {}
         self._notices: set[asyncio.Task[None]] = set()
         self._released: dict[bytes, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start_nowait(self, order: PullOrder) -> None:
-        """Begins a pull; the scheduler hears of its end."""
-        task = asyncio.create_task(self._pull(order), name="kv-pull")
-        self._pulls[order.leg] = task
+        """Begins a pull; the scheduler hears of its end, which may be now."""
+        size = self._scheduler.settings.kv_bytes_per_block
+        pieces = [(theirs * size, mine * size, count * size) for theirs, mine, count in order.runs()]
+        try:
+            rest = self._transport.pull_nowait(order.payload.peer, pieces, timeout_s=self._timeout_s)
+        except MeshError as failure:
+            self._end(order, KvLostError(failure.message, reason=failure.reason))
+            return
+        if rest is None:
+            self._end(order, None)
+            return
+        self._pulls[order.leg] = task = asyncio.ensure_future(rest)
         task.add_done_callback(lambda _: self._on_done(order))
 
     def settle_nowait(self) -> None:
@@ -47,17 +56,6 @@ class Pulls:
         for peer, handle_id in releases:
             self._notify(peer, handle_id)
 
-    async def _pull(self, order: PullOrder) -> None:
-        size = self._scheduler.settings.kv_bytes_per_block
-        mine = order.leg.blocks[order.first : len(order.payload.blocks)]
-        await self._transport.pull(
-            order.payload.peer,
-            [block * size for block in order.payload.blocks[order.first :]],
-            [block * size for block in mine],
-            size,
-            timeout_s=self._timeout_s,
-        )
-
     def _on_done(self, order: PullOrder) -> None:
         task = self._pulls.pop(order.leg)
         error: KvLostError | None = None
@@ -67,6 +65,9 @@ class Pulls:
             if not isinstance(failure, MeshError):
                 raise failure
             error = KvLostError(failure.message, reason=failure.reason)
+        self._end(order, error)
+
+    def _end(self, order: PullOrder, error: KvLostError | None) -> None:
         if self._scheduler.pull_ended(order, error):
             self._notify(order.payload.peer, order.handle_id)
         self._on_change()

@@ -22,6 +22,7 @@ from kvmesh.engines.simulated.intake import check_request, make_leg, read_handle
 from kvmesh.engines.simulated.leases import Leases
 from kvmesh.engines.simulated.leg import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
+from kvmesh.engines.simulated.runs import Runs
 from kvmesh.engines.simulated.script import ScriptWriter
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
@@ -163,7 +164,7 @@ class Scheduler:
         elif phase is Phase.DECODE:
             self._decoding.remove(leg)
         self.pool.drop(leg.blocks)
-        leg.blocks = []
+        leg.blocks = Runs()
 
     def _give_up_handle(self, leg: LegState) -> None:
         """Tells the source, at the next chance, that nobody will pull."""
@@ -321,7 +322,7 @@ class Scheduler:
         handle_id = f"{self.incarnation}-{leg.order}"
         handle = make_handle(leg, handle_id, self.peer, self.compatibility_hash, self.memory, self.settings)
         self.leases.add(handle_id, leg.blocks, now_s + self.settings.lease_s)
-        leg.blocks, leg.phase = [], Phase.DONE
+        leg.blocks, leg.phase = Runs(), Phase.DONE
         self._end(leg, FinishReason.HANDED_OFF, handle=handle)
 
     # Pulls and leases
@@ -332,7 +333,7 @@ class Scheduler:
         self._pulling.discard(leg)
         if leg.phase is not Phase.PULLING:
             self.pool.drop(leg.blocks)
-            leg.blocks = []
+            leg.blocks = Runs()
             return False
         assert leg.request.handle is not None
         tokens, size = leg.request.handle.tokens, self.settings.block_size_tokens
@@ -349,7 +350,8 @@ class Scheduler:
     def _accept_pull(self, order: PullOrder, tokens: int) -> None:
         leg, first = order.leg, order.first
         full = tokens // self.settings.block_size_tokens
-        self.pool.name(leg.blocks[first:full], leg.names[first:full], leg.names[first - 1] if first else None)
+        if full > first:
+            self.pool.name(leg.blocks, first, leg.names[first:full], leg.names[first - 1] if first else None)
         leg.named_blocks = full
         leg.transferred_tokens = tokens - leg.computed
         leg.cached_tokens = order.payload.cached_tokens

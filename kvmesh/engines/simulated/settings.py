@@ -80,7 +80,7 @@ class SimulatedSettings:
     """How KV moves: `nixl`, `memory` (one process) or `none`."""
     kv_transport_delay_s: float = 0.0
     """A decode engine waits this long after its start before it loads the transport."""
-    nixl_progress_delay_us: int = 4000
+    nixl_progress_delay_us: int = 100_000
     """Longest sleep of NIXL's progress thread, which events wake before; at 0 it burns a whole core."""
     profile: StepProfile = field(default_factory=StepProfile)
     """Step times."""

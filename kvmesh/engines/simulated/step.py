@@ -8,6 +8,7 @@ from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.runs import paired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,11 @@ class PullOrder:
     payload: HandlePayload
     handle_id: str
     first: int
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(the peer's first block, the leg's, count) of what is to be read."""
+        theirs = self.payload.blocks
+        return list(paired(theirs[self.first :], self.leg.blocks[self.first : len(theirs)]))
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory, words_of
+from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory
 from kvmesh.kv.blocks import block_hashes, chain_hash
 
 _PARTIAL = b"partial"
@@ -34,7 +34,7 @@ def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, 
     if full > leg.named_blocks:
         names = leg.names[leg.named_blocks : full]
         parent = leg.names[leg.named_blocks - 1] if leg.named_blocks else None
-        pool.name(leg.blocks[leg.named_blocks : full], names, parent)
+        pool.name(leg.blocks, leg.named_blocks, names, parent)
         leg.named_blocks = full
     leg.computed = end
     leg.parts = None
@@ -47,10 +47,6 @@ def seal_blocks(
 
     A total covers all tokens of its leg; the newest one is not computed yet and belongs to the next block.
     """
-    blocks: list[int] = []
-    parts: list[int] = []
-    parents: list[int | None] = []
-    names: list[int] = []
     for leg, total in zip(legs, totals, strict=True):
         tokens = leg.tokens
         length = len(tokens) - 1
@@ -64,12 +60,5 @@ def seal_blocks(
         leg.names.append(name)
         leg.named_blocks += 1
         leg.named_sum += part
-        blocks.append(leg.blocks[index])
-        parts.append(part & WORD_MASK)
-        parents.append(parent)
-        names.append(name)
-    if not blocks:
-        return
-    memory.write(blocks, names, words_of(parts))
-    for block, name, parent in zip(blocks, names, parents, strict=True):
-        pool.name_one(block, name, parent)
+        memory.write_one(leg.blocks[index], name, part & WORD_MASK)
+        pool.name(leg.blocks, index, [name], parent)

@@ -42,12 +42,12 @@ def to_submission(slot: int, leg: DecodeLeg) -> decode_pb2.Submission:
     return message
 
 
-def fill_submission(message: decode_pb2.Submission, slot: int, leg: DecodeLeg) -> None:
-    """Writes a decode leg into a message's entry."""
+def fill_submission(message: decode_pb2.Submission, slot: int, leg: DecodeLeg, *, packs_tokens: bool = False) -> None:
+    """Writes a decode leg into a message's entry. `packs_tokens`: see `fill_generation`."""
     message.slot = slot
     message.request_id = leg.request_id
     message.reservation_id = leg.reservation_id
-    fill_generation(message.generation, leg.generation)
+    fill_generation(message.generation, leg.generation, packs_tokens=packs_tokens)
     if leg.handle is not None:
         fill_handle(message.handle, leg.handle)
     if leg.rendezvous is not None:
@@ -62,11 +62,13 @@ def fill_prefill_request(
     generation: Generation,
     rendezvous: Rendezvous | None,
     reservation_id: str,
+    *,
+    packs_tokens: bool = False,
 ) -> None:
-    """Writes a prefill leg into a message's field."""
+    """Writes a prefill leg into a message's field. `packs_tokens`: see `fill_generation`."""
     message.request_id = request_id
     message.reservation_id = reservation_id
-    fill_generation(message.generation, generation)
+    fill_generation(message.generation, generation, packs_tokens=packs_tokens)
     if rendezvous is not None:
         message.rendezvous.CopyFrom(to_rendezvous(rendezvous))
 

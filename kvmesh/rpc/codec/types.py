@@ -1,5 +1,6 @@
 """Generations, KV handles, usage and log-probabilities."""
 
+from array import array
 from collections.abc import Sequence
 
 from kvmesh.api.types.v1 import kv_pb2, output_pb2, prompt_pb2
@@ -18,6 +19,7 @@ from kvmesh.core import (
     WorkerRef,
 )
 from kvmesh.errors import InvalidRequestError
+from kvmesh.kv.blocks import pack_tokens, unpack_tokens
 from kvmesh.rpc.codec.sampling import fill_sampling, from_sampling
 from kvmesh.rpc.codec.scalars import (
     fill_positive_duration,
@@ -48,17 +50,23 @@ FINISH_REASONS = {
 FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
 
 
-def to_generation(generation: Generation) -> prompt_pb2.Generation:
-    """The wire form."""
+def to_generation(generation: Generation, *, packs_tokens: bool = False) -> prompt_pb2.Generation:
+    """The wire form; see `fill_generation`."""
     message = prompt_pb2.Generation()
-    fill_generation(message, generation)
+    fill_generation(message, generation, packs_tokens=packs_tokens)
     return message
 
 
-def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> None:
-    """Writes the wire form into a message's field: half of what a message of its own takes that is then copied."""
+def fill_generation(message: prompt_pb2.Generation, generation: Generation, *, packs_tokens: bool) -> None:
+    """Writes the wire form into a message's field: half of what a message of its own takes that is then copied.
+
+    `packs_tokens`: the prompt goes as `packed_token_ids`, to a worker that has announced it.
+    """
     message.model = generation.model
-    message.token_ids.extend(generation.token_ids)
+    if packs_tokens:
+        message.packed_token_ids = pack_tokens(generation.token_ids)
+    else:
+        message.token_ids.extend(generation.token_ids)
     fill_sampling(message.sampling, generation.sampling)
     message.adapter = generation.adapter
     message.cache_salt = generation.cache_salt
@@ -79,7 +87,7 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
         model=required_text(message.model, f"{prefix}model", 256),
-        token_ids=packed_ids(message.token_ids),
+        token_ids=_prompt_ids(message, prefix),
         sampling=sampling if message.HasField("sampling") else SamplingParams(),
         emitted_token_ids=packed_ids(message.emitted_token_ids),
         adapter=message.adapter,
@@ -89,6 +97,19 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
         traceparent=message.traceparent,
         data_parallel_rank=optional_field(message, "data_parallel_rank"),
     )
+
+
+def _prompt_ids(message: prompt_pb2.Generation, prefix: str) -> "array[int]":
+    """The prompt in whichever form it came; no Python number is made for any of its tokens."""
+    packed = message.packed_token_ids
+    if not packed:
+        return packed_ids(message.token_ids)
+    field = f"{prefix}packed_token_ids"
+    if message.token_ids:
+        raise InvalidRequestError(f"{field} and token_ids are both given", field=field)
+    if len(packed) % 4:
+        raise InvalidRequestError(f"{field} must have four bytes for each id, not {len(packed)} in all", field=field)
+    return unpack_tokens(packed)
 
 
 def to_media(media: Media) -> prompt_pb2.Media:

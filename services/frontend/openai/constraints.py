@@ -10,18 +10,22 @@ from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX, OPTION_CHARACTERS_MAX, OPTIONS_MAX, REGEX_BYTES_MAX
 from services.frontend.openai.fields import Fields
 
+_RESPONSE_FORMAT = "response_format"
+_REFUSED = ("guided_decoding_backend", "guided_whitespace_pattern")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
 def read_constraint(fields: Fields) -> tuple[Constraint | None, str]:
     """The constraint, None for free text, and the field that asked for it. Two of them contradict each other."""
+    if fields.lacks(_NAMES):
+        return None, _RESPONSE_FORMAT
     found = [(constraint, name) for name, read in _SOURCES.items() if (constraint := read(fields, name)) is not None]
     if len(found) > 1:
         names = f"{found[0][1]} and {found[1][1]}"
         raise InvalidRequestError(f"{names} cannot both be given", field=found[1][1], reason="invalid_value")
-    for name in ("guided_decoding_backend", "guided_whitespace_pattern"):
+    for name in _REFUSED:
         fields.refuse(name, "the engine chooses")
-    return found[0] if found else (None, "response_format")
+    return found[0] if found else (None, _RESPONSE_FORMAT)
 
 
 def _response_format(fields: Fields, name: str) -> Constraint | None:
@@ -138,10 +142,11 @@ _KINDS: Mapping[str, Read] = {
     "structural_tag": _tag,
 }
 _SOURCES: Mapping[str, Read] = {
-    "response_format": _response_format,
+    _RESPONSE_FORMAT: _response_format,
     "structured_outputs": _structured_outputs,
     "guided_json": _schema,
     "guided_regex": _regex,
     "guided_choice": _choice,
     "guided_grammar": _grammar,
 }
+_NAMES = frozenset((*_SOURCES, *_REFUSED))

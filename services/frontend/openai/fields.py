@@ -128,12 +128,15 @@ class Fields:
             return
         raise UnsupportedError(f"{self.name(field)} is not supported: {why}", field=self.name(field))
 
+    def lacks(self, fields: frozenset[str]) -> bool:
+        """True when none of these fields is there, not even as null: all of them at the price of one."""
+        self._asked |= fields
+        return fields.isdisjoint(self._values)
+
     def refuse_all(self, refusals: "Refusals") -> None:
         """The same for a table of fields; most bodies have none of them."""
-        self._asked |= refusals.names
-        get = self._values.get
-        for field, why, neutral in refusals.rows:
-            if get(field) is not None:
+        if not self.lacks(refusals.names):
+            for field, why, neutral in refusals.rows:
                 self.refuse(field, why, neutral)
 
     def finish(self) -> None:

@@ -38,7 +38,7 @@ async def serve_tokenize(exchange: Exchange, values: Mapping[str, Any]) -> web.S
     body = {
         "count": len(token_ids),
         "max_model_len": model.context_tokens_max,
-        "tokens": token_ids,
+        "tokens": list(token_ids),
         "token_strs": texts,
     }
     return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")

@@ -56,16 +56,18 @@ class AttachResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., frame: _Optional[_Union[StepFrame, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker_id", "epoch", "heartbeat", "submissions_max")
+    __slots__ = ("worker_id", "epoch", "heartbeat", "submissions_max", "takes_packed_token_ids")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SUBMISSIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PACKED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     heartbeat: _duration_pb2.Duration
     submissions_max: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., submissions_max: _Optional[int] = ...) -> None: ...
+    takes_packed_token_ids: bool
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., heartbeat: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., submissions_max: _Optional[int] = ..., takes_packed_token_ids: _Optional[bool] = ...) -> None: ...
 
 class StepFrame(_message.Message):
     __slots__ = ("step", "slots", "counts", "token_ids", "logprobs", "finishes", "prompt_logprobs")

@@ -86,12 +86,14 @@ class AttachResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker_id", "epoch")
+    __slots__ = ("worker_id", "epoch", "takes_packed_token_ids")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PACKED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    takes_packed_token_ids: bool
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., takes_packed_token_ids: _Optional[bool] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("number", "response", "error")

@@ -1,0 +1,247 @@
+"""The lazy index against an obvious one: lookups are rare, so that most of what happens happens to runs that wait."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.router.index import bits
+from services.router.lazy_index import RUN_BLOCKS_MIN, WAITING_HOLDERS_MAX, LazyIndex
+
+HOLDERS = 4
+LENGTH = 40
+PROMPTS = [list(range(1, LENGTH + 1))]
+for branch, depth in enumerate((12, 20, 0, 31, 12, 1), 1):
+    PROMPTS.append(PROMPTS[-1][:depth] + [1000 * branch + each for each in range(depth, LENGTH)])
+
+holder = st.integers(0, HOLDERS - 1)
+number = st.integers(0, len(PROMPTS) - 1)
+place = st.integers(0, LENGTH)
+ORDERS = ("from the end", "from the start", "mixed")
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("stored"), holder, number, st.just(0), place),
+        st.tuples(st.just("goes on"), holder, number, st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("goes on"), holder, number, st.just(LENGTH), st.just(0)),
+        st.tuples(st.just("again"), holder, number, st.integers(0, 12), st.just(0)),
+        st.tuples(st.just("anywhere"), holder, number, place, place),
+        st.tuples(st.just("ends"), holder, number, st.integers(1, LENGTH), st.just(0)),
+        st.tuples(st.just("ends"), holder, number, st.integers(1, LENGTH), st.just(0)),
+        st.tuples(st.just("ends of two"), holder, number, number, st.integers(1, LENGTH)),
+        st.tuples(st.sampled_from(ORDERS), holder, number, place, place),
+        st.tuples(st.sampled_from(["dropped", "at once", "swept"]), holder, number, st.just(0), place),
+        st.tuples(st.just("asked"), holder, number, st.integers(1, LENGTH), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+class Both:
+    """The index, and the sets that it is to be equal to."""
+
+    def __init__(self, waiting_blocks_max: int) -> None:
+        self.index = LazyIndex(waiting_blocks_max=waiting_blocks_max)
+        self.slots = list(range(HOLDERS))
+        self.held: dict[int, set[int]] = {bit: set() for bit in self.slots}
+        for bit in self.slots:
+            self.index.add_holder(bit)
+
+    def store(self, bit: int, prompt: list[int], start: int, end: int, *, at_once: bool = False) -> None:
+        if start < end:
+            store = self.index.stored if at_once else self.index.stored_lazily
+            run = prompt[start:end]
+            store(bit, tuple(run), prompt[start - 1] if start else None)
+            self.held[bit].update(run)
+
+    def remove(self, bit: int, gone: list[int]) -> None:
+        if gone:
+            known = self.held[bit] & set(gone)
+            assert self.index.removed(bit, tuple(gone)) == len(gone) - len(known)
+            self.held[bit] -= known
+
+    def end(self, bit: int, prompt: list[int]) -> int:
+        return next((i for i, block in enumerate(prompt) if block not in self.held[bit]), len(prompt))
+
+    def ask(self, prompt: list[int]) -> None:
+        found = {bit: match.depth for match in self.index.match(prompt) for bit in bits(match.holders)}
+        assert found == {bit: end for bit in self.slots if (end := self.end(bit, prompt))}
+
+    def replace(self, slot: int) -> None:
+        """Another bit for an emptied holder, as `KvIndex` gives it out."""
+        bit = self.slots[slot]
+        self.index.drop_holder(bit)
+        del self.held[bit]
+        self.slots[slot] = next(new for new in range(99) if new not in self.slots and not self.index.traces >> new & 1)
+        self.index.add_holder(self.slots[slot])
+        self.held[self.slots[slot]] = set()
+
+    def step(self, what: str, slot: int, number: int, first: int, second: int) -> None:
+        bit, prompt = self.slots[slot], PROMPTS[number]
+        if what == "stored":
+            self.store(bit, prompt, 0, second)
+        elif what == "goes on":
+            end = self.end(bit, prompt)
+            self.store(bit, prompt, end, min(end + first, LENGTH))
+        elif what == "again":
+            self.store(bit, prompt, 0, min(self.end(bit, prompt) + first, LENGTH))
+        elif what == "anywhere":
+            self.store(bit, prompt, first, second)
+        elif what == "ends":
+            self.remove(bit, self._ends(bit, prompt, first))
+        elif what == "ends of two":
+            ends = self._ends(bit, prompt, LENGTH) + self._ends(bit, PROMPTS[first], second)
+            self.remove(bit, list(dict.fromkeys(ends)))
+        elif what in ORDERS:
+            gone = (
+                sorted(prompt[first:second], key=lambda block: block * 7 % 11)
+                if what == "mixed"
+                else prompt[first:second]
+            )
+            self.remove(bit, gone[::-1] if what == "from the end" else gone)
+        elif what == "dropped":
+            self.replace(slot)
+        elif what == "at once":
+            self.replace(slot)
+            self.store(self.slots[slot], prompt, 0, second, at_once=True)
+        elif what == "swept":
+            self.index.sweep(second)
+        else:
+            self.ask(prompt[:first])
+
+    def _ends(self, bit: int, prompt: list[int], count: int) -> list[int]:
+        """The last blocks that the holder has of the prompt, the last first."""
+        return [block for block in reversed(prompt) if block in self.held[bit]][:count]
+
+
+@settings(max_examples=2000, deadline=None)
+@given(steps, st.sampled_from([20, 60, 10_000]))
+def test_whatever_waits_counts(history, waiting_blocks_max):
+    """Stored in whole and in parts, evicted from the end and otherwise, dropped and asked for, in any order: counts at every
+    step, the answers to the lookups that come, and all of it in the end."""
+    both = Both(waiting_blocks_max)
+    for each in history:
+        both.step(*each)
+        bit = both.slots[each[1]]
+        assert both.index.count(bit) == len(both.held[bit])
+        assert both.index.blocks_of(bit) == both.held[bit]
+    for bit, held in both.held.items():
+        assert both.index.blocks_of(bit) == held
+    assert len(both.index) >= len(set().union(*both.held.values()))
+    for prompt in PROMPTS:
+        both.ask(prompt)
+    both.index.settle()
+    while both.index.sweep(7):
+        pass
+    assert len(both.index) == len(set().union(*both.held.values()))
+    for prompt in PROMPTS:
+        both.ask(prompt)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_what_waits_leaves_nothing_behind(history):
+    """When all holders are gone nothing is kept of runs that waited."""
+    both = Both(10_000)
+    for each in history:
+        both.step(*each)
+    for bit in both.slots:
+        both.index.drop_holder(bit)
+    while both.index.sweep(7):
+        pass
+    index = both.index
+    assert (len(index), index.holders, index.heads, index._waiting) == (0, {}, {}, {})
+
+
+block = st.integers(1, 30)
+runs = st.lists(block, min_size=1, max_size=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("srl"), st.integers(0, 2), runs, st.one_of(st.none(), block)), max_size=40))
+def test_a_worker_that_tells_no_chains_breaks_nothing(history):
+    """Runs in any order, with blocks twice and any parent: answers may be wrong, but it takes no harm and forgets all."""
+    index = LazyIndex(waiting_blocks_max=40)
+    for bit in range(3):
+        index.add_holder(bit)
+    for what, bit, run, parent in history:
+        if what == "s":
+            index.stored_lazily(bit, run, parent)
+        elif what == "r":
+            index.removed(bit, run)
+        else:
+            index.match(run)
+    for bit in range(3):
+        index.drop_holder(bit)
+    while index.sweep(7):
+        pass
+    assert (len(index), index.heads, index._waiting) == (0, {}, {})
+
+
+def waiting_index(holders: int = 3) -> LazyIndex:
+    index = LazyIndex()
+    for bit in range(holders):
+        index.add_holder(bit)
+    return index
+
+
+def test_a_prompt_that_nobody_asks_about_never_gets_into_the_dictionaries():
+    """A prefill worker tells it in parts, a decode worker with what it generates; both evict it from its end, over several events."""
+    index, prompt, other = waiting_index(), PROMPTS[0], [block + 500 for block in PROMPTS[0]]
+    for each in (prompt, other):
+        index.stored_lazily(0, each[:11])
+        index.stored_lazily(0, each[11:], each[10])
+        index.stored_lazily(1, each[:38])
+        for i in (38, 39):
+            index.stored_lazily(1, each[i : i + 1], each[i - 1])
+    assert (index.count(0), index.count(1), len(index.holders)) == (80, 80, 0)
+    for bit in (0, 1):
+        assert index.removed(bit, prompt[:30:-1]) == 0
+        assert index.removed(bit, prompt[30::-1] + other[:20:-1]) == 0
+        assert index.count(bit) == 21
+        assert index.removed(bit, other[:21]) == 0
+    assert (index.count(0), index.count(1), index.holders, index.heads, index._waiting) == (0, 0, {}, {}, {})
+
+
+def test_a_lookup_settles_what_it_comes_to_and_nothing_else():
+    """The run that the prompt starts with, with all that have it; then what goes on from there; prompts beside it wait on."""
+    index = waiting_index()
+    index.stored(0, PROMPTS[0][:12])
+    index.stored_lazily(0, PROMPTS[0][12:], PROMPTS[0][11])
+    index.stored_lazily(0, PROMPTS[1][12:30], PROMPTS[0][11])
+    index.stored_lazily(1, PROMPTS[3])
+    index.stored_lazily(2, PROMPTS[3][:20])
+    assert [(match.depth, match.holders) for match in index.match(PROMPTS[1])] == [(30, 1)]
+    assert (index.count(0), len(index.holders), len(index.heads)) == (58, 30, 2)
+    assert [(match.depth, match.holders) for match in index.match(PROMPTS[3])] == [(20, 4), (40, 2)]
+    assert (len(index.holders), len(index.heads)) == (70, 1)
+
+
+def test_a_run_does_not_wait_for_a_parent_that_left():
+    """Evicted out of order: what is told again from the parent on has blocks of the run."""
+    index, prompt = waiting_index(), PROMPTS[0]
+    index.stored(0, prompt[:12])
+    index.stored_lazily(0, prompt[12:30], prompt[11])
+    assert index.removed(0, prompt[10:12]) == 0
+    index.stored_lazily(0, prompt[10:], prompt[9])
+    assert (index.count(0), index.blocks_of(0)) == (LENGTH, set(prompt))
+    assert index.removed(0, prompt[::-1]) == 0
+    assert (index.count(0), index.blocks_of(0), index.match(prompt)) == (0, set(), [])
+
+
+def test_what_many_hold_and_what_is_short_does_not_wait():
+    """The dictionaries share what many hold; a list for a few blocks takes more memory than they do."""
+    index, prompt = waiting_index(WAITING_HOLDERS_MAX + 1), PROMPTS[0]
+    for bit in range(WAITING_HOLDERS_MAX):
+        index.stored_lazily(bit, prompt)
+    assert (len(index.heads), len(index.holders)) == (1, 0)
+    index.stored_lazily(WAITING_HOLDERS_MAX, prompt)
+    assert (index.heads, len(index.holders)) == ({}, LENGTH)
+    index.stored_lazily(0, PROMPTS[3][: RUN_BLOCKS_MIN - 1])
+    assert (index.heads, len(index.holders)) == ({}, LENGTH + RUN_BLOCKS_MIN - 1)
+
+
+def test_what_waits_is_bounded():
+    """The oldest runs of a holder go into the dictionaries when it has too many blocks that wait."""
+    index = LazyIndex(waiting_blocks_max=100)
+    index.add_holder(0)
+    for first in range(0, 1000, 50):
+        index.stored_lazily(0, range(first, first + 50))
+    assert (index.count(0), len(index.holders), len(index.heads)) == (1000, 900, 2)
