@@ -342,9 +342,9 @@ class RouterCore:
         last = reservation.last_block_hash
         if last is None:
             return
-        for target in (reservation.prefill, reservation.decode):
-            if target is not None and (feed := target.worker.feed) is not None:
-                feed.settled(target.rank, last)
+        computing = reservation.prefill or reservation.decode  # Of the other nothing was predicted.
+        if (feed := computing.worker.feed) is not None:
+            feed.settled(computing.rank, last)
 
     def _holders_of(self, block_hash: int) -> int:
         """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
