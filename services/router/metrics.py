@@ -40,7 +40,11 @@ class RouterMetrics:
         # Looking a label's values up takes longer than counting.
         self._placed_by = {reason: self._placed.labels(reason) for reason in (*_REASONS, core.policy_name)}
         self._reports_by = {kind.value: self._reports.labels(kind.value) for kind in ReportKind}
-        instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
+        instruments.gauge_function(
+            "index_blocks",
+            "Distinct blocks in the index; one that nobody asked about may count twice.",
+            lambda: len(core.index.device),
+        )
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
         self._waits = instruments.histogram(
             "queue_wait_seconds", "Time in the queue of asks that waited, by how it ended.", ("outcome",)
