@@ -120,6 +120,8 @@ class EngineDescription:
     rendezvous_address: str = ""
     profile: PerformanceProfile | None = None
     """How fast it is, as far as the engine knows."""
+    removes_kv_from_ends: bool = False
+    """Its KV events never store a block that is stored, and remove none before those that follow it."""
 
 
 class Engine(Protocol):

@@ -146,10 +146,13 @@ class NixlTransport:
         return None if handle is None else self._follow(handle, peer, deadline_s)
 
     def _is_quick(self, peer: bytes, pieces: Sequence[Piece]) -> bool:
-        known = self._peers.get(peer)
-        if known is None or not known.is_proven or self._is_closed:
+        if not self._is_proven(peer):
             return False
         return sum(size for _, _, size in pieces) <= self._settings.inline_bytes_max
+
+    def _is_proven(self, peer: bytes) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and known.is_proven and not self._is_closed
 
     async def _pull(self, peer: bytes, pieces: Sequence[Piece], deadline_s: float) -> None:
         if not self._ready.is_set():
@@ -356,7 +359,7 @@ class NixlTransport:
     async def _listen(self, listener: Listener) -> None:
         while True:
             await self._expecting.wait()
-            for messages in (await self._submit(self._receive)).values():
+            for messages in (await self._call(self._receive, is_quick=True)).values():
                 for message in messages:
                     listener(message)
             await asyncio.sleep(self._settings.message_poll_s)
@@ -366,6 +369,15 @@ class NixlTransport:
             return {}
         messages: dict[str, list[bytes]] = self._agent.get_new_notifs()
         return messages
+
+    async def _call(self, function: Callable[..., T], *arguments: Any, is_quick: bool) -> T:
+        """Calls a function that cannot block right here while the thread is at rest, otherwise on the thread."""
+        if is_quick and self._agent_lock.acquire(blocking=False):
+            try:
+                return function(*arguments)
+            finally:
+                self._agent_lock.release()
+        return await self._submit(function, *arguments)
 
     def _submit(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Runs a function on the NIXL thread. Cancelled, the function still runs to its end."""

@@ -15,12 +15,13 @@ from itertools import count
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import MeshError, OverloadedError
+from kvmesh.worker.kv_cached import Cached, CachedBlocks, CachedRuns
 
 EVENTS_PER_MESSAGE = 4096
 BLOCKS_PER_MESSAGE = 2048
 """A router applies a message in one go, about 1 ms, which placing has to wait. The contract allows 65 536 per event."""
 
-RUN_BLOCKS_MAX = 1024
+HISTORY_BLOCKS_MAX = 1 << 18
 
 
 def split_events(events: Iterable[KvEvent], blocks_max: int = BLOCKS_PER_MESSAGE) -> Iterator[list[KvEvent]]:
@@ -52,8 +53,8 @@ def _short_runs(events: Iterable[KvEvent], blocks_max: int) -> Iterator[KvEvent]
                 yield replace(event, block_hashes=run, parent_hash=event.block_hashes[start - 1])
 
 
-_Blocks = dict[tuple[int, KvTier], dict[int, int | None]]
-"""Block -> the block before it, by (rank, tier), in the order of storing."""
+_Places = dict[tuple[int, KvTier], Cached]
+"""By (rank, tier)."""
 
 
 @dataclass(slots=True)
@@ -66,9 +67,13 @@ class KvLog:
     epoch: int
     history_max: int
     message_blocks_max: int = BLOCKS_PER_MESSAGE
+    is_by_run: bool = False
+    """The engine never stores a block twice and removes none before those that follow it."""
+    history_blocks_max: int = HISTORY_BLOCKS_MAX
     sequence: int = 0
-    _parents: _Blocks = field(default_factory=dict)
+    _places: _Places = field(default_factory=dict)
     _history: deque[KvBatch] = field(default_factory=deque)
+    _history_blocks: int = 0
 
     def append(self, events: Sequence[KvEvent]) -> KvBatch:
         """Applies changes and gives the batch that tells of them."""
@@ -77,25 +82,24 @@ class KvLog:
         self.sequence += 1
         batch = KvBatch(epoch=self.epoch, sequence=self.sequence, events=tuple(events))
         self._history.append(batch)
-        if len(self._history) > self.history_max:
-            self._history.popleft()
+        self._history_blocks += _blocks_in(batch)
+        while len(self._history) > self.history_max or self._history_blocks > self.history_blocks_max:
+            self._history_blocks -= _blocks_in(self._history.popleft())
         return batch
 
     def _apply(self, event: KvEvent) -> None:
         match event:
             case KvStored():
-                blocks = self._parents.setdefault((event.data_parallel_rank, event.tier), {})
-                parent = event.parent_hash
-                for block_hash in event.block_hashes:
-                    blocks[block_hash] = parent
-                    parent = block_hash
+                place = (event.data_parallel_rank, event.tier)
+                if (cached := self._places.get(place)) is None:
+                    cached = self._places[place] = CachedRuns() if self.is_by_run else CachedBlocks()
+                cached.store(event.block_hashes, event.parent_hash)
             case KvRemoved():
-                blocks = self._parents.get((event.data_parallel_rank, event.tier), {})
-                for block_hash in event.block_hashes:
-                    blocks.pop(block_hash, None)
+                if (cached := self._places.get((event.data_parallel_rank, event.tier))) is not None:
+                    cached.remove(event.block_hashes)
             case KvCleared():
-                for key in [key for key in self._parents if key[0] == event.data_parallel_rank]:
-                    del self._parents[key]
+                for key in [key for key in self._places if key[0] == event.data_parallel_rank]:
+                    del self._places[key]
 
     def since(self, epoch: int | None, sequence: int | None) -> Iterator[KvBatch]:
         """What a subscriber must hear first: the batches it missed, or a snapshot when they are not all here.
@@ -106,11 +110,11 @@ class KvLog:
             missed = [batch for batch in self._history if batch.sequence > sequence]
             if len(missed) == self.sequence - sequence:
                 return iter(missed)
-        copies = {key: blocks.copy() for key, blocks in self._parents.items()}
+        copies = {key: cached.copy() for key, cached in self._places.items()}
         return self._snapshot(self.sequence, copies)
 
-    def _snapshot(self, sequence: int, blocks: _Blocks) -> Iterator[KvBatch]:
-        parts = split_events(self._runs(blocks), self.message_blocks_max)
+    def _snapshot(self, sequence: int, places: _Places) -> Iterator[KvBatch]:
+        parts = split_events(_runs(places), self.message_blocks_max)
         part: list[KvEvent] = next(parts, [])
         for number in count(1):
             following = next(parts, None)
@@ -126,32 +130,39 @@ class KvLog:
                 return
             part = following
 
-    def _runs(self, blocks_by_place: _Blocks) -> Iterator[KvStored]:
-        for (rank, tier), blocks in blocks_by_place.items():
-            run: list[int] = []
-            first_parent: int | None = None
-            for block_hash, parent in blocks.items():
-                if run and parent == run[-1] and len(run) < RUN_BLOCKS_MAX:
-                    run.append(block_hash)
-                    continue
-                if run:
-                    yield KvStored(block_hashes=run, parent_hash=first_parent, tier=tier, data_parallel_rank=rank)
-                run, first_parent = [block_hash], parent
-            if run:
-                yield KvStored(block_hashes=run, parent_hash=first_parent, tier=tier, data_parallel_rank=rank)
-
     def blocks_count(self) -> int:
         """Cached blocks over all ranks and tiers."""
-        return sum(len(blocks) for blocks in self._parents.values())
+        return sum(len(cached) for cached in self._places.values())
+
+
+def _blocks_in(batch: KvBatch) -> int:
+    return sum(0 if isinstance(event, KvCleared) else len(event.block_hashes) for event in batch.events)
+
+
+def _runs(places: _Places) -> Iterator[KvStored]:
+    for (rank, tier), cached in places.items():
+        for run, parent in cached.runs():
+            yield KvStored(block_hashes=run, parent_hash=parent, tier=tier, data_parallel_rank=rank)
 
 
 class KvFeed:
     """The log and its watchers. One task appends; any number watch, each behind a bounded buffer."""
 
     def __init__(
-        self, *, epoch: int, history_max: int, buffer_max: int, message_blocks_max: int = BLOCKS_PER_MESSAGE
+        self,
+        *,
+        epoch: int,
+        history_max: int,
+        buffer_max: int,
+        message_blocks_max: int = BLOCKS_PER_MESSAGE,
+        history_blocks_max: int = HISTORY_BLOCKS_MAX,
     ) -> None:
-        self._log = KvLog(epoch=epoch, history_max=history_max, message_blocks_max=message_blocks_max)
+        self._log = KvLog(
+            epoch=epoch,
+            history_max=history_max,
+            message_blocks_max=message_blocks_max,
+            history_blocks_max=history_blocks_max,
+        )
         self._buffer_max = buffer_max
         self._watchers: dict[int, asyncio.Queue[KvBatch | None]] = {}
         self._next_watcher = 0
@@ -168,6 +179,10 @@ class KvFeed:
         watchers, self._watchers = self._watchers, {}
         for queue in watchers.values():
             queue.put_nowait(None)
+
+    def go_by_run(self) -> None:
+        """The engine never stores a block twice and removes none before those that follow it. Before its first event only."""
+        self._log.is_by_run = True
 
     @property
     def at(self) -> tuple[int, int]:

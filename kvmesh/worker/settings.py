@@ -37,6 +37,9 @@ class WorkerSettings:
         max=1.0,
     )
     kv_history_batches: int = setting(4096, "KV-event batches kept for routers that resume", min=1)
+    kv_history_blocks: int = setting(
+        1 << 18, "block changes kept in them; long prompts fill this first, at some 40 bytes each", min=1
+    )
     kv_watch_buffer_batches: int = setting(8192, "KV-event batches a slow router may lag behind", min=1)
     link_buffer_frames: int = setting(
         4096, "step frames a slow frontend may lag behind before its stream is ended", min=1

@@ -147,6 +147,7 @@ class Worker:
         self.kv_feed = KvFeed(
             epoch=identity.epoch,
             history_max=settings.kv_history_batches,
+            history_blocks_max=settings.kv_history_blocks,
             buffer_max=settings.kv_watch_buffer_batches,
         )
         self._kv_changes = KvChanges(self.kv_feed.append_nowait, settings.kv_batch_interval_s)
@@ -154,6 +155,8 @@ class Worker:
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""
         await self.engine.start()
+        if self.description.removes_kv_from_ends:
+            self.kv_feed.go_by_run()
         self._tasks = [
             asyncio.create_task(self._supervised(self._read_steps()), name="worker-steps"),
             asyncio.create_task(self._supervised(self._read_kv_events()), name="worker-kv-events"),
@@ -177,6 +180,11 @@ class Worker:
     def is_draining(self) -> bool:
         """True while no new requests are taken."""
         return bool(self._draining)
+
+    @property
+    def legs(self) -> int:
+        """How many are in the engine."""
+        return len(self._legs)
 
     def open_link(self, outlet: Outlet, legs_max: int | None = None) -> Link:
         """A new caller with slots of its own, and at most `legs_max` legs at a time. Once `ended` is set it hears of that now."""

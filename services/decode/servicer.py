@@ -118,7 +118,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         if link.has_leg(message.slot):
             raise InvalidRequestError(f"slot {message.slot} is in use", field="slot", reason="slot_in_use")
         try:
-            self._admission.check(self._worker.engine.load())
+            self._admission.check(self._worker.legs, self._worker.engine.load)
             leg = from_submission(message)
             link.submit_nowait(
                 Submission(
@@ -139,7 +139,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One request of a plain client."""
-        self._admission.check(self._worker.engine.load())
+        self._admission.check(self._worker.legs, self._worker.engine.load)
         submission = Submission(
             slot=0,
             request_id=required_text(request.request_id or self._own_id(), "request_id", REQUEST_ID_MAX),
@@ -168,7 +168,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Many inputs at once, which the engine batches. The first failure ends the others."""
         call = from_embed_request(request, own_id=self._own_id())
         check_embed(self._worker.description)
-        self._admission.check(self._worker.engine.load())
+        self._admission.check(self._worker.legs, self._worker.engine.load)
         timeout_s = remaining_s(context)
         room = asyncio.Semaphore(self._embed_parallel_max)
 

@@ -152,6 +152,8 @@ class Attempt:
             self._submit_handle(i, link, prefill, handle)
         else:
             raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
+        # The link writes what was submitted in this turn of the loop; what is left to do here can wait for that.
+        await asyncio.sleep(0)
         if is_last and prefill is not None:
             self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
 

@@ -7,6 +7,7 @@ segment that was seen before is not tokenised again, whoever's conversation it w
 Where to cut is told by the tokenizer's own rules (`safe_cuts`) and proven on samples when a model is loaded (`cuts_of`).
 """
 
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ class Remembering:
 
     def __init__(self, encode: Encode, cuts: Sequence[str], *, characters_max: int) -> None:
         self._encode = encode
-        self._cuts = tuple(cuts)
+        self._cut = any_of(cuts)
         self._characters_max = characters_max
         self._segments: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._characters = 0
@@ -51,7 +52,7 @@ class Remembering:
         if len(text) < 2 * SEGMENT_CHARACTERS_MIN:
             return self._encode(text)
         token_ids = array("I")
-        *stable, last = segments(text, self._cuts)
+        *stable, last = segments(text, self._cut)
         for segment in stable:
             token_ids += self._segment(salt, segment)
         # The last segment is where the next turn goes on, so it will not come again as it is.
@@ -77,26 +78,21 @@ class Remembering:
         return found
 
 
-def segments(text: str, cuts: Iterable[str]) -> Iterator[str]:
+def any_of(cuts: Iterable[str]) -> re.Pattern[str]:
+    """What finds the next of them in one pass, however many there are."""
+    return re.compile("|".join(map(re.escape, cuts)))
+
+
+def segments(text: str, cut: re.Pattern[str]) -> Iterator[str]:
     """The text in segments of at least SEGMENT_CHARACTERS_MIN, each but the first beginning with a cut; at least one segment.
 
     Where a segment ends depends on what comes before only, so that a text and its continuation begin with the same segments.
     """
     begin = 0
-    # Where each cut comes next, so that one which comes late or never is not looked for again from every segment.
-    ahead = dict.fromkeys(cuts, -1)
-    while True:
-        for cut, at in tuple(ahead.items()):
-            if at < begin + SEGMENT_CHARACTERS_MIN:
-                ahead[cut] = text.find(cut, begin + SEGMENT_CHARACTERS_MIN)
-                if ahead[cut] < 0:
-                    del ahead[cut]
-        if not ahead:
-            yield text[begin:]
-            return
-        end = min(ahead.values())
-        yield text[begin:end]
-        begin = end
+    while found := cut.search(text, begin + SEGMENT_CHARACTERS_MIN):
+        yield text[begin : found.start()]
+        begin = found.start()
+    yield text[begin:]
 
 
 def cuts_of(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Sequence[str]:

@@ -50,6 +50,8 @@ class GenerationTag(jinja2.ext.Extension):
 
 _Sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
 TOO_MANY = "it takes too many steps"
+_SCOPES = ("_loop_vars", "_block_vars")
+"""What compiled templates pass with each call, for functions that want the context."""
 _DICT_NAMES = frozenset(dir(dict))
 
 
@@ -101,6 +103,11 @@ class LimitedEnvironment(_Sandbox):
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """See the base class."""
         __self._step()
+        if type(__obj) is jinja2.runtime.Macro:
+            # What the template itself defines is what it may call. The base class comes to this call after half its time.
+            for name in _SCOPES:
+                kwargs.pop(name, None)
+            return __obj(__context.eval_ctx, *args, **kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, range):
             # The loop over it may have no step of its own.

@@ -1,5 +1,6 @@
 """Whether a prefill worker takes one more prompt. Pure: the load is an argument."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvmesh.core import LoadRecord
@@ -15,10 +16,13 @@ class PrefillAdmission:
 
     waiting_prompt_tokens_max: int
 
-    def check(self, load: LoadRecord, prompt_tokens: int) -> None:
-        """OverloadedError when the prompt would not fit behind what waits."""
+    def check(self, legs: int, read_load: Callable[[], LoadRecord], prompt_tokens: int) -> None:
+        """OverloadedError when the prompt would not fit behind what waits. Nothing does without `legs` in the worker."""
+        if not self.waiting_prompt_tokens_max or not legs:
+            return
+        load = read_load()
         waiting = load.waiting_prompt_tokens
-        if self.waiting_prompt_tokens_max and waiting and waiting + prompt_tokens > self.waiting_prompt_tokens_max:
+        if waiting and waiting + prompt_tokens > self.waiting_prompt_tokens_max:
             raise OverloadedError(
                 f"{waiting} prompt tokens wait already",
                 reason="prefill_queue_full",

@@ -47,7 +47,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         )
         generation = submission.generation
         prompt_tokens = len(generation.token_ids) + len(generation.emitted_token_ids)
-        self._admission.check(self._worker.engine.load(), prompt_tokens)
+        self._admission.check(self._worker.legs, self._worker.engine.load, prompt_tokens)
         started_s = self._clock.now()
         finish = await self._direct.run(submission)
         if finish.reason is not FinishReason.HANDED_OFF:

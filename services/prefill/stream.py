@@ -72,7 +72,7 @@ class PrefillStream:
             submission = self._submission(call)
             generation = submission.generation
             tokens = len(generation.token_ids) + len(generation.emitted_token_ids)
-            self._admission.check(self._worker.engine.load(), tokens)
+            self._admission.check(self._worker.legs, self._worker.engine.load, tokens)
             self._link.submit_nowait(submission)
         except MeshError as error:
             self._put(pb.Result(number=call.number, error=to_detail(error)))

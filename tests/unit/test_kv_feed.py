@@ -43,10 +43,14 @@ def apply_slowly(blocks: set[Block], events: Sequence[KvEvent]) -> set[Block]:
     return blocks
 
 
-@given(batches=st.lists(st.lists(EVENTS, min_size=1, max_size=3), max_size=20), known=st.integers(0, 20))
-def test_a_subscriber_ends_with_the_workers_cache(batches: list[list[KvEvent]], known: int) -> None:
+@given(
+    batches=st.lists(st.lists(EVENTS, min_size=1, max_size=3), max_size=20),
+    known=st.integers(0, 20),
+    history=st.sampled_from([3, 1000]),
+)
+def test_a_subscriber_ends_with_the_workers_cache(batches: list[list[KvEvent]], known: int, history: int) -> None:
     """Snapshot or resume, from any point, within history or not: the view is the cache."""
-    log = KvLog(epoch=7, history_max=5)
+    log = KvLog(epoch=7, history_max=5, history_blocks_max=history)
     at_known: set[Block] = set()
     now: set[Block] = set()
     for number, events in enumerate(batches, start=1):
@@ -61,6 +65,8 @@ def test_a_subscriber_ends_with_the_workers_cache(batches: list[list[KvEvent]], 
     if known <= len(batches):
         assert view == now
     assert log.blocks_count() == len(now)
+    kept = [event for batch in log._history for event in batch.events if not isinstance(event, KvCleared)]
+    assert sum(len(event.block_hashes) for event in kept) <= history
     assert all(batch.sequence <= log.sequence for batch in heard)
 
 

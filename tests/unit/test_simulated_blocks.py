@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.runs import Runs
+from kvmesh.worker.kv_feed import KvLog
 
 TOTAL = 12
 
@@ -53,6 +54,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.held: list[Chain] = []
         self.leased: list[Chain] = []
         self.names: set[int] = set()
+        self.log = KvLog(epoch=1, history_max=1, is_by_run=True)
 
     @rule(target=chains, family=st.integers(0, 3), length=st.integers(1, 6), named=st.integers(0, 6))
     def admit(self, family: int, length: int, named: int) -> Chain:
@@ -138,8 +140,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_give_the_cache(self) -> None:
-        """Replayed changes, and a snapshot, both give the named blocks."""
-        self.names = replay(self.names, self.pool.take_events())
+        """Replayed changes, the pool's snapshot and that of a log that goes by the run give the named blocks."""
+        events = self.pool.take_events()
+        self.names = replay(self.names, events)
+        self.log.append(events)
+        (snapshot,) = self.log.since(None, None)
+        assert self.names == replay(set(), list(snapshot.events)) and len(self.names) == self.log.blocks_count()
         assert self.names == self.pool.cached_names() == replay({9999}, self.pool.snapshot_events())
 
 

@@ -6,7 +6,7 @@ only the first of them, so that a long prompt costs little more than a short one
 Invariants:
 1. Every block is exactly one of free, cached (named, nobody holds it), held (by requests), leased (held by a handle).
 2. A name maps to at most one block, and that block's content is complete.
-3. `take_events` replayed from the start gives the set of named blocks.
+3. `take_events` replayed from the start gives the set of named blocks; none is removed before those that follow it.
 4. A block that is not free belongs to exactly one run; all blocks of a run are in the same state.
 5. Who holds blocks holds whole runs: holding and naming cut the run that goes on behind them.
 6. Who holds a named block holds the named blocks before it in its chain, so no chain lacks its beginning, and what follows
@@ -306,13 +306,13 @@ class BlockPool:
 
     def _forget_chains(self, gone: set[int]) -> list[range]:
         """Idle runs that begin with these names, and those that follow them, which became idle before."""
-        forgotten: list[range] = []
-        for run in list(reversed(self._idle)):
+        runs: list[_Run] = []
+        for run in reversed(self._idle):
             assert run.names is not None
             if run.names[0] in gone or run.parent in gone:
                 gone.update(run.names)
-                forgotten.append(self._forget(run, run.count))
-        return forgotten
+                runs.append(run)
+        return [self._forget(run, run.count) for run in reversed(runs)]
 
     def cached_names(self) -> set[int]:
         """Names of all cached blocks, held ones included."""

@@ -154,6 +154,7 @@ class SimulatedEngine:
             kv_compatibility_hash=self._compatibility,
             lease_s=self.settings.lease_s,
             profile=self.settings.performance(),
+            removes_kv_from_ends=True,
         )
 
     def _card_now(self) -> ModelCard:
@@ -354,6 +355,9 @@ class SimulatedEngine:
             self._deliver(step)
         if not factor:
             await asyncio.sleep(0)
+            if step.has_first_token:
+                # It is written in the second turn from here, and before what follows it is made.
+                await asyncio.sleep(0)
 
     def _settle(self, step: Step | None = None) -> None:
         """Passes on what a step or a cancel decided: pulls to begin, pulls to stop, releases to send."""

@@ -103,22 +103,20 @@ def runs_of(numbers: Iterable[int]) -> Runs:
 
 def runs_of_words(words: npt.NDArray[np.uint64]) -> Runs:
     """The same numbers by the run."""
-    ends = [*(np.flatnonzero(np.diff(words) != 1) + 1).tolist(), len(words)]
-    return Runs(range(int(words[end - count]), int(words[end - count]) + count) for end, count in _counts(ends))
+    breaks = (words[1:] - words[:-1] != 1).nonzero()[0]
+    runs = Runs()
+    start = 0
+    for end in (*(breaks + 1).tolist(), len(words)):
+        first = int(words[start]) if end > start else 0
+        runs.add(range(first, first + end - start))
+        start = end
+    return runs
 
 
 def words_of_runs(runs: Runs) -> npt.NDArray[np.uint64]:
     """The same numbers as an array."""
     parts = [np.arange(run.start, run.stop, dtype=np.uint64) for run in runs.runs]
     return np.concatenate(parts) if parts else np.empty(0, np.uint64)
-
-
-def _counts(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for end in ends:
-        if end > start:
-            yield end, end - start
-        start = end
 
 
 def paired(theirs: Runs, mine: Runs) -> Iterator[tuple[int, int, int]]:

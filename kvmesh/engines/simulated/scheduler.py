@@ -295,7 +295,7 @@ class Scheduler:
             self._first_token(leg, step)
 
     def _first_token(self, leg: LegState, step: Step) -> None:
-        """Reads the prompt's checksum out of its blocks, samples from it, and joins the decoding legs."""
+        """Reads the prompt's checksum out of its blocks, samples from it, and joins the decoding legs unless that was all."""
         parts = self.memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
         leg.parts = None
         leg.named_sum = (int(parts[: leg.named_blocks].sum()) + leg.constant) & SUM_MASK
@@ -310,11 +310,16 @@ class Scheduler:
         if is_eos:
             token_id = self.card.eos_token_ids[0]
         step.add_token(leg.key, token_id)
+        step.has_first_token = True
         add_logprob(leg, token_id, step, self.card)
-        self._decoding.add(leg, total)
-        if is_eos or is_stop(leg, token_id, generated):
+        is_stopped = is_eos or is_stop(leg, token_id, generated)
+        if not is_stopped and generated < leg.tokens_max:
+            self._decoding.add(leg, total)
+            return
+        leg.phase = Phase.DONE
+        if is_stopped:
             self._end(leg, FinishReason.STOP, stop_token_id=token_id)
-        elif generated >= leg.tokens_max:
+        else:
             self._end(leg, FinishReason.LENGTH)
 
     def _hand_off(self, leg: LegState, now_s: float) -> None:

@@ -39,6 +39,8 @@ class Step:
     pulls: list[PullOrder] = field(default_factory=list)
     prefill_tokens: int = 0
     decode_requests: int = 0
+    has_first_token: bool = False
+    """Some answer begins with this step."""
 
     @property
     def has_output(self) -> bool:

@@ -1,0 +1,46 @@
+"""Admission of prefill and decode workers: who is shed, and that a load is read only where somebody may be."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.core import LoadRecord
+from kvmesh.errors import OverloadedError
+from services.decode.admit import DecodeAdmission
+from services.prefill.admit import PrefillAdmission
+
+IDLE = LoadRecord(
+    step=0, taken_at_s=0.0, running_requests=0, waiting_requests=0, waiting_prompt_tokens=0, kv_blocks_used=0,
+    kv_blocks_free=0, kv_blocks_total=0,
+)  # fmt: skip
+
+
+def unread() -> LoadRecord:
+    raise AssertionError("the load was read")
+
+
+def test_decode_sheds_when_as_many_wait_as_may() -> None:
+    """Not before; how many wait is asked once there are legs enough for it."""
+    admission = DecodeAdmission(waiting_requests_max=2)
+    admission.check(1, unread)
+    admission.check(5, lambda: replace(IDLE, waiting_requests=1))
+    with pytest.raises(OverloadedError) as caught:
+        admission.check(5, lambda: replace(IDLE, waiting_requests=2, step_s=0.5))
+    assert (caught.value.reason, caught.value.retry_after_s) == ("decode_queue_full", 1.0)
+
+
+def test_prefill_sheds_what_does_not_fit_behind_what_waits() -> None:
+    """A prompt that nobody is ahead of is taken, however long it is."""
+    admission = PrefillAdmission(waiting_prompt_tokens_max=100)
+    admission.check(0, unread, 1000)
+    admission.check(1, lambda: IDLE, 1000)
+    admission.check(1, lambda: replace(IDLE, waiting_prompt_tokens=40), 60)
+    with pytest.raises(OverloadedError) as caught:
+        admission.check(1, lambda: replace(IDLE, waiting_prompt_tokens=40), 61)
+    assert caught.value.reason == "prefill_queue_full"
+
+
+def test_without_a_limit_nobody_is_shed() -> None:
+    """0 is no limit."""
+    DecodeAdmission(waiting_requests_max=0).check(9999, unread)
+    PrefillAdmission(waiting_prompt_tokens_max=0).check(9999, unread, 9999)
