@@ -182,6 +182,8 @@ def main() -> None:
     parser.add_argument("--together", action="store_true", help="no prefill workers: decode workers compute the prompt")
     parser.add_argument("--grpc", action="store_true", help="asks a router process through gRPC instead")
     parser.add_argument("--rate", type=float, default=2000.0, help="asks per second through gRPC")
+    parser.add_argument("--arrivals", default="even,random", help="of asks through gRPC: one each 1/rate s, Poisson")
+    parser.add_argument("--frontends", type=int, default=1, help="that ask through gRPC, each on a link of its own")
     parser.add_argument(
         "--dynamo", type=Path, help="virtual environment that has Dynamo: its parts beside ours instead"
     )
@@ -197,8 +199,18 @@ def main() -> None:
         return
     if options.grpc:
         from bench import router_grpc
+        from bench.pacing import Arrivals
 
-        router_grpc.main(options.workers, options.blocks, options.depths, options.rate, options.seconds)
+        arrivals = [Arrivals(word) for word in options.arrivals.split(",")]
+        router_grpc.main(
+            options.workers,
+            options.blocks,
+            options.depths,
+            options.rate,
+            options.seconds,
+            arrivals,
+            options.frontends,
+        )
         return
     collect_seldom()
     print(

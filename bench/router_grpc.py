@@ -1,16 +1,15 @@
-"""Asks a router through gRPC: `python -m bench.router --grpc`. The router is a process of its own, this is a frontend's end.
+"""Asks a router through gRPC: `python -m bench.router --grpc`. The router is a process of its own, this is the frontends' end.
 
-One router, asked through a frontend's own link (`kvmesh.rpc.router_link`), a task per ask as a frontend has one per request. Open
-loop: asks come at random (Poisson) times whatever was answered; each placed request reports what a frontend reports, prefilled,
-first token and finished. Latency counts from before the task is made until `place` returned, so it contains this process's
-share; `late` is how long after its time this process came to make the call. A thread keeps the time: event loops wake to the
-millisecond only.
+One router, asked through the frontends' own links (`kvmesh.rpc.router_link`) in turns, a task per ask as a frontend has one per
+request. Open loop: asks come at even or at random (Poisson) times whatever was answered; each placed request reports what a
+frontend reports, prefilled, first token and finished. Latency counts from before the task is made until `place` returned, so it
+contains this process's share; `late` is how long after its time this process came to make the call.
 """
 
 import asyncio
+import itertools
 import random
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bench.noise import busy_core_s, calibration_ms
+from bench.pacing import Arrivals, Pacer, gaps_s
 from bench.processes import process_use
 from bench.router import BLOCK, PROMPTS, SEED, make_prompts
 from bench.services import ROOT
@@ -27,6 +27,7 @@ from kvmesh.core import Ask, ReportKind
 from kvmesh.discovery.base import Health, Instance, View
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
+from kvmesh.lifecycle.garbage import collect_seldom
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
@@ -37,7 +38,7 @@ CONNECT_TIMEOUT_S = 10.0
 REPORTS = ((0.010, ReportKind.PREFILLED), (0.015, ReportKind.FIRST_TOKEN), (0.1, ReportKind.FINISHED))
 """What is told of each request, and when, from its placement on."""
 COLUMNS = (
-    *("workers", "blocks", "asks/s", "p50 ms", "p90 ms", "p99 ms", "late p99 ms", "refused"),
+    *("workers", "blocks", "arrivals", "asks/s", "p50 ms", "p90 ms", "p99 ms", "late p99 ms", "refused"),
     *("messages/ask", "router us CPU/ask", "frontend us CPU/ask", "loop ms", "others"),
 )
 
@@ -64,11 +65,23 @@ class OneRouter:
         await asyncio.Event().wait()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row. `is_bare`: a servicer that knows nothing answers."""
+
+    workers: int
+    blocks: int
+    depths: int
+    arrivals: Arrivals
+    frontends: int = 1
+    is_bare: bool = False
+
+
 @dataclass(slots=True)
 class Load:
-    """Asks on one link, and what came of them."""
+    """Asks on links, and what came of them."""
 
-    link: GrpcRouterLink
+    links: Sequence[GrpcRouterLink]
     prompts: Sequence[Sequence[int]]
     latencies_s: list[float] = field(default_factory=list)
     lateness_s: list[float] = field(default_factory=list)
@@ -76,11 +89,16 @@ class Load:
     asks: int = 0
     refused: int = 0
 
+    @property
+    def messages_sent(self) -> int:
+        """On all links."""
+        return sum(link.messages_sent for link in self.links)
+
     def ask(self, due_at: float) -> None:
         """The next ask."""
         now = time.perf_counter()
         self.lateness_s.append(now - due_at)
-        task = asyncio.create_task(self._ask(self.next_ask(), now))
+        task = asyncio.create_task(self._ask(self.links[self.asks % len(self.links)], self.next_ask(), now))
         self.asking.add(task)
         task.add_done_callback(self.asking.discard)
 
@@ -97,33 +115,22 @@ class Load:
             timeout_s=600.0,
         )
 
-    async def _ask(self, ask: Ask, asked_at: float) -> None:
+    async def _ask(self, link: GrpcRouterLink, ask: Ask, asked_at: float) -> None:
         try:
-            placed = await self.link.place(ask, timeout_s=CONNECT_TIMEOUT_S)
+            placed = await link.place(ask, timeout_s=CONNECT_TIMEOUT_S)
         except MeshError:
             self.refused += 1
             return
         self.latencies_s.append(time.perf_counter() - asked_at)
         loop = asyncio.get_running_loop()
         for after_s, kind in REPORTS:
-            loop.call_later(after_s, partial(self.link.report_nowait, placed.ask_id, kind, elapsed_s=after_s))
+            loop.call_later(after_s, partial(link.report_nowait, placed.ask_id, kind, elapsed_s=after_s))
 
     def begin(self) -> None:
         """What was so far does not count."""
         self.latencies_s.clear()
         self.lateness_s.clear()
         self.refused = 0
-
-
-def keep_time(loop: asyncio.AbstractEventLoop, load: Load, rate: float, stop: threading.Event) -> None:
-    """Calls `load.ask` in the loop at random times."""
-    generator = random.Random(SEED)
-    due_at = time.perf_counter()
-    while not stop.is_set():
-        due_at += generator.expovariate(rate)
-        if (wait_s := due_at - time.perf_counter()) > 0:
-            time.sleep(wait_s)
-        loop.call_soon_threadsafe(load.ask, due_at)
 
 
 @asynccontextmanager
@@ -142,48 +149,63 @@ async def router_process(*arguments: str) -> AsyncIterator[tuple[str, int]]:
         await process.wait()
 
 
-async def measure(workers: int, blocks: int, depths: int, rate: float, for_s: float, *, is_bare: bool) -> list[str]:
-    """One row."""
-    arguments = ["--workers", str(workers), "--blocks", str(blocks), "--depths", str(depths)]
-    async with router_process(*arguments, *(["--bare"] if is_bare else [])) as (address, pid):
-        channels = ChannelPool(RpcSettings())
-        link = GrpcRouterLink(
+@asynccontextmanager
+async def frontends(address: str, count: int) -> AsyncIterator[Sequence[GrpcRouterLink]]:
+    """Their links, each with a connection of its own."""
+    pools = [ChannelPool(RpcSettings()) for _ in range(count)]
+    links = [
+        GrpcRouterLink(
             OneRouter(address),  # type: ignore[arg-type]  # no more of a registry is used
             channels,
-            frontend_id="bench",
+            frontend_id=f"bench-{number}",
             clock=SystemClock(),
-            generator=random.Random(SEED),
+            generator=random.Random(SEED + number),
             settings=RouterLinkSettings(routers=1),
         )
-        load = Load(link, make_prompts(blocks))
-        running = asyncio.create_task(link.run())
-        await link.place(load.next_ask(), timeout_s=CONNECT_TIMEOUT_S)
-        stop = threading.Event()
+        for number, channels in enumerate(pools)
+    ]
+    running = [asyncio.create_task(link.run()) for link in links]
+    try:
+        yield links
+    finally:
+        for link in links:
+            await link.aclose()
+        await asyncio.wait(running)
+        for channels in pools:
+            await channels.aclose()
+
+
+async def measure(case: Case, rate: float, for_s: float) -> list[str]:
+    """One row."""
+    arguments = ["--workers", str(case.workers), "--blocks", str(case.blocks), "--depths", str(case.depths)]
+    async with (
+        router_process(*arguments, *(["--bare"] if case.is_bare else [])) as (address, pid),
+        frontends(address, case.frontends) as links,
+    ):
+        load = Load(links, make_prompts(case.blocks))
+        for link in links:
+            await link.place(load.next_ask(), timeout_s=CONNECT_TIMEOUT_S)
+        collect_seldom()  # As a frontend does.
         loop_ms = calibration_ms()
-        pacing = threading.Thread(target=keep_time, args=(asyncio.get_running_loop(), load, rate, stop))
-        pacing.start()
+        pacer = Pacer(gaps_s(case.arrivals, rate, random.Random(SEED)), load.ask)
         try:
             await asyncio.sleep(WARM_UP_S)
             load.begin()
-            messages, busy_s, router_s = link.messages_sent, busy_core_s(), process_use(pid).cpu_s
+            messages, busy_s, router_s = load.messages_sent, busy_core_s(), process_use(pid).cpu_s
             own_s, began = time.process_time(), time.perf_counter()
             await asyncio.sleep(for_s)
             wall_s = time.perf_counter() - began
             router_s, own_s = process_use(pid).cpu_s - router_s, time.process_time() - own_s
             others = max(0.0, (busy_core_s() - busy_s - router_s - own_s) / wall_s)
-            messages = link.messages_sent - messages
-            refused = load.refused
+            messages, refused = load.messages_sent - messages, load.refused
             latencies, lateness = sorted(load.latencies_s), sorted(load.lateness_s)
         finally:
-            stop.set()
-            pacing.join()
-            await link.aclose()
-            await asyncio.wait([running])
-            await channels.aclose()
+            pacer.close()
     answered = max(1, len(latencies))
     return [
-        "bare gRPC" if is_bare else str(workers),
-        str(blocks),
+        "bare gRPC" if case.is_bare else str(case.workers),
+        str(case.blocks),
+        case.arrivals.value,
         f"{len(latencies) / wall_s:.0f}",
         *(f"{1e3 * at(latencies, part):.2f}" for part in (0.5, 0.9, 0.99)),
         f"{1e3 * at(lateness, 0.99):.2f}",
@@ -201,12 +223,24 @@ def at(values: Sequence[float], part: float) -> float:
     return values[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
 
 
-def main(workers: Sequence[int], blocks: Sequence[int], depths: int, rate: float, for_s: float) -> None:
-    """The table, one row for gRPC alone per prompt length before it."""
+def main(
+    workers: Sequence[int],
+    blocks: Sequence[int],
+    depths: int,
+    rate: float,
+    for_s: float,
+    arrivals: Sequence[Arrivals],
+    frontends: int,
+) -> None:
+    """The table, one row for gRPC alone per prompt length and kind of arrivals before it."""
     lines = []
-    for length in blocks:
-        for number in (0, *workers):
-            lines.append(run(measure(number, length, depths, rate, for_s, is_bare=not number)))
-            print(" ".join(lines[-1]), file=sys.stderr, flush=True)
-    print(f"asks through gRPC, open loop at {rate:,.0f}/s; `loop ms` and `others` as for the load scenarios\n")
+    for length, kind, number in itertools.product(blocks, arrivals, (0, *workers)):
+        case = Case(
+            workers=number, blocks=length, depths=depths, arrivals=kind, frontends=frontends, is_bare=not number
+        )
+        lines.append(run(measure(case, rate, for_s)))
+        print(" ".join(lines[-1]), file=sys.stderr, flush=True)
+    print(
+        f"asks of {frontends} frontend(s) through gRPC, open loop at {rate:,.0f}/s; `loop ms` and `others` as for the load scenarios\n"
+    )
     print(render(COLUMNS, lines))

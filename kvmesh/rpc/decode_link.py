@@ -200,16 +200,17 @@ class GrpcDecodeLink:
 
     def _on_tokens(self, frame: pb.StepFrame) -> None:
         sinks, came_s = self._sinks, self._heard_at_s
-        token_ids = list(frame.token_ids)
+        # A slice is copied by the protobuf library; an iterator would ask it once per number.
+        slots, token_ids = frame.slots[:], frame.token_ids[:]
         if not frame.counts and not frame.logprobs:
-            for slot, token_id in zip(frame.slots, token_ids, strict=True):
+            for slot, token_id in zip(slots, token_ids, strict=True):
                 if (sink := sinks.get(slot)) is not None:
                     sink.on_tokens((token_id,), None, came_s)
             return
         logprobs = {entry.slot: from_logprobs(entry.logprobs) for entry in frame.logprobs}
-        counts = list(frame.counts) or [1] * len(frame.slots)
+        counts = list(frame.counts) or [1] * len(slots)
         start = 0
-        for slot, count in zip(frame.slots, counts, strict=True):
+        for slot, count in zip(slots, counts, strict=True):
             if (sink := sinks.get(slot)) is not None:
                 sink.on_tokens(token_ids[start : start + count], logprobs.get(slot), came_s)
             start += count

@@ -21,6 +21,7 @@ from random import Random
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, Placement, ReportKind
+from kvmesh.core.routing import PREFILLED, PROGRESS, SETTLING
 from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
@@ -209,9 +210,9 @@ class GrpcRouterLink:
             failed_worker_id=failed_worker_id,
             reservation_id="" if placed.stream.is_up and not placed.is_moved else placed.reservation_id,
         )
-        if kind.settles:
+        if kind in SETTLING:
             del self._in_flight[ask_id]
-        elif placed.prefilled_after_s is None and kind is not ReportKind.PROGRESS:
+        elif placed.prefilled_after_s is None and kind is not PROGRESS:
             placed.prefilled_after_s = elapsed_s
         self._send_report(placed.stream, ask_id, report)
 
@@ -270,7 +271,7 @@ class GrpcRouterLink:
         """Says that a request is in flight which another router placed, or this one on an earlier stream."""
         placed.stream, placed.is_moved = stream, True
         elapsed_s = placed.prefilled_after_s
-        kind = ReportKind.PROGRESS if elapsed_s is None else ReportKind.PREFILLED
+        kind = PROGRESS if elapsed_s is None else PREFILLED
         stream.report(ask_id, Report(kind=kind, elapsed_s=elapsed_s or 0.0, reservation_id=placed.reservation_id))
 
     def _any_stream(self) -> RouterStream | None:

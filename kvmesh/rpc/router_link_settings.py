@@ -27,7 +27,7 @@ class RouterLinkSettings:
         max=1,
     )
     asks_ahead: int = setting(
-        2,
+        4,
         "Unanswered asks of a stream from which on the next ones go out together: one message costs more than one ask.",
         min=1,
     )

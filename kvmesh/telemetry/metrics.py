@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from kvmesh.telemetry.tally import Spreads, Tally
+
 _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 # Endings that Prometheus or the mesh's rule spell differently.
 _WRONG_ENDINGS = ("_total", "_s", "_ms", "_us", "_sec", "_secs", "_milliseconds", "_kb", "_mb", "_percent")
@@ -49,6 +51,21 @@ class Instruments:
     ) -> Histogram:
         """A distribution; the default buckets are for durations in seconds."""
         return Histogram(self._prefix + _checked(name), help, labels, registry=self.registry, buckets=buckets)
+
+    def tally(self, name: str, help: str, labels: Sequence[str] = ()) -> Tally:  # noqa: A002
+        """A counter that costs next to nothing to count with, from the event loop's thread only."""
+        return Tally(self.registry, self._prefix + _checked(name), help, labels)
+
+    def spreads(
+        self,
+        name: str,
+        help: str,  # noqa: A002
+        labels: Sequence[str] = (),
+        *,
+        buckets: Sequence[float] = DURATION_BUCKETS_S,
+    ) -> Spreads:
+        """The same of a distribution."""
+        return Spreads(self.registry, self._prefix + _checked(name), help, labels, buckets=buckets)
 
 
 class ClosedSet:

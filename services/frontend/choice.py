@@ -18,12 +18,14 @@ class Choice:
     1. After `close` or the end nothing reaches the outlet.
     2. `on_over` is called exactly once unless `close` came first: with None after `on_end`, or with the leg's failure.
     3. While `has_shown` is false the outlet has neither text nor an end of this choice, however many tokens have come.
+    4. `_whole` is empty unless a token with an entry there can be shown by itself: the answer has begun and is not over,
+       nothing is held back and no stop string is looked for.
     """
 
     __slots__ = (
         "_cancel", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
-        "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "finish", "has_shown", "heard_at_s",
-        "tokens",
+        "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "_whole", "finish", "has_shown",
+        "heard_at_s", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +55,7 @@ class Choice:
         self._on_over = on_over
         self._cancel: Callable[[], None] | None = None
         self._is_over = False
+        self._whole: Sequence[str | None] = ()
         self._held_ids: list[int] = []
         self._held_logprobs: list[TokenLogprob] = []
         self.tokens = 0
@@ -70,7 +73,22 @@ class Choice:
         self._cancel = cancel
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
-        """See LegSink."""
+        """See LegSink. The hot path is one token that is whole by itself."""
+        if len(token_ids) == 1:
+            whole, token_id = self._whole, token_ids[0]
+            if token_id < len(whole) and (text := whole[token_id]) and token_id not in self._stop_ids:
+                gaps, gap_s = self._gaps, came_s - self.heard_at_s
+                if gap_s == gaps.last_s:
+                    gaps.repeats += 1
+                else:
+                    gaps.observe(gap_s, 1)
+                self.heard_at_s = came_s
+                self.tokens += 1
+                self._outlet.on_text(self._number, text, token_ids, logprobs)
+                return
+        self._on_tokens(token_ids, logprobs, came_s)
+
+    def _on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
         if self._is_over:
             return
         count = len(token_ids)
@@ -93,6 +111,8 @@ class Choice:
                 self._outlet.on_text(self._number, text, token_ids, logprobs)
         else:
             self._hold(token_ids, logprobs)
+        is_clear = self._stops is None and not self._held_ids and not self._is_over
+        self._whole = self._detokeniser.whole() if is_clear else ()
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """See LegSink."""
@@ -148,7 +168,7 @@ class Choice:
             if not self._is_over:
                 self._end(Ending(reason=finish.reason, stop=finish.stop_token_id, output_tokens=self.tokens))
             return
-        self._is_over = True
+        self._is_over, self._whole = True, ()
         self._on_over(self, finish.error or LostError(f"the worker ended the answer: {finish.reason.value}"))
 
     def _flush(self) -> None:
@@ -165,12 +185,13 @@ class Choice:
 
     def _end(self, ending: Ending) -> None:
         self._is_over = self.has_shown = True
+        self._whole = ()
         self._outlet.on_end(self._number, ending)
         self._on_over(self, None)
 
     def close(self) -> None:
         """Stops the leg wherever it is; the outlet and the attempt hear no more. Idempotent."""
-        self._is_over = True
+        self._is_over, self._whole = True, ()
         self._call_cancel()
         # The attempt has its choices and they had its methods: a circle that only the collector would take apart.
         self._on_first, self._on_over = _tell_nobody, _tell_nobody

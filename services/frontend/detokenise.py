@@ -22,6 +22,11 @@ class Detokeniser(Protocol):
         """The text that these tokens complete; may be empty."""
         ...
 
+    def whole(self) -> Sequence[str | None]:
+        """By token id what the next token would give, None where it takes a `push`; it need not be pushed where it is not
+        None. Holds until the next `push`."""
+        ...
+
     def flush(self) -> str:
         """What is left at the end: a broken character becomes U+FFFD."""
         ...
@@ -89,16 +94,15 @@ class ByteDetokeniser:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See Detokeniser."""
-        # The hot path: one token per step that is whole by itself.
-        if not self._held and len(token_ids) == 1 and 0 <= (token_id := token_ids[0]) < self._size:
-            text = self._texts[token_id]
-            if text is not None:
-                return text
         size, pieces = self._size, self._pieces
         data = self._held + b"".join([pieces[i] for i in token_ids if 0 <= i < size])
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text
+
+    def whole(self) -> Sequence[str | None]:
+        """See Detokeniser. The hot path: one token per step that is whole by itself."""
+        return () if self._held else self._texts
 
     def flush(self) -> str:
         """See Detokeniser."""
@@ -121,6 +125,10 @@ class WindowDetokeniser:
     def push(self, token_ids: Sequence[int]) -> str:
         """See Detokeniser. One token at a time, so that the text does not depend on how tokens were bundled."""
         return "".join([self._step(token_id) for token_id in token_ids if token_id not in self._hidden])
+
+    def whole(self) -> Sequence[str | None]:
+        """See Detokeniser. None: what a token adds depends on those before it."""
+        return ()
 
     def _step(self, token_id: int) -> str:
         self._held.append(token_id)

@@ -41,21 +41,43 @@ class GapHistogram(Collector):
 
 
 class ModelGaps:
-    """Counts per bucket. Not shared between threads."""
+    """Counts per bucket. Not shared between threads.
 
-    __slots__ = ("_counts", "sum_s")
+    Tokens of one frame mostly came as long after those before them: whoever sees the gap `last_s` again may add to `repeats`
+    instead of observing it.
+    """
+
+    __slots__ = ("_at", "_counts", "_sum_s", "last_s", "repeats")
 
     def __init__(self) -> None:
         self._counts = [0] * (len(DURATION_BUCKETS_S) + 1)
-        self.sum_s = 0.0
+        self._sum_s = 0.0
+        self._at = 0
+        self.last_s = 0.0
+        self.repeats = 0
+
+    @property
+    def sum_s(self) -> float:
+        """All gaps together."""
+        self._settle()
+        return self._sum_s
 
     def observe(self, gap_s: float, tokens: int) -> None:
         """`tokens` came `gap_s` after the one before them."""
-        self._counts[bisect_left(DURATION_BUCKETS_S, gap_s / tokens)] += tokens
-        self.sum_s += gap_s
+        self._settle()
+        self.last_s = gap_s / tokens
+        self._at = bisect_left(DURATION_BUCKETS_S, self.last_s)
+        self._counts[self._at] += tokens
+        self._sum_s += gap_s
+
+    def _settle(self) -> None:
+        repeats, self.repeats = self.repeats, 0
+        self._counts[self._at] += repeats
+        self._sum_s += repeats * self.last_s
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Counts at or below each bound, as Prometheus wants them."""
+        self._settle()
         total, buckets = 0, []
         for bound, count in zip((*DURATION_BUCKETS_S, float("inf")), self._counts, strict=True):
             total += count

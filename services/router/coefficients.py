@@ -49,7 +49,7 @@ class Coefficient:
 class Linear:
     """A time as a sum of coefficients times what they count. `values` may be read at any time."""
 
-    __slots__ = ("_bounds", "_covariance", "_names", "_priors", "_sources", "observations", "values")
+    __slots__ = ("_bounds", "_covariance", "_names", "_priors", "_sources", "_two", "observations", "values")
 
     def __init__(self, starts: Sequence[tuple[str, float, Source]]) -> None:
         self._names = [name for name, _, _ in starts]
@@ -61,9 +61,17 @@ class Linear:
             [prior if i == j else 0.0 for j in range(len(starts))] for i, prior in enumerate(self._priors)
         ]
         self.observations = [0] * len(starts)
+        known = [place for place, value in enumerate(self.values) if value]
+        self._two = (known[0], known[1]) if len(known) == 2 else None
+        """Those that are not zero, when there are two of them."""
 
     def learn(self, observed_s: float, *counts: float) -> None:
         """It took so long. Times that cannot be are ignored."""
+        if self._two is not None:
+            i, j = self._two
+            if counts[i] > 0 and counts[j] > 0:
+                self._learn_two(observed_s, i, j, counts[i], counts[j])
+                return
         values = self.values
         parts = list(map(mul, values, counts))
         expected_s = sum(parts)
@@ -85,6 +93,31 @@ class Linear:
             row[i] = uncertainty if uncertainty < prior else prior
             if shares[i] > 0:
                 self.observations[i] += 1
+
+    def _learn_two(self, observed_s: float, i: int, j: int, first_count: float, second_count: float) -> None:
+        """The same with a number for each step, in a third of the time: this is the ordinary report."""
+        values = self.values
+        first_s, second_s = values[i] * first_count, values[j] * second_count
+        expected_s = first_s + second_s
+        if not 0 < observed_s < inf:
+            return
+        error = _clipped(log(observed_s / expected_s))
+        first, second = first_s / expected_s, second_s / expected_s
+        row_i, row_j = self._covariance[i], self._covariance[j]
+        of_i, of_both, of_j = row_i[i], row_i[j], row_j[j]
+        own_i, own_j = of_i * first + of_both * second, of_both * first + of_j * second
+        variance = own_i * first + own_j * second + NOISE
+        self._move(i, own_i * error / variance)
+        self._move(j, own_j * error / variance)
+        row_i[j] = row_j[i] = of_both - own_i * own_j / variance
+        row_i[i] = min(of_i - own_i * own_i / variance + DRIFT, self._priors[i])
+        row_j[j] = min(of_j - own_j * own_j / variance + DRIFT, self._priors[j])
+
+    def _move(self, place: int, logarithm: float) -> None:
+        low, high = self._bounds[place]
+        value = self.values[place] * exp(_clipped(logarithm))
+        self.values[place] = low if value < low else high if value > high else value
+        self.observations[place] += 1
 
     def told(self) -> Iterator[Coefficient]:
         """As others see it."""

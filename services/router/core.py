@@ -1,12 +1,13 @@
 """The router's whole state and what happens to it, without I/O: asks, reports, streams that end. Times are arguments."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from random import Random
 
-from kvmesh.core import Ask, Handoff, Placement, ReportKind
+from kvmesh.core import Ask, Handoff, Placement
+from kvmesh.core.routing import PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.admission import Admission, Answer, Queued
 from services.router.choice import Choice
@@ -21,6 +22,8 @@ from services.router.place import Limits, Placer
 from services.router.policies import Policy, PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
 from services.router.target import Target, TargetLimits
+
+_RENDEZVOUS = Handoff.RENDEZVOUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,8 @@ class RouterCore:
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placed = 0
         self._now = 0.0
+        self.hear_reports: Callable[[], bool] = bool
+        """Counts reports that somebody keeps back, before anybody is refused. False: there are none."""
 
     @property
     def policy_name(self) -> str:
@@ -87,14 +92,16 @@ class RouterCore:
         self.health.turn(now)
         try:
             if len(self.book) >= self._core_limits.reservations_max:
-                raise self._full()
+                self.hear_reports()
+                if len(self.book) >= self._core_limits.reservations_max:
+                    raise self._full()
             self._free_number(frontend_id, ask_id, ask.request_id)
             if self.queue.requests:
                 self._take_back(frontend_id, ask_id, ask.request_id, now)
                 if self.queue.is_behind(ask):
                     return self._wait(frontend_id, ask_id, ask, record, now)
             try:
-                choice = self._placer.choose(ask, now=now)
+                choice = self._choose(ask, now)
             except OverloadedError:
                 if not self.queue.limits.requests_max:
                     raise
@@ -108,6 +115,14 @@ class RouterCore:
         record.choice, record.considered = choice, self._placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
         return record.placement
+
+    def _choose(self, ask: Ask, now: float) -> Choice:
+        try:
+            return self._placer.choose(ask, now=now)
+        except (OverloadedError, UnavailableError):
+            if not self.hear_reports():
+                raise
+            return self._placer.choose(ask, now=now)
 
     def drain_queue(self, *, now: float, wall: float) -> list[Answer]:
         """Offers the room there is to those who wait; gives the answers of all who do not wait any more.
@@ -151,16 +166,17 @@ class RouterCore:
         if reservation is None:
             return None
         self.history.note(reservation.request_id, note)
-        self.book.adopt(reservation)
+        if reservation.keeper or reservation.is_orphaned:
+            self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
         self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
-        if self._cost.learning and note.elapsed_s > 0:
+        if reservation.forecast is not None and note.elapsed_s > 0 and self._cost.learning:
             learn(reservation, note, self._placer.links)
-        if note.kind.settles:
+        if note.kind in SETTLING:
             self.book.settle(reservation)
             self._end_predictions(reservation)
-        elif note.kind is not ReportKind.PROGRESS or note.output_tokens:
+        elif note.kind is not PROGRESS or note.output_tokens:
             self.book.prefilled(reservation, now=_time_of(reservation, note) if now is None else now)
         return reservation
 
@@ -211,6 +227,8 @@ class RouterCore:
             self.book.adopt(told)
             self.book.settle(told)
         known = self.book.get(frontend_id, ask_id)
+        if known is not None and self.hear_reports():
+            known = self.book.get(frontend_id, ask_id)
         if known is None:
             return
         if not known.is_orphaned and known.request_id != request_id:
@@ -324,9 +342,9 @@ class RouterCore:
         last = reservation.last_block_hash
         if last is None:
             return
-        for target in (reservation.prefill, reservation.decode):
-            if target is not None and (feed := target.worker.feed) is not None:
-                feed.settled(target.rank, last)
+        computing = reservation.prefill or reservation.decode  # Of the other nothing was predicted.
+        if (feed := computing.worker.feed) is not None:
+            feed.settled(computing.rank, last)
 
     def _holders_of(self, block_hash: int) -> int:
         """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
@@ -348,7 +366,7 @@ def _tells_nothing(target: Target | None, ask: Ask) -> bool:
 
 def _placement(reservation: Reservation, choice: Choice) -> Placement:
     prefill, address = choice.prefill, ""
-    if prefill is not None and choice.handoff is Handoff.RENDEZVOUS and prefill.worker.description is not None:
+    if prefill is not None and choice.handoff is _RENDEZVOUS and prefill.worker.description is not None:
         address = prefill.worker.description.rendezvous_address
     return Placement(
         reservation_id=reservation.reservation_id,

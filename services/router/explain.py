@@ -11,6 +11,7 @@ from itertools import islice
 from math import inf, isfinite
 
 from kvmesh.core import Ask, Placement, ReportKind, Role
+from kvmesh.core.routing import SETTLING
 from kvmesh.errors import MeshError, OverloadedError
 from services.router.choice import Choice
 from services.router.fleet import Worker
@@ -125,7 +126,7 @@ class History:
             return
         if len(record.reports) < REPORTS_MAX:
             record.reports.append(note)
-        elif note.kind.settles:
+        elif note.kind in SETTLING:
             record.reports[-1] = note
 
     def get(self, request_id: str) -> Record | None:

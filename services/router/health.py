@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvmesh.core import Ask, LoadRecord, ReportKind, Role
+from kvmesh.core.routing import FINISHED, FIRST_TOKEN, PREFILLED
 from kvmesh.errors import (
     DeadlineError,
     InternalError,
@@ -157,13 +158,13 @@ class Health:
         """News of a placed request. `failed` is the worker that the frontend blames; empty: none."""
         prefill, decode = reservation.prefill, reservation.decode
         name = reservation.reservation_id
-        if kind is ReportKind.PREFILLED:
+        if kind is PREFILLED:
             if prefill is not None:
                 self._judge(prefill.worker, Breaker.succeeded, name, now)
-        elif kind is ReportKind.FIRST_TOKEN:
+        elif kind is FIRST_TOKEN:
             if self._shut:
                 self._judge(decode.worker, Breaker.began, name, now)
-        elif kind is ReportKind.FINISHED:
+        elif kind is FINISHED:
             self._judge(decode.worker, Breaker.succeeded, name, now)
         elif kind.settles:
             culprit = failed if kind is ReportKind.FAILED and is_worker_fault(error) else ""

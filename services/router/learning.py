@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kvmesh.core import ReportKind
+from kvmesh.core.routing import FIRST_TOKEN, PREFILLED, ReportKind
 from services.router.links import Distance, Links
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def learn(reservation: "Reservation", note: Note, links: Links) -> None:
     forecast = reservation.forecast
     if forecast is None:
         return
-    if note.kind is ReportKind.PREFILLED and forecast.prefilled_after_s is None:
+    if note.kind is PREFILLED and forecast.prefilled_after_s is None:
         forecast.prefilled_after_s = note.elapsed_s
         _learn_prefill(reservation, forecast, note)
-    elif note.kind is ReportKind.FIRST_TOKEN:
+    elif note.kind is FIRST_TOKEN:
         if reservation.prefill is None:
             _learn_prefill(reservation, forecast, note)
         elif forecast.prefilled_after_s is not None and not forecast.wait_s and forecast.distance is not None:
@@ -73,4 +73,4 @@ def _learn_prefill(reservation: "Reservation", forecast: Forecast, note: Note) -
     computing = reservation.prefill or reservation.decode
     pairs = uncached * (forecast.prompt_tokens - uncached / 2)
     computing.coefficients.prefill.learn(note.elapsed_s - forecast.queue_s, 1, uncached, pairs)
-    computing.refresh()
+    computing.refresh_prefill()

@@ -1,19 +1,17 @@
 """What the router measures."""
 
-from contextlib import suppress
-
-from prometheus_client import Histogram
-
 from kvmesh.core import Placement, ReportKind, Role
+from kvmesh.core.routing import FIRST_TOKEN, PREFILLED
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
+from kvmesh.telemetry.tally import Spread
 from services.router.admission import Answer
 from services.router.breaker import BreakerState
 from services.router.core import RouterCore
 from services.router.feed import Trust
 from services.router.health import HealthEvent
 from services.router.overlap import OverlapFault
-from services.router.prediction import PHASES, RATIO_BUCKETS, WorkerLabels, error_ratio
+from services.router.prediction import RATIO_BUCKETS, WorkerLabels, error_ratio
 from services.router.replica import Replica
 from services.router.reservations import Reservation
 from services.router.target import Target
@@ -28,18 +26,20 @@ class RouterMetrics:
     def __init__(self, instruments: Instruments, core: RouterCore) -> None:
         self._core = core
         self._instruments = instruments
-        self._placed = instruments.counter("placed_requests", "Placements by what decided.", ("reason",))
+        self._placed = instruments.tally("placed_requests", "Placements by what decided.", ("reason",))
         self._refused = instruments.counter("refused_requests", "Refusals by reason.", ("reason",))
-        self._reports = instruments.counter("reports", "Reports by kind.", ("kind",))
+        self._reports = instruments.tally("reports", "Reports by kind.", ("kind",))
         self._expired = instruments.counter("expired_reservations", "Reservations that nobody settled.")
-        self._prompt = instruments.counter("prompt_tokens", "Prompt tokens of placed requests.")
-        self._cached = instruments.counter(
+        self._prompt = instruments.tally("prompt_tokens", "Prompt tokens of placed requests.").of()
+        self._cached = instruments.tally(
             "cached_prompt_tokens", "Those believed to be cached where they were placed."
-        )
-        self._seconds = instruments.histogram("decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S)
+        ).of()
+        self._seconds = instruments.spreads(
+            "decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S
+        ).of()
         # Looking a label's values up takes longer than counting.
-        self._placed_by = {reason: self._placed.labels(reason) for reason in (*_REASONS, core.policy_name)}
-        self._reports_by = {kind.value: self._reports.labels(kind.value) for kind in ReportKind}
+        self._placed_by = {reason: self._placed.of(reason) for reason in (*_REASONS, core.policy_name)}
+        self._reports_by = {kind: self._reports.of(kind.value) for kind in ReportKind}
         instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
         instruments.gauge_function("reservations", "Placed and not settled.", lambda: len(core.book))
         self._waits = instruments.histogram(
@@ -67,13 +67,14 @@ class RouterMetrics:
                 lambda trust=trust: self._trusted(trust),  # type: ignore[misc]
             )
         # The one label that is not from a closed set. See WorkerLabels for what bounds it.
-        self._errors = instruments.histogram(
+        self._errors = instruments.spreads(
             "prediction_error_ratio",
             "(observed - expected) / expected, of the time to prefill or to the first token, by worker.",
             ("phase", "worker"),
             buckets=RATIO_BUCKETS,
         )
-        self._errors_by: dict[tuple[str, str], Histogram] = {}
+        self._errors_of_prefill: dict[str, Spread] = {}
+        self._errors_of_ttft: dict[str, Spread] = {}
         self._labels = WorkerLabels(core.health.settings.labelled_workers_max)
         self._health_events = instruments.counter("health_events", "News of workers' health by kind.", ("kind",))
         for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
@@ -112,13 +113,7 @@ class RouterMetrics:
 
     def placed(self, placement: Placement, prompt_tokens: int, elapsed_s: float) -> None:
         """A request was placed."""
-        reason = placement.reasons[0]
-        child = self._placed_by.get(reason)
-        if child is None:
-            child = self._placed_by[reason] = self._placed.labels(reason)
-        child.inc()
-        self._prompt.inc(prompt_tokens)
-        self._cached.inc(placement.cached_tokens)
+        self._count_placed(placement, prompt_tokens)
         self._seconds.observe(elapsed_s)
 
     def refused(self, error: MeshError) -> None:
@@ -133,13 +128,11 @@ class RouterMetrics:
             return
         self._waits.labels("placed").observe(answer.waited_s)
         self._served.labels(priority_class(answer.ask.priority)).inc(answer.ask.prompt_tokens)
-        self._placed.labels(answer.outcome.reasons[0]).inc()
-        self._prompt.inc(answer.ask.prompt_tokens)
-        self._cached.inc(answer.outcome.cached_tokens)
+        self._count_placed(answer.outcome, answer.ask.prompt_tokens)
 
-    def reported(self, kind: str) -> None:
+    def reported(self, kind: ReportKind) -> None:
         """A report came."""
-        self._reports_by[kind].inc()
+        self._reports_by[kind].value += 1
 
     def expired(self, count: int) -> None:
         """Reservations ran out."""
@@ -151,27 +144,45 @@ class RouterMetrics:
 
     def observed(self, reservation: Reservation, kind: ReportKind, elapsed_s: float) -> None:
         """A placed request got so far, so long after its placement: how wrong was the router?"""
-        if kind is ReportKind.PREFILLED and reservation.prefill is not None:
-            self._error("prefill", reservation.prefill, reservation.expected_prefill_s, elapsed_s)
-        elif kind is ReportKind.FIRST_TOKEN:
-            self._error("ttft", reservation.decode, reservation.expected_ttft_s, elapsed_s)
+        if kind is PREFILLED:
+            if reservation.prefill is not None:
+                expected_s = reservation.expected_prefill_s
+                self._error("prefill", self._errors_of_prefill, reservation.prefill, expected_s, elapsed_s)
+        elif kind is FIRST_TOKEN:
+            expected_s = reservation.expected_ttft_s
+            self._error("ttft", self._errors_of_ttft, reservation.decode, expected_s, elapsed_s)
 
     def forget_workers(self) -> None:
         """Drops what is kept under the names of workers that have left."""
-        for label in self._labels.left(self._core.fleet.workers):
-            for phase in PHASES:
-                self._errors_by.pop((phase, label), None)
-                with suppress(KeyError):
-                    self._errors.remove(phase, label)
+        for worker_id in self._labels.left(self._core.fleet.workers):
+            for phase, known in (("prefill", self._errors_of_prefill), ("ttft", self._errors_of_ttft)):
+                known.pop(worker_id, None)
+                self._errors.forget(phase, worker_id)
 
-    def _error(self, phase: str, target: Target, expected_s: float | None, observed_s: float) -> None:
+    def _count_placed(self, placement: Placement, prompt_tokens: int) -> None:
+        reason = placement.reasons[0]
+        count = self._placed_by.get(reason)
+        if count is None:
+            count = self._placed_by[reason] = self._placed.of(reason)
+        count.value += 1
+        self._prompt.value += prompt_tokens
+        self._cached.value += placement.cached_tokens
+
+    def _error(
+        self, phase: str, known: dict[str, Spread], target: Target, expected_s: float | None, observed_s: float
+    ) -> None:
+        """`known` are those of the phase that have a label of their own."""
         ratio = error_ratio(expected_s, observed_s)
-        if ratio is not None:
-            key = (phase, self._labels.label(target.worker.worker_id))
-            child = self._errors_by.get(key)
-            if child is None:
-                child = self._errors_by[key] = self._errors.labels(*key)
-            child.observe(ratio)
+        if ratio is None:
+            return
+        worker_id = target.worker.worker_id
+        spread = known.get(worker_id)
+        if spread is None:
+            label = self._labels.label(worker_id)
+            spread = self._errors.of(phase, label)
+            if label == worker_id:
+                known[worker_id] = spread
+        spread.observe(ratio)
 
     def _waiting(self, name: str) -> tuple[int, int]:
         """Requests and tokens of a class of priorities."""

@@ -18,7 +18,9 @@ class Outbox(Generic[T]):
     def __init__(self, *, messages_max: int) -> None:
         self._messages: deque[T] = deque()
         self._messages_max = messages_max
-        self._said = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._reader: asyncio.Future[None] | None = None
+        """Of who waits in `take`."""
         self._room = asyncio.Event()
         self.awaited = 0
         """Messages that will be said although the other side says nothing more."""
@@ -38,12 +40,12 @@ class Outbox(Generic[T]):
     def put_nowait(self, message: T) -> None:
         """Says something."""
         self._messages.append(message)
-        self._said.set()
+        self._wake()
 
     def expect(self, change: int) -> None:
         """So many more, or less, messages are awaited."""
         self.awaited += change
-        self._said.set()
+        self._wake()
 
     async def wait_room(self) -> None:
         """Until less than `messages_max` messages are unsent."""
@@ -54,20 +56,25 @@ class Outbox(Generic[T]):
     def close(self) -> None:
         """The other side says nothing more: `take` ends after what is awaited."""
         self.is_closed = True
-        self._said.set()
+        self._wake()
 
     def end(self) -> None:
         """`take` ends after what has been said."""
         self.is_ended = True
-        self._said.set()
+        self._wake()
 
     async def take(self, most: int) -> Sequence[T]:
-        """What is said, 1 to `most` messages, as soon as there is any; none: that was all."""
+        """What is said, 1 to `most` messages, as soon as there is any; none: that was all. One task only may wait."""
         while not self._messages:
             if self.is_ended or (self.is_closed and not self.awaited):
                 return ()
-            self._said.clear()
-            await self._said.wait()
+            self._reader = self._loop.create_future()
+            await self._reader
         messages = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
         self._room.set()
         return messages
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)

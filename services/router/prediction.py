@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 OTHER = "other"
-PHASES = ("prefill", "ttft")
 RATIO_BUCKETS = (-0.9, -0.75, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 """(observed - expected) / expected: -0.5 took half the time expected, 1 took twice. Prometheus keeps no sum beside buckets below
 zero; quantiles are what one reads here."""

@@ -13,7 +13,7 @@ from grpc.aio import Server, ServicerContext
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
-from kvmesh.core import Placement, ReportKind
+from kvmesh.core import Placement
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.peers import from_sync, to_sync_response
 from kvmesh.rpc.codec.router import (
@@ -38,6 +38,7 @@ from services.router.core import RouterCore
 from services.router.dispatch import Dispatch, Notice, Replies, Reply
 from services.router.explain import Record, ReportNote, candidates_of, margin_of
 from services.router.fleet import Worker
+from services.router.inbox import Inbox
 from services.router.metrics import RouterMetrics
 from services.router.outbox import Outbox
 from services.router.peers import Peers
@@ -85,6 +86,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._streams_open: dict[_Stream, None] = {}
         self.dispatch = dispatch or Dispatch(core, metrics, clock)
         """A running part; to be run beside the server."""
+        self._inbox = Inbox(core, metrics, clock, self.dispatch)
 
     # The generated base class knows generators only, which cost more.
     async def Route(  # type: ignore[override]
@@ -112,6 +114,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         finally:
             reading.cancel()
             del self._streams_open[stream]
+            self._inbox.count_all()
             self.dispatch.stream_ended(stream.outbox)
             if stream.frontend_id:
                 self._bye(stream.frontend_id)
@@ -147,6 +150,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def Explain(self, request: pb.ExplainRequest, context: ServicerContext[Any, Any]) -> pb.ExplainResponse:
         """Why a request was placed where it was."""
         request_id = required_text(request.request_id, "request_id", 128)
+        self._inbox.count_all()
         record = self._core.history.get(request_id)
         if record is None:
             raise NotFoundError(f"no placement of request {request_id!r} is remembered", reason="placement_not_found")
@@ -156,6 +160,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: pb.ListWorkersRequest, context: ServicerContext[Any, Any]
     ) -> pb.ListWorkersResponse:
         """Workers as the router sees them."""
+        self._inbox.count_all()
         workers = [worker for _, worker in sorted(self._core.fleet.workers.items())]
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
         return pb.ListWorkersResponse(
@@ -191,9 +196,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def _on_message(self, frontend_id: str, message: pb.RouteRequest, outbox: Replies) -> None:
         reports, asks = said_in(message)
         if reports:
-            self._on_reports(frontend_id, reports)
+            # All of a bundle or, when one of it is wrong, none.
+            self._inbox.put(frontend_id, [(report.ask_id, report_as(ReportNote, report)) for report in reports])
         for ask in asks:
             self._on_ask(frontend_id, ask.ask_id, ask, outbox)
+        if reports:
+            self._inbox.come_back()
 
     def _on_ask(self, frontend_id: str, ask_id: int, message: pb.Ask, outbox: Replies) -> None:
         try:
@@ -214,22 +222,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if self.dispatch.is_waiting and self._core.queue.get(frontend_id, ask_id) is None:
             self.dispatch.not_queued(frontend_id, ask_id)
         outbox.put_nowait(Reply(ask_id, outcome))
-
-    def _on_reports(self, frontend_id: str, messages: Sequence[pb.Report]) -> None:
-        """All of a bundle or, when one of it is wrong, none."""
-        makes_room, now = False, self._clock.now()
-        reports = [(message.ask_id, report_as(ReportNote, message)) for message in messages]
-        for ask_id, report in reports:
-            self._metrics.reported(report.kind.value)
-            reservation = self._core.report(frontend_id, ask_id, report, now=now)
-            if reservation is not None:
-                self._metrics.observed(reservation, report.kind, report.elapsed_s)
-            if reservation is None and report.kind.settles and self._core.queue.requests:
-                self._core.withdraw(frontend_id, ask_id, now=now)
-                self.dispatch.flush()
-            makes_room = makes_room or report.kind is not ReportKind.PROGRESS
-        if makes_room and self.dispatch.is_waiting:
-            self.dispatch.wake()
 
     def _placed(self, frontend_id: str, ask_id: int, message: pb.Ask) -> Placement | Queued:
         started = perf_counter()

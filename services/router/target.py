@@ -187,6 +187,11 @@ class Target:
 
     def refresh(self) -> None:
         """Writes its column, after its pace or its load has changed."""
+        self.refresh_prefill()
+        self.refresh_batch()
+
+    def refresh_prefill(self) -> None:
+        """The same after a change of its pace with prompts."""
         if self.column < 0:
             return
         cells, columns = self.board.cells, self.board.columns
@@ -196,7 +201,6 @@ class Target:
         cells[BASE * columns + self.column] = base_s
         self.board.has_pairs = self.board.has_pairs or per_pair_s > 0
         self.refresh_queue()
-        self.refresh_batch()
 
     def refresh_queue(self) -> None:
         """Writes what prompts wait for, after a change of those promised."""

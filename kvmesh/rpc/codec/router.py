@@ -81,9 +81,9 @@ SOURCES = {
 SOURCE_NUMBERS = {source: number for number, source in SOURCES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Report:
-    """News of a placed request."""
+    """News of a placed request. Nobody changes it; three are made per request, in half the time that frozen ones take."""
 
     kind: ReportKind
     elapsed_s: float
@@ -185,6 +185,7 @@ def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
         message.preferred_labels.update(ask.preferred_labels)
 
 
+_ELAPSED_S_MAX = 10 * 365 * 86_400
 _SELDOM_ASKED = (
     *("adapter", "tenant", "priority", "session_id", "attempt", "traceparent"),
     *("pinned_prefill_worker_id", "pinned_decode_worker_id"),
@@ -212,7 +213,7 @@ def from_ask(message: pb.Ask) -> Ask:
 
     What an ordinary ask leaves out is not looked at any further: this runs once per decision.
     """
-    prompt_tokens, block_hashes = message.prompt_tokens, message.block_hashes
+    prompt_tokens, block_hashes, size = message.prompt_tokens, message.block_hashes, message.block_size_tokens
     if not prompt_tokens:
         check_range(prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
     if priority := message.priority:
@@ -221,15 +222,14 @@ def from_ask(message: pb.Ask) -> Ask:
         check_length(len(tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
     if count := len(block_hashes):
         check_length(count, "ask.block_hashes", 0, BLOCKS_MAX, "entries")
-        check_range(message.block_size_tokens, "ask.block_size_tokens", 1, 2**20)
-        most = prompt_tokens // message.block_size_tokens
-        check_length(count, "ask.block_hashes", 0, most, "entries at this prompt length")
+        check_range(size, "ask.block_size_tokens", 1, 2**20)
+        check_length(count, "ask.block_hashes", 0, prompt_tokens // size, "entries at this prompt length")
     return Ask(
         request_id=required_text(message.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX),
         model=required_text(message.model, "ask.model", 256),
         prompt_tokens=prompt_tokens,
         block_hashes=block_hashes if count else (),
-        block_size_tokens=message.block_size_tokens,
+        block_size_tokens=size,
         expected_output_tokens=message.expected_output_tokens,
         adapter=message.adapter,
         tenant=tenant,
@@ -340,12 +340,14 @@ class MakesReport(Protocol[T_co]):
 
 def report_as(make: MakesReport[T_co], message: pb.Report) -> T_co:
     """The same as a value of the caller's own, which spares him to copy each of them."""
-    elapsed_s = from_duration(message.elapsed)
-    check_range(elapsed_s, "report.elapsed", 0, 10 * 365 * 86_400)
+    elapsed_s, kind = from_duration(message.elapsed), REPORT_KINDS.get(message.kind)
+    if kind is None or not 0 <= elapsed_s <= _ELAPSED_S_MAX:
+        check_range(elapsed_s, "report.elapsed", 0, _ELAPSED_S_MAX)
+        kind = known_enum(message.kind, REPORT_KINDS, "report.kind")
     return make(
-        kind=known_enum(message.kind, REPORT_KINDS, "report.kind"),
+        kind=kind,
         elapsed_s=elapsed_s,
-        cached_tokens=optional_field(message, "cached_tokens"),
+        cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
         output_tokens=message.output_tokens,
         error=from_detail(message.error) if message.HasField("error") else None,
         failed_worker_id=message.failed_worker_id,
@@ -462,7 +464,8 @@ def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.
     kind = message.WhichOneof("kind")
     if kind == "batch":
         batch = message.batch
-        reports, asks = batch.reports, batch.asks
+        # Lists keep the messages: each look into protobuf's own makes them anew.
+        reports, asks = list(batch.reports), list(batch.asks)
         check_length(len(reports), "batch.reports", 0, REPORTS_MAX, "entries")
         check_length(len(asks), "batch.asks", 0 if reports else 1, ASKS_MAX, "entries")
         _check_numbers(reports, "batch.reports")

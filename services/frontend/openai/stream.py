@@ -19,6 +19,8 @@ from services.frontend.request import Ending
 LAST_CHUNK = b"0\r\n\r\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _POLL_S = 0.02
+_SIZES = [b"%x\r\n" % size for size in range(2048)]
+"""What comes before a chunk of the chunked encoding, by its size; longer ones are formatted."""
 
 
 class EventStream:
@@ -26,7 +28,14 @@ class EventStream:
 
     1. Pieces of a choice are written in order; a choice's ending comes after all of its text.
     2. After `close_*` nothing is written.
+    3. `_line` is None unless a text can be written between its two pieces: the only choice has begun, its chunks are plain,
+       none waits, and the stream is not closed.
     """
+
+    __slots__ = (
+        "_buffer_bytes_max", "_chunks", "_has_begun", "_head", "_is_chunked", "_is_closed", "_is_open", "_is_quiet",
+        "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_pending", "_plain", "_transport",
+    )  # fmt: skip
 
     done = DONE
     """What ends a stream that ended well."""
@@ -59,6 +68,7 @@ class EventStream:
         self._is_scheduled = False
         self._is_closed = False
         self._is_quiet = True
+        self._line: tuple[bytes, bytes, int] | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -69,24 +79,15 @@ class EventStream:
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         """See Outlet. The hot path is a plain chunk on a socket that keeps up."""
-        transport = self._transport
-        if (
-            self._plain is None
-            or self._is_shared
-            or not self._is_open[choice]
-            or self._late[choice] is not None
-            or transport.get_write_buffer_size() > self._buffer_bytes_max
-            or transport.is_closing()
-        ):
+        line, transport = self._line, self._transport
+        if line is None or transport.get_write_buffer_size() > self._buffer_bytes_max or transport.is_closing():
             self._on_text(choice, text, token_ids, logprobs)
             return
         self._is_quiet = False
-        before, after = self._plain[choice]
+        before, after, around = line
         body = orjson.dumps(text)
-        if self._is_chunked:
-            transport.write(b"%x\r\n%b%b%b\r\n" % (len(before) + len(body) + len(after), before, body, after))
-        else:
-            transport.write(before + body + after)
+        size = around + len(body)
+        transport.write((_SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size) + before + body + after)
 
     def _on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -98,12 +99,16 @@ class EventStream:
         if self._transport.get_write_buffer_size() > self._buffer_bytes_max:
             self._late[choice] = late = late or _Late()
             late.add(text, token_ids, logprobs)
+            self._line = None
             return
         if late is not None:
             late.add(text, token_ids, logprobs)
             text, token_ids, logprobs = late.take()
             self._late[choice] = None
         self._put(self._open(choice) + self._chunk(choice, text, token_ids, logprobs))
+        if self._plain is not None and self._is_chunked and not self._is_shared:
+            before, after = self._plain[choice]
+            self._line = (before, after + b"\r\n", len(before) + len(after))
 
     def _chunk(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -129,6 +134,7 @@ class EventStream:
             return
         data = self._open(choice)
         late, self._late[choice] = self._late[choice], None
+        self._line = None
         if late is not None:
             data += self._chunk(choice, *late.take())
         self._left -= 1
@@ -188,13 +194,13 @@ class EventStream:
         self._pending.append(data)
         data = self._begin() + self._frame(b"".join(self._pending)) + (LAST_CHUNK if self._is_chunked else b"")
         self._pending.clear()
-        self._is_closed = True
+        self._is_closed, self._line = True, None
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def abandon(self) -> None:
         """The client is gone: nothing more is written."""
-        self._is_closed = True
+        self._is_closed, self._line = True, None
         self._pending.clear()
 
     async def wait_sent(self, timeout_s: float) -> bool:

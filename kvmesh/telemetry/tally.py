@@ -1,0 +1,122 @@
+"""Counters and histograms for what happens thousands of times per second: plain numbers until somebody scrapes.
+
+Prometheus's own take a lock for every number that they add to. These belong to one thread, that of the event loop, which also
+answers scrapes.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.utils import floatToGoString
+
+
+class Count:
+    """One number. Whoever counts adds to `value`."""
+
+    __slots__ = ("began_s", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.began_s = time.time()
+
+
+class Tally(Collector):
+    """A counter, by the values of its labels."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, help: str, labels: Sequence[str] = ()) -> None:  # noqa: A002
+        self._name, self._help, self._labels = name, help, tuple(labels)
+        self._counts: dict[tuple[str, ...], Count] = {}
+        if not labels:
+            self.of()
+        registry.register(self)
+
+    def of(self, *values: str) -> Count:
+        """The number for these values of the labels; to be kept by those who count."""
+        known = self._counts.get(values)
+        if known is None:
+            if len(values) != len(self._labels):
+                raise ValueError(f"{self._name} has the labels {self._labels}")
+            known = self._counts[values] = Count()
+        return known
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What is scraped."""
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for values, count in self._counts.items():
+            family.add_metric(values, count.value, created=count.began_s)
+        yield family
+
+    describe = collect
+    """By which the registry knows a name that is taken."""
+
+
+class Spread:
+    """How often values fell into each bucket."""
+
+    __slots__ = ("_bounds", "began_s", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """The last is of those above all bounds."""
+        self.total = 0.0
+        self.began_s = time.time()
+
+    def observe(self, value: float) -> None:
+        """One more. A bound counts as below itself."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+class Spreads(Collector):
+    """A histogram, by the values of its labels. As with Prometheus's own there is no sum beside bounds below zero."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        help: str,  # noqa: A002
+        labels: Sequence[str] = (),
+        *,
+        buckets: Sequence[float],
+    ) -> None:
+        self._name, self._help, self._labels = name, help, tuple(labels)
+        self._bounds = tuple(buckets)
+        self._words = [*map(floatToGoString, buckets), "+Inf"]
+        self._spreads: dict[tuple[str, ...], Spread] = {}
+        if not labels:
+            self.of()
+        registry.register(self)
+
+    def of(self, *values: str) -> Spread:
+        """The distribution for these values of the labels; to be kept by those who observe."""
+        known = self._spreads.get(values)
+        if known is None:
+            if len(values) != len(self._labels):
+                raise ValueError(f"{self._name} has the labels {self._labels}")
+            known = self._spreads[values] = Spread(self._bounds)
+        return known
+
+    def forget(self, *values: str) -> None:
+        """There is nothing of these values any more."""
+        self._spreads.pop(values, None)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """What is scraped."""
+        family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
+        for values, spread in self._spreads.items():
+            labels = dict(zip(self._labels, values, strict=True))
+            below = list(accumulate(spread.counts))
+            for word, count in zip(self._words, below, strict=True):
+                family.add_sample(f"{self._name}_bucket", {**labels, "le": word}, count)
+            family.add_sample(f"{self._name}_count", labels, below[-1])
+            if self._bounds[0] >= 0:
+                family.add_sample(f"{self._name}_sum", labels, spread.total)
+            family.add_sample(f"{self._name}_created", labels, spread.began_s)
+        yield family
+
+    describe = collect

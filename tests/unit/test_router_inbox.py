@@ -1,0 +1,141 @@
+"""Reports wait until who asked is answered, and are counted before anything is said that they would change."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvmesh.clock import SystemClock
+from kvmesh.core import Placement, ReportKind
+from kvmesh.errors import InvalidRequestError, LostError, UnavailableError
+from kvmesh.telemetry import Telemetry
+from services.router.admission import Queued
+from services.router.breaker import BreakerSettings
+from services.router.core import CoreLimits, RouterCore
+from services.router.dispatch import Dispatch
+from services.router.explain import ReportNote
+from services.router.health import HealthSettings
+from services.router.inbox import REPORTS_MAX, REPORTS_PER_TURN, Inbox
+from services.router.lanes import QueueLimits
+from services.router.metrics import RouterMetrics
+from services.router.outbox import Outbox
+from services.router.target import TargetLimits
+from tests.unit.router_fleets import ask, core, join
+
+
+@dataclass
+class Stage:
+    """A router whose one decode worker takes `requests_max` requests; asks are numbered from 1."""
+
+    core: RouterCore
+    dispatch: Dispatch
+    inbox: Inbox
+    asks: int = 0
+    later_s: float = 0.0
+
+    def ask(self) -> Placement | Queued:
+        self.asks += 1
+        return self.ask_as(self.asks)
+
+    def ask_as(self, number: int, name: str = "") -> Placement | Queued:
+        now = SystemClock().now() + self.later_s
+        return self.core.ask("f", number, ask(name or f"r{number}", [number]), now=now, wall=now)
+
+    def report(self, *numbers: int, kind: ReportKind = ReportKind.FINISHED, **options) -> None:
+        self.inbox.put("f", [(number, ReportNote(kind=kind, elapsed_s=0.1, **options)) for number in numbers])
+        self.inbox.come_back()
+
+
+def stage(requests_max: int, **limits) -> Stage:
+    limits.setdefault("queue_limits", QueueLimits())
+    router = core(target_limits=TargetLimits(requests_per_decode_max=requests_max), **limits)
+    join(router, "d1", "decode")
+    clock = SystemClock()
+    metrics = RouterMetrics(Telemetry.create("router", registry=CollectorRegistry()).instruments, router)
+    dispatch = Dispatch(router, metrics, clock)
+    return Stage(router, dispatch, Inbox(router, metrics, clock, dispatch))
+
+
+async def test_reports_wait_a_turn_and_come_some_at_a_time():
+    """What is due in the loop already goes first; then as many as a turn takes, in order, until none is left."""
+    on = stage(100)
+    count = 2 * REPORTS_PER_TURN + 5
+    for _ in range(count):
+        on.ask()
+    left = []
+    on.report(*range(1, count + 1))
+    asyncio.get_running_loop().call_soon(lambda: left.append(len(on.core.book)))
+    assert len(on.core.book) == count
+    while on.inbox:
+        left.append(len(on.core.book))
+        await asyncio.sleep(0)
+    assert left == [count, count - REPORTS_PER_TURN, count - REPORTS_PER_TURN, count - 2 * REPORTS_PER_TURN]
+    assert len(on.core.book) == 0
+
+
+async def test_reports_make_room_for_an_ask_that_would_wait():
+    """It is placed, not queued, though nobody gave the loop a turn; without reports it waits."""
+    on = stage(1)
+    on.ask()
+    on.report(1)
+    assert isinstance(on.ask(), Placement)
+    assert isinstance(on.ask(), Queued)
+
+
+async def test_reports_make_room_where_nobody_may_wait():
+    """The same with a router that keeps no queue, and with one that holds as many reservations as it may."""
+    for limits in ({"queue_limits": QueueLimits(requests_max=0)}, {"core_limits": CoreLimits(reservations_max=1)}):
+        on = stage(1, **limits)
+        on.ask()
+        on.report(1)
+        assert isinstance(on.ask(), Placement)
+
+
+async def test_a_probe_that_went_well_opens_the_worker_for_the_next_ask():
+    """An ask is not refused for a breaker that a report in the inbox would close."""
+    health = HealthSettings(breaker=BreakerSettings(failures_max=1, pause_min_s=1.0, probes_max=1, probe_successes=1))
+    on = stage(100, health=health)
+    on.ask()
+    lost = LostError("gone", where="d1")
+    on.report(1, kind=ReportKind.FAILED, error=lost, failed_worker_id="d1")
+    assert not on.inbox, "a failure is not kept back"
+    with pytest.raises(UnavailableError):
+        on.ask()
+    on.later_s = 1.5
+    assert isinstance(on.ask(), Placement)
+    with pytest.raises(UnavailableError):
+        on.ask()
+    on.report(on.asks - 1, kind=ReportKind.FIRST_TOKEN)
+    assert isinstance(on.ask(), Placement)
+
+
+async def test_a_number_is_free_once_its_end_is_reported():
+    """Though the report is not counted yet; and not before."""
+    on = stage(100)
+    on.ask()
+    with pytest.raises(InvalidRequestError):
+        on.ask_as(1, "other")
+    on.report(1)
+    assert isinstance(on.ask_as(1, "other"), Placement)
+
+
+async def test_nothing_waits_while_asks_wait():
+    """Reports are counted at once when somebody is in the queue: they make the room that he waits for."""
+    on = stage(1)
+    on.ask()
+    assert isinstance(on.ask(), Queued)
+    on.dispatch.queued("f", 2, Outbox(messages_max=10))
+    on.report(1)
+    assert not on.inbox
+    assert len(on.core.book) == 0
+
+
+async def test_the_inbox_is_bounded():
+    """More than it holds are counted before anything else is read."""
+    on = stage(100)
+    on.ask()
+    on.report(*([1] * REPORTS_MAX), kind=ReportKind.PROGRESS)
+    assert len(on.inbox) == REPORTS_MAX
+    on.report(1)
+    assert not on.inbox
