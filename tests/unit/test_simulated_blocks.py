@@ -75,7 +75,11 @@ class PoolMachine(RuleBasedStateMachine):
     def compute(self, chain: Chain, count: int) -> None:
         first, end = chain.named, min(chain.named + count, len(chain.names))
         if chain in self.held and end > first:
-            self.pool.name(chain.blocks, first, chain.names[first:end], chain.names[first - 1] if first else None)
+            parent = chain.names[first - 1] if first else None
+            if end == first + 1:
+                self.pool.name_one(chain.blocks, first, chain.names[first], parent)
+            else:
+                self.pool.name(chain.blocks, first, chain.names[first:end], parent)
             chain.named = end
 
     @rule(chain=chains, name=st.integers(0, 3))

@@ -266,6 +266,16 @@ class BlockPool:
         if names:
             self._name(blocks[first : first + len(names)], names, parent)
 
+    def name_one(self, blocks: Runs, place: int, name: int, parent: int | None) -> None:
+        """The same for one block. One that was allocated alone, as those of answers are, is a run already."""
+        run = self._runs.get(blocks[place])
+        if run is None or run.count > 1 or name in self._named:
+            self.name(blocks, place, [name], parent)
+            return
+        run.names, run.parent = [name], parent
+        self._named[name] = run
+        self._stored(run.names, parent)
+
     def _name(self, blocks: Runs, names: Sequence[int], parent: int | None) -> None:
         self._stored(names, parent)
         place = 0

@@ -46,12 +46,15 @@ class Runs(Sequence[int]):
             if step != 1:
                 raise ValueError("numbers are taken in their order")
             return self if (first, end) == (0, self._count) else self._between(first, end)
-        left = place + self._count if place < 0 else place
-        for run in self.runs:
-            if 0 <= left < len(run):
-                return run[left]
-            left -= len(run)
-        raise IndexError(place)
+        behind = -place if place < 0 else self._count - place
+        if not 0 < behind <= self._count:
+            raise IndexError(place)
+        # From the end: whoever asks for one number fills the last blocks of a long answer, each of which is a run of its own.
+        for run in reversed(self.runs):
+            if behind <= len(run):
+                return run[-behind]
+            behind -= len(run)
+        raise AssertionError("the runs have as many numbers as were counted")
 
     def _between(self, first: int, end: int) -> "Runs":
         part = Runs()
