@@ -114,7 +114,7 @@ def print_lazy_events() -> None:
     )
     print_rates(runs, *stored, *removed)
     print("  and asked about once:")
-    print_rates(runs, *stored, ("asked, both workers' settled", lambda i: index.prefixes(runs[i])), *removed)
+    print_rates(runs, *stored, ("asked, both workers' entered", lambda i: index.prefixes(runs[i])), *removed)
 
 
 def print_rates(runs: Sequence[Sequence[int]], *rows: tuple[str, Callable[[int], object]]) -> None:

@@ -234,10 +234,7 @@ class NixlTransport:
                 raise self._lost(peer, "the transfer could not be posted")
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} while posting") from error
-        if not self._is_done(handle, peer, looks):
-            return handle
-        known.is_proven = True
-        return None
+        return None if self._is_done(handle, peer, looks) else handle
 
     def _know(self, peer: bytes) -> _Peer:
         """The peer; its metadata is loaded at first sight."""
@@ -285,6 +282,8 @@ class NixlTransport:
                 state = self._agent.check_xfer_state(handle)
             if state == "DONE":
                 self._agent.release_xfer_handle(handle)
+                if (known := self._peers.get(peer)) is not None:
+                    known.is_proven = True
                 return True
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} in transfer") from error

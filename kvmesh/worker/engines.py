@@ -46,7 +46,9 @@ def _transport(own: "SimulatedSettings") -> "KvTransport | None":
     if own.kv_transport == "nixl":
         from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
 
-        return NixlTransport(NixlSettings(progress_delay_us=own.nixl_progress_delay_us))
+        return NixlTransport(
+            NixlSettings(progress_delay_us=own.nixl_progress_delay_us, inline_bytes_max=own.nixl_inline_bytes_max)
+        )
     raise InvalidRequestError(
         "kv_transport must be nixl or none between processes", field="simulated.kv_transport", reason="invalid_settings"
     )

@@ -2,7 +2,7 @@
 
 Most blocks of long prompts are told of, evicted and never asked about. A run of blocks that nobody knows therefore waits until a
 lookup reaches its first block; blocks that leave before that are compared with its end and cut off, both at the speed of lists.
-Whatever does not fit takes the way through the dictionaries: the runs concerned are *settled*.
+Whatever does not fit takes the way through the dictionaries: the runs concerned are *entered*.
 
 Invariants, of a holder for which runs wait:
 1. No block is in two of its runs, or in one of them and in the dictionaries as its own.
@@ -87,7 +87,7 @@ class LazyIndex(HolderIndex):
 
     def stored(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
         """The holder holds these too, each the child of the one before. Storing again changes nothing."""
-        self._settle_holder(bit)
+        self._enter_holder(bit)
         super().stored(bit, block_hashes, parent_hash)
 
     def stored_lazily(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
@@ -98,7 +98,7 @@ class LazyIndex(HolderIndex):
             return
         super().stored(bit, block_hashes, parent_hash)
         if self.has_cuts(bit):
-            self._settle_holder(bit)
+            self._enter_holder(bit)
 
     def removed(self, bit: int, block_hashes: Sequence[int]) -> int:
         """The holder holds these no more. Gives how many it did not hold."""
@@ -107,32 +107,34 @@ class LazyIndex(HolderIndex):
             return super().removed(bit, block_hashes)
         rest = self._cut_off(waiting, block_hashes)
         if not waiting.parents.keys().isdisjoint(rest):
-            self._settle_holder(bit)
+            self._enter_holder(bit)
         unknown = self._remove(bit, rest)
         if unknown or self.has_cuts(bit):
-            self._settle_holder(bit)
+            self._enter_holder(bit)
             unknown = self._remove(bit, unknown)
         return len(unknown)
 
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
-        """Leading blocks held consecutively, as depths and sets of holders; runs that they lead to are settled first."""
+        """Leading blocks held consecutively, as depths and sets of holders; runs that they lead to are entered first."""
         found = super().prefixes(block_hashes)
-        while self.heads and self._settle_behind(block_hashes, found[0]):
+        while self.heads and block_hashes and self._enter_behind(block_hashes, found[0]):
             found = super().prefixes(block_hashes)
         return found
 
-    def settle(self) -> None:
+    def enter(self) -> None:
         """Nothing waits any more: for checks and measurements."""
         for bit in list(self._waiting):
-            self._settle_holder(bit)
+            self._enter_holder(bit)
 
-    def _settle_behind(self, block_hashes: Sequence[int], depths: Sequence[int]) -> bool:
-        """Settles the runs with which the prompt goes on where holders end, or where it starts. False: there are none."""
-        heads, count = self.heads, len(block_hashes)
-        found = [heads[block_hashes[depth]] for depth in (0, *depths) if depth < count and block_hashes[depth] in heads]
-        for runs in found:
-            self._settle(runs)
-        return bool(found)
+    def _enter_behind(self, block_hashes: Sequence[int], depths: Sequence[int]) -> bool:
+        """Enters the runs with which the prompt goes on where holders end, or where it starts. False: there are none."""
+        inside = depths if not depths or depths[-1] < len(block_hashes) else depths[:-1]
+        ends = [block_hashes[0], *map(block_hashes.__getitem__, inside)]
+        if self.heads.keys().isdisjoint(ends):
+            return False
+        for block in ends:
+            self._enter(self.heads.get(block, ()))
+        return True
 
     def _continues(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None) -> bool:
         """Appends to the run that ends with the parent. False: there is none; nor one that has the parent inside, any more."""
@@ -144,7 +146,7 @@ class LazyIndex(HolderIndex):
             run.blocks += block_hashes
             self._grew(waiting, run, len(block_hashes))
         elif not self.holds(bit, parent_hash):
-            self._settle([run for run in waiting.runs.values() if parent_hash in run.blocks])
+            self._enter([run for run in waiting.runs.values() if parent_hash in run.blocks])
         return run is not None
 
     def _begins(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None) -> bool:
@@ -154,10 +156,10 @@ class LazyIndex(HolderIndex):
             return False
         same = self.heads.get(first, ())
         if len(same) >= WAITING_HOLDERS_MAX or any(run.bit == bit for run in same):
-            self._settle(same)
+            self._enter(same)
             return False
         if self.holds(bit, first):
-            self._settle([run for block in block_hashes for run in self.heads.get(block, ()) if run.bit == bit])
+            self._enter([run for block in block_hashes for run in self.heads.get(block, ()) if run.bit == bit])
         if len(block_hashes) < RUN_BLOCKS_MIN or first in self.holders:
             return False
         run = _Run(bit, list(block_hashes), parent_hash)
@@ -173,7 +175,7 @@ class LazyIndex(HolderIndex):
         waiting.blocks += blocks
         self._ends(waiting, run)
         while waiting.blocks > self._blocks_max:
-            self._settle([next(iter(waiting.runs.values()))])
+            self._enter([next(iter(waiting.runs.values()))])
 
     def _ends(self, waiting: _Waiting, run: _Run) -> None:
         """Puts down where a run ends."""
@@ -210,7 +212,7 @@ class LazyIndex(HolderIndex):
                 self._leaves(waiting, run, first)
         return rest
 
-    def _settle(self, runs: Sequence[_Run]) -> None:
+    def _enter(self, runs: Sequence[_Run]) -> None:
         """Puts runs into the dictionaries."""
         for run in runs:
             waiting = self._waiting[run.bit]
@@ -222,10 +224,10 @@ class LazyIndex(HolderIndex):
         self._leaves(waiting, run, run.blocks[0])
         super().stored(run.bit, run.blocks, run.parent)
 
-    def _settle_holder(self, bit: int) -> None:
+    def _enter_holder(self, bit: int) -> None:
         waiting = self._waiting.get(bit)
         if waiting is not None:
-            self._settle(list(waiting.runs.values()))
+            self._enter(list(waiting.runs.values()))
 
     def _leaves(self, waiting: _Waiting, run: _Run, first: int) -> None:
         """A run waits no more."""

@@ -132,6 +132,57 @@ async def test_cancel(ends: Ends) -> None:
     assert ends.reader_memory[:4096].any()
 
 
+async def test_a_pull_in_progress_is_cancelled_at_any_moment(ends: Ends) -> None:
+    """Before its first turn too: what it wrote to is left alone once it has ended, and the transport goes on."""
+    await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=10)
+    for turns in range(4):
+        ends.reader_memory[:] = 0
+        rest = ends.reader.pull_nowait(ends.source.metadata, [(64, 0, 4096)], timeout_s=10)
+        if rest is None:
+            assert np.array_equal(ends.reader_memory[:4096], ends.source_memory[64:4160])
+            continue
+        pulling = asyncio.ensure_future(rest)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        pulling.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.gather(pulling, return_exceptions=True)
+        ends.reader_memory[:] = 0
+        await asyncio.sleep(0.01)
+        assert not ends.reader_memory.any()
+    await pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=10)
+    assert ends.reader_memory[:4096].any()
+
+
+async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
+    """On one machine, without a thread; a large one, and one where the loop posts none, takes turns."""
+    require_part("nixl")
+    from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
+
+    source, reader, careful = NixlTransport(), NixlTransport(NixlSettings(inline_bytes_max=4096)), None
+    try:
+        careful = NixlTransport(NixlSettings(inline_bytes_max=0))
+        memory = np.arange(SIZE, dtype=np.uint32).astype(np.uint8)
+        mine = np.zeros(SIZE, np.uint8)
+        await source.start(memory, lambda _: None)
+        for each in (reader, careful):
+            await each.start(mine, lambda _: None)
+            await pull(each, source.metadata, [(0, 0, 64)], timeout_s=10)
+        quick = [reader.pull_nowait(source.metadata, [(100, 0, 4096)], timeout_s=10) for _ in range(20)]
+        for rest in quick:
+            if rest is not None:
+                await rest
+        assert quick.count(None) >= 10, "most are over in the call"
+        assert np.array_equal(mine[:4096], memory[100:4196])
+        for each, size in ((reader, 4097), (careful, 64)):
+            rest = each.pull_nowait(source.metadata, [(0, 0, size)], timeout_s=10)
+            assert rest is not None
+            await rest
+    finally:
+        for each in filter(None, (source, reader, careful)):
+            await each.aclose()
+
+
 async def test_close_is_idempotent_and_refuses_afterwards(ends: Ends) -> None:
     """A closed transport says so."""
     await ends.reader.aclose()

@@ -111,7 +111,7 @@ class Both:
         return [block for block in reversed(prompt) if block in self.held[bit]][:count]
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(steps, st.sampled_from([20, 60, 10_000]))
 def test_whatever_waits_counts(history, waiting_blocks_max):
     """Stored in whole and in parts, evicted from the end and otherwise, dropped and asked for, in any order: counts at every
@@ -127,7 +127,7 @@ def test_whatever_waits_counts(history, waiting_blocks_max):
     assert len(both.index) >= len(set().union(*both.held.values()))
     for prompt in PROMPTS:
         both.ask(prompt)
-    both.index.settle()
+    both.index.enter()
     while both.index.sweep(7):
         pass
     assert len(both.index) == len(set().union(*both.held.values()))
@@ -200,7 +200,7 @@ def test_a_prompt_that_nobody_asks_about_never_gets_into_the_dictionaries():
     assert (index.count(0), index.count(1), index.holders, index.heads, index._waiting) == (0, 0, {}, {}, {})
 
 
-def test_a_lookup_settles_what_it_comes_to_and_nothing_else():
+def test_a_lookup_enters_what_it_comes_to_and_nothing_else():
     """The run that the prompt starts with, with all that have it; then what goes on from there; prompts beside it wait on."""
     index = waiting_index()
     index.stored(0, PROMPTS[0][:12])

@@ -330,7 +330,7 @@ class IndexSimulation:
             while self.router.index.sweep(50):
                 pass
         for tier, index in self.router.index.tiers.items():
-            index.settle()
+            index.enter()
             caches = [blocks for worker in self.workers for (_, of), blocks in worker.cached.items() if of == tier]
             assert len(index) == len(set().union(*caches)), tier
 

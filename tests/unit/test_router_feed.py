@@ -39,6 +39,17 @@ def test_a_snapshot_in_parts_is_exact_when_complete():
     assert feed.blocks == 2
 
 
+def test_what_changes_waits_for_a_lookup_and_a_snapshot_does_not():
+    """Both count at once; runs of a snapshot go on from one another in any order, which lists are slow to find."""
+    index = KvIndex()
+    feed = make(index)
+    feed.apply(snapshot(1, stored(*range(1, 21))))
+    feed.apply(change(2, stored(*range(101, 121))))
+    assert (feed.blocks, len(index.device), len(index.device.holders)) == (40, 40, 20)
+    assert [match.depth for match in index.device.match(range(101, 131))] == [20]
+    assert (feed.blocks, len(index.device.holders)) == (40, 40)
+
+
 def test_parts_of_a_snapshot_are_counted():
     """A part that comes twice changes nothing; one that is missing is noticed, and the view so far serves on."""
     feed = make()

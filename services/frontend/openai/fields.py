@@ -131,7 +131,7 @@ class Fields:
     def lacks(self, fields: frozenset[str]) -> bool:
         """True when none of these fields is there, not even as null: all of them at the price of one."""
         self._asked |= fields
-        return fields.isdisjoint(self._values)
+        return self._values.keys().isdisjoint(fields)
 
     def refuse_all(self, refusals: "Refusals") -> None:
         """The same for a table of fields; most bodies have none of them."""

@@ -1,12 +1,20 @@
 """Which fields a reader takes, found by asking it: the description cannot miss a field that is read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping
 from typing import Any
 
 from kvmesh.errors import MeshError, UnsupportedError
 from services.frontend.openapi.shapes import Schema, anything
 
 Read = Callable[[Mapping[str, Any]], object]
+
+
+class _Names(KeysView[str]):
+    """Has whatever it is asked for, so that a reader looks at each of the fields."""
+
+    def isdisjoint(self, other: Iterable[Any]) -> bool:
+        """Never."""
+        return False
 
 
 class _Recorded(dict[str, Any]):
@@ -20,6 +28,10 @@ class _Recorded(dict[str, Any]):
         """The value; the name is remembered."""
         self.seen[key] = None
         return super().get(key, default)
+
+    def keys(self) -> _Names:  # type: ignore[override]  # Readers only ask it what a body lacks.
+        """Its names."""
+        return _Names(self)
 
 
 def names_read(read: Read, smallest: Mapping[str, Any]) -> list[str]:
