@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from bench.traces import TraceRequest
 from kvmesh.core import KvEvent
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.runs import Runs
 from kvmesh.engines.simulated.settings import StepProfile
 
 
@@ -47,7 +46,7 @@ class Job:
     placed_s: float = 0.0
     prefill: "ReplayEngine | None" = None
     decode: "ReplayEngine | None" = None
-    blocks: Runs = field(default_factory=Runs)
+    blocks: list[int] = field(default_factory=list)
     computed: int = 0
     named: int = 0
     cached_tokens: int = 0
@@ -149,13 +148,13 @@ class ReplayEngine:
             return
         heapq.heappush(self._decoding, (self.steps + job.trace.output_tokens - 1, job.ask_id, job))
 
-    def release(self, blocks: Runs) -> None:
+    def release(self, blocks: list[int]) -> None:
         """Blocks that were held for somebody who has fetched them."""
         self.pool.drop(blocks)
 
     def _finish(self, job: Job, now_s: float) -> None:
         self.pool.drop(job.blocks)
-        job.blocks = Runs()
+        job.blocks = []
         job.done_s = now_s
         self._on_done(job, now_s)
 

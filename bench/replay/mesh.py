@@ -14,7 +14,6 @@ from time import process_time
 from bench.replay.engine import EngineShape, Job, ReplayEngine
 from bench.replay.placers import Placer, Spot, Waits
 from bench.traces import TraceRequest
-from kvmesh.engines.simulated.runs import Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +148,10 @@ class Replay:
             return
         self._placer.on_prefilled(job)
         held, source = job.blocks, job.prefill
-        job.blocks = Runs()
+        job.blocks = []
         self.at(now_s + self.shape.engine.transfer_s(job.trace.prompt_tokens), lambda: self._moved(job, source, held))
 
-    def _moved(self, job: Job, source: ReplayEngine, held: Runs) -> None:
+    def _moved(self, job: Job, source: ReplayEngine, held: list[int]) -> None:
         source.release(held)
         self._wake(source)
         assert job.decode is not None

@@ -8,7 +8,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.runs import Runs
 from kvmesh.worker.kv_feed import KvLog
 
 TOTAL = 12
@@ -35,7 +34,7 @@ class Chain:
     """A holder of blocks for `names`, of which the first `named` are complete."""
 
     names: list[int]
-    blocks: Runs
+    blocks: list[int]
     named: int
 
 
@@ -64,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
         chain = Chain(names, cached, len(cached))
         missing = length - len(cached)
         if missing > self.pool.available - self.pool.idle_among(cached):
-            return Chain([], Runs(), 0)
+            return Chain([], [], 0)
         self.pool.hold(cached)
         chain.blocks = cached + self.pool.allocate(missing)
         self.held.append(chain)
@@ -174,7 +173,7 @@ def test_what_was_computed_twice_is_held_once() -> None:
     pool.name(first, 0, [10, 11, 12], None)
     pool.name(second, 0, [10, 11], None)
     pool.name(second, 2, [12, 13], 11)
-    assert list(second) == [*first, 6] and pool.available == 8 - 4
+    assert second == [*first, 6] and pool.available == 8 - 4
     pool.drop(first)
     pool.drop(second)
-    assert list(pool.match([10, 11, 12, 13])) == [*first, 6]
+    assert pool.match([10, 11, 12, 13]) == [*first, 6]

@@ -1,50 +1,27 @@
-"""KV memory addressed by runs of blocks against one block at a time."""
-
-from itertools import pairwise
+"""KV memory addressed by many blocks against one block at a time, and runs of them."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.engines.simulated.memory import HEAD_WORDS, KvMemory, words_of
-from kvmesh.engines.simulated.runs import Runs, paired, runs_of, runs_of_words, words_of_runs
+from kvmesh.engines.simulated.runs import counted_up, neighbours
 
 BLOCKS = 12
 ORDERS = st.permutations(range(BLOCKS)).flatmap(lambda order: st.integers(0, BLOCKS).map(lambda count: order[:count]))
 
 
-@given(ORDERS)
-def test_runs_are_the_numbers_in_order(blocks: list[int]) -> None:
-    """All together name each number once, in its place; none could be joined with the one before."""
-    runs = runs_of(blocks)
-    places = runs.rows()
-    assert list(runs) == blocks and len(runs) == len(blocks) and all(runs.runs)
-    assert [row for rows, _ in places for row in range(rows.start, rows.stop)] == blocks
-    assert [place for _, own in places for place in range(own.start, own.stop)] == list(range(len(blocks)))
-    assert all(run.stop != following.start for run, following in pairwise(runs.runs))
-    assert list(runs_of_words(words_of(blocks))) == blocks == words_of_runs(runs).tolist()
-
-
-@given(ORDERS, st.integers(0, BLOCKS), st.integers(0, BLOCKS), st.data())
-def test_parts_of_runs_are_as_of_a_list(blocks: list[int], first: int, end: int, data: st.DataObject) -> None:
-    """Slices, single numbers, sums and replacements."""
-    runs = runs_of(blocks)
-    assert list(runs[first:end]) == blocks[first:end]
-    assert [runs[place] for place in range(-len(blocks), len(blocks))] == [*blocks, *blocks]
-    assert list(runs[:first] + runs[first:]) == blocks
-    others = data.draw(st.permutations(range(20, 20 + len(blocks[first:end]))))
-    runs.replace(first, runs_of(others))
-    assert list(runs) == [*blocks[:first], *others, *blocks[max(first, end) :]]
-
-
 @given(ORDERS, st.data())
-def test_pairs_are_neighbours_on_both_sides(blocks: list[int], data: st.DataObject) -> None:
-    """They lead from each number to the one in the same place."""
+def test_runs_are_neighbours_on_both_sides(blocks: list[int], data: st.DataObject) -> None:
+    """They lead from each number to the one in the same place, and none could be joined with the one before."""
     others = data.draw(st.permutations(range(BLOCKS)))[: len(blocks)]
-    pairs = list(paired(runs_of(blocks), runs_of(others)))
-    found = [(theirs + i, mine + i) for theirs, mine, count in pairs for i in range(count)]
-    assert found == list(zip(blocks, others, strict=True))
-    assert list(paired(Runs(), Runs())) == []
+    first, second = np.array(blocks, np.int64), np.array(others, np.int64)
+    starts, counts = neighbours(first, second)
+    assert counted_up(first[starts], counts).tolist() == blocks
+    assert counted_up(second[starts], counts).tolist() == others
+    assert counts.sum() == len(blocks) and all(counts)
+    for start in starts[1:].tolist():
+        assert (first[start] - first[start - 1], second[start] - second[start - 1]) != (1, 1)
 
 
 @given(ORDERS, st.data())

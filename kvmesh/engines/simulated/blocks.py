@@ -1,7 +1,7 @@
 """Who holds which KV block: references, prefix cache, eviction, leases. No clock, no I/O.
 
-Blocks are accounted for by the run: neighbours that were taken, named and let go together are one entry until somebody wants
-only the first of them, so that a long prompt costs little more than a short one.
+Blocks are accounted for by the run: those that were taken, named and let go together are one entry until somebody wants only
+the first of them, so that a long prompt costs little more than a short one. Where in memory they lie does not matter.
 
 Invariants:
 1. Every block is exactly one of free, cached (named, nobody holds it), held (by requests), leased (held by a handle).
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
-from kvmesh.engines.simulated.runs import Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +32,16 @@ class BlockCounts:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Neighbouring blocks in the same state. `names` are a chain whose first one follows `parent`; None: they have none.
+    """Blocks in the same state, in their holders' order. `names` are a chain whose first one follows `parent`; None: they have none.
 
-    What holds the names is shared with events and never changed.
+    What holds the names is shared with events and never changed; what holds the blocks is the run's own, and never empty.
     """
 
-    start: int
-    count: int
+    blocks: list[int]
     references: int = 1
     leases: int = 0
     names: Sequence[int] | None = None
     parent: int | None = None
-
-    @property
-    def blocks(self) -> range:
-        """Its blocks' numbers."""
-        return range(self.start, self.start + self.count)
 
     def shared_with(self, names: Sequence[int], place: int) -> int:
         """How many of its names, from its first on, stand in `names` from `place` on.
@@ -57,7 +50,7 @@ class _Run:
         """
         own = self.names
         assert own is not None
-        most = min(self.count, len(names) - place)
+        most = min(len(own), len(names) - place)
         if own[most - 1] == names[place + most - 1]:
             return most
         low, high = 0, most - 1
@@ -75,8 +68,8 @@ class BlockPool:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._free = [range(total)]
-        self._free_blocks = total
+        self._free = list(range(total))[::-1]
+        """The last one is taken first."""
         self._runs: dict[int, _Run] = {}
         """By their first block."""
         self._named: dict[int, _Run] = {}
@@ -92,7 +85,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that `allocate` can give."""
-        return self._free_blocks + self._idle_blocks
+        return len(self._free) + self._idle_blocks
 
     @property
     def leased(self) -> int:
@@ -101,100 +94,86 @@ class BlockPool:
 
     def counts(self) -> BlockCounts:
         """Blocks by state."""
-        held = self.total - self._free_blocks - self._idle_blocks - self._leased
-        return BlockCounts(free=self._free_blocks, cached=self._idle_blocks, leased=self._leased, held=held)
+        held = self.total - self.available - self._leased
+        return BlockCounts(free=len(self._free), cached=self._idle_blocks, leased=self._leased, held=held)
 
     # Holding
 
-    def match(self, hashes: Sequence[int]) -> Runs:
+    def match(self, hashes: Sequence[int]) -> list[int]:
         """Blocks of the longest cached prefix. They are not held: `hold` them before anything else is allocated."""
-        found = Runs()
+        found: list[int] = []
         place = 0
         while place < len(hashes) and (run := self._named.get(hashes[place])) is not None:
             shared = run.shared_with(hashes, place)
-            found.add(run.blocks[:shared])
+            found += run.blocks[:shared]
             place += shared
-            if shared < run.count:
+            if shared < len(run.blocks):
                 break
         return found
 
-    def idle_among(self, blocks: Runs) -> int:
+    def idle_among(self, blocks: Sequence[int]) -> int:
         """How many of these blocks nobody holds, which holding them would take from `available`."""
-        idle = 0
-        for each in blocks.runs:
-            start = each.start
-            while start < each.stop:
-                run = self._runs[start]
-                idle += 0 if run.references else min(run.count, each.stop - start)
-                start += run.count
+        idle = place = 0
+        while place < len(blocks):
+            run = self._runs[blocks[place]]
+            idle += 0 if run.references else min(len(run.blocks), len(blocks) - place)
+            place += len(run.blocks)
         return idle
 
-    def hold(self, blocks: Runs) -> None:
+    def hold(self, blocks: Sequence[int]) -> None:
         """One more reference on each."""
         for run in self._cut_out(blocks):
             if not run.references:
                 self._idle.pop(run, None)
-                self._idle_blocks -= run.count
+                self._idle_blocks -= len(run.blocks)
             run.references += 1
 
-    def allocate(self, count: int) -> Runs:
-        """Blocks with one reference and undefined content, in order of their numbers, so that they are few runs of memory.
+    def allocate(self, count: int) -> list[int]:
+        """Blocks with one reference and undefined content, in order of their numbers, so that neighbours can be read at once.
 
         The oldest idle cached ones are evicted when no others are left. ValueError when there are not enough.
         """
         if count > self.available:
             raise ValueError("not enough blocks")
-        taken = self._take_free(count)
-        if (missing := count - sum(map(len, taken))) > 0:
-            taken += self._evict(missing)
-        blocks = Runs(sorted(taken, key=_first))
-        for run in blocks.runs:
-            self._runs[run.start] = _Run(run.start, len(run))
-        return blocks
+        free = self._free
+        taken = free[: -count - 1 : -1]
+        del free[len(free) - len(taken) :]
+        if len(taken) < count:
+            taken += self._evict(count - len(taken))
+        taken.sort()
+        if taken:
+            self._runs[taken[0]] = _Run(taken)
+        return taken.copy()
 
     def allocate_one(self) -> int:
         """A block with one reference; there must be one `available`."""
-        (taken,) = self._take_free(1) or self._evict(1)
-        self._runs[taken.start] = _Run(taken.start, 1)
-        return taken.start
+        block = self._free.pop() if self._free else self._evict(1)[0]
+        self._runs[block] = _Run([block])
+        return block
 
-    def _take_free(self, count: int) -> list[range]:
-        """Up to so many free blocks."""
-        taken: list[range] = []
-        while count and self._free:
-            run = self._free.pop()
-            if len(run) > count:
-                self._free.append(run[count:])
-                run = run[:count]
-            taken.append(run)
-            count -= len(run)
-            self._free_blocks -= len(run)
-        return taken
-
-    def _evict(self, count: int) -> list[range]:
+    def _evict(self, count: int) -> list[int]:
         """The oldest idle blocks, forgotten; the last ones of a run before its first."""
-        evicted: list[range] = []
-        while count:
+        evicted: list[int] = []
+        while len(evicted) < count:
             run = next(iter(self._idle))
-            evicted.append(self._forget(run, min(count, run.count)))
-            count -= len(evicted[-1])
+            evicted += self._forget(run, min(count - len(evicted), len(run.blocks)))
         return evicted
 
-    def _forget(self, run: _Run, count: int) -> range:
+    def _forget(self, run: _Run, count: int) -> list[int]:
         """The last blocks of an idle run are neither idle nor cached any more."""
         assert run.names is not None
-        blocks = run.blocks[-count:]
+        blocks = run.blocks
         self._removed += run.names[: -count - 1 : -1]
-        if count == run.count:
-            del self._idle[run], self._runs[run.start], self._named[run.names[0]]
+        if count == len(blocks):
+            del self._idle[run], self._runs[blocks[0]], self._named[run.names[0]]
         else:
             run.names = run.names[:-count]
-        run.count -= count
+            run.blocks, blocks = blocks[:-count], blocks[-count:]
         self._idle_blocks -= count
         self._event_blocks += count
         return blocks
 
-    def drop(self, blocks: Runs) -> None:
+    def drop(self, blocks: Sequence[int]) -> None:
         """One reference less on each. The last ones of a chain become evictable first."""
         self._drop(self._cut_out(blocks))
 
@@ -204,45 +183,43 @@ class BlockPool:
             if run.references:
                 continue
             if run.names is None:
-                del self._runs[run.start]
-                self._free.append(run.blocks)
-                self._free_blocks += run.count
+                del self._runs[run.blocks[0]]
+                self._free += reversed(run.blocks)
             else:
                 self._idle[run] = None
-                self._idle_blocks += run.count
+                self._idle_blocks += len(run.blocks)
 
-    def lease(self, blocks: Runs) -> None:
+    def lease(self, blocks: Sequence[int]) -> None:
         """Turns one reference on each into a handle's."""
         for run in self._cut_out(blocks):
-            self._leased += 0 if run.leases else run.count
+            self._leased += 0 if run.leases else len(run.blocks)
             run.leases += 1
 
-    def end_lease(self, blocks: Runs) -> None:
+    def end_lease(self, blocks: Sequence[int]) -> None:
         """Undoes `lease` and drops the reference."""
         runs = self._cut_out(blocks)
         for run in runs:
             run.leases -= 1
-            self._leased -= 0 if run.leases else run.count
+            self._leased -= 0 if run.leases else len(run.blocks)
         self._drop(runs)
 
-    def _cut_out(self, blocks: Runs) -> list[_Run]:
+    def _cut_out(self, blocks: Sequence[int]) -> list[_Run]:
         """The runs that are just these blocks, which begin where runs do."""
         found: list[_Run] = []
-        for each in blocks.runs:
-            start = each.start
-            while start < each.stop:
-                run = self._runs[start]
-                if start + run.count > each.stop:
-                    run = self._cut(run, each.stop - start)
-                found.append(run)
-                start += run.count
+        place = 0
+        while place < len(blocks):
+            run = self._runs[blocks[place]]
+            if place + len(run.blocks) > len(blocks):
+                run = self._cut(run, len(blocks) - place)
+            found.append(run)
+            place += len(run.blocks)
         return found
 
     def _cut(self, run: _Run, count: int) -> _Run:
         """A run's first blocks as one of their own. The rest keeps its place in the order of eviction."""
-        front = _Run(run.start, count, run.references, run.leases, parent=run.parent)
-        run.start, run.count = run.start + count, run.count - count
-        self._runs[front.start], self._runs[run.start] = front, run
+        front = _Run(run.blocks[:count], run.references, run.leases, parent=run.parent)
+        run.blocks = run.blocks[count:]
+        self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
         if run.names is not None:
             front.names, run.names = run.names[:count], run.names[count:]
             run.parent = front.names[-1]
@@ -251,7 +228,7 @@ class BlockPool:
 
     # Names
 
-    def name(self, blocks: Runs, first: int, names: Sequence[int], parent: int | None) -> None:
+    def name(self, blocks: list[int], first: int, names: Sequence[int], parent: int | None) -> None:
         """Makes complete blocks of a holder, from number `first` of its blocks on, reusable under their names.
 
         Each is the child of the one before, the first one that of `parent`, the name of the block before it. Where a name is
@@ -261,42 +238,39 @@ class BlockPool:
             known = self.match(names)
             self.hold(known)
             self.drop(blocks[first : first + len(known)])
-            blocks.replace(first, known)
+            blocks[first : first + len(known)] = known
             first, parent, names = first + len(known), names[len(known) - 1], names[len(known) :]
         if names:
             self._name(blocks[first : first + len(names)], names, parent)
 
-    def name_one(self, blocks: Runs, place: int, name: int, parent: int | None) -> None:
+    def name_one(self, blocks: list[int], place: int, name: int, parent: int | None) -> None:
         """The same for one block. One that was allocated alone, as those of answers are, is a run already."""
         run = self._runs.get(blocks[place])
-        if run is None or run.count > 1 or name in self._named:
+        if run is None or len(run.blocks) > 1 or name in self._named:
             self.name(blocks, place, [name], parent)
             return
         run.names, run.parent = [name], parent
         self._named[name] = run
         self._stored(run.names, parent)
 
-    def _name(self, blocks: Runs, names: Sequence[int], parent: int | None) -> None:
+    def _name(self, blocks: list[int], names: Sequence[int], parent: int | None) -> None:
         self._stored(names, parent)
         place = 0
         for run in self._cut_out(blocks):
-            run.names = own = names[place : place + run.count]
+            run.names = own = names[place : place + len(run.blocks)]
             run.parent = parent
             self._named[own[0]] = run
             parent = own[-1]
-            place += run.count
+            place += len(own)
 
     def forget_idle(self) -> None:
         """Forgets all cached blocks that nobody holds."""
-        forgotten = [self._forget(run, run.count) for run in list(self._idle)]
-        self._add_free(forgotten)
+        for run in list(self._idle):
+            self._free += self._forget(run, len(run.blocks))
+        self._free.sort(reverse=True)
         if not self._named:
             self._removed = []
             self._events.append(KvCleared())
-
-    def _add_free(self, forgotten: list[range]) -> None:
-        self._free = Runs(sorted([*self._free, *forgotten], key=_first)).runs[::-1]
-        self._free_blocks += sum(map(len, forgotten))
 
     def discard_idle(self, blocks: Sequence[int]) -> list[int]:
         """Forgets those of these blocks that nobody holds, with all that follows them in their chains.
@@ -311,18 +285,19 @@ class BlockPool:
                 held.update(run.blocks)
             elif run is not None and run.names is not None:
                 gone.add(run.names[0])
-        self._add_free(self._forget_chains(gone))
+        self._free += self._forget_chains(gone)
+        self._free.sort(reverse=True)
         return [block for block in blocks if block not in held]
 
-    def _forget_chains(self, gone: set[int]) -> list[range]:
-        """Idle runs that begin with these names, and those that follow them, which became idle before."""
+    def _forget_chains(self, gone: set[int]) -> list[int]:
+        """Blocks of idle runs that begin with these names, and those that follow them, which became idle before."""
         runs: list[_Run] = []
         for run in reversed(self._idle):
             assert run.names is not None
             if run.names[0] in gone or run.parent in gone:
                 gone.update(run.names)
                 runs.append(run)
-        return [self._forget(run, run.count) for run in reversed(runs)]
+        return [block for run in reversed(runs) for block in self._forget(run, len(run.blocks))]
 
     def cached_names(self) -> set[int]:
         """Names of all cached blocks, held ones included."""
@@ -368,7 +343,3 @@ class BlockPool:
             waiting += behind
             events.append(KvStored(block_hashes=names, parent_hash=run.parent))
         return events
-
-
-def _first(run: range) -> int:
-    return run.start

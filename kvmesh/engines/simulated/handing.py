@@ -6,7 +6,6 @@ from kvmesh.core import KvHandle
 from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, pack
 from kvmesh.engines.simulated.leg import LegState
 from kvmesh.engines.simulated.memory import KvMemory, words_of
-from kvmesh.engines.simulated.runs import runs_of_words, words_of_runs
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
 
@@ -18,8 +17,8 @@ def make_handle(
     _, stamps = memory.guards(leg.blocks)
     payload = HandlePayload(
         peer=peer,
-        blocks=leg.blocks,
-        stamps=runs_of_words(stamps),
+        blocks=np.array(leg.blocks, np.int64),
+        stamps=stamps.view(np.int64),
         checksum=int(memory.read_parts(leg.blocks).sum()),
         cached_tokens=leg.cached_tokens,
     )
@@ -47,7 +46,7 @@ def is_intact(order: PullOrder, tokens: int, memory: KvMemory, block_size_tokens
     full = tokens // block_size_tokens
     leg.parts = memory.read_parts(blocks)
     return (
-        np.array_equal(stamps, words_of_runs(payload.stamps[first:]))
+        np.array_equal(stamps.view(np.int64), payload.stamps[first:])
         and np.array_equal(guards[: full - first], words_of(leg.names[first:full]))
         and int(leg.parts.sum()) == payload.checksum
     )

@@ -3,13 +3,15 @@
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvmesh.core import KvHandle
-from kvmesh.engines.simulated.runs import Runs, paired
+from kvmesh.engines.simulated.runs import Numbers, counted_up, neighbours
 from kvmesh.errors import KvLostError
 
 FORMAT = "simulated/2"
 _HEAD = struct.Struct("<4sIIIQ")
-_RUN = struct.Struct("<IIQ")
+_RUN = np.dtype([("block", "<u4"), ("count", "<u4"), ("stamp", "<u8")])
 _MAGIC = b"KVS2"
 
 
@@ -22,17 +24,19 @@ class HandlePayload:
     """
 
     peer: bytes
-    blocks: Runs
-    stamps: Runs
+    blocks: Numbers
+    stamps: Numbers
     checksum: int
     cached_tokens: int
 
 
 def pack(payload: HandlePayload) -> bytes:
     """Header, metadata, then runs: the first block, how many count up from it, and the first one's stamp, which counts up too."""
-    runs = [_RUN.pack(block, count, stamp) for block, stamp, count in paired(payload.blocks, payload.stamps)]
+    starts, counts = neighbours(payload.blocks, payload.stamps)
+    runs = np.empty(len(starts), _RUN)
+    runs["block"], runs["count"], runs["stamp"] = payload.blocks[starts], counts, payload.stamps[starts]
     head = _HEAD.pack(_MAGIC, len(payload.peer), len(runs), payload.cached_tokens, payload.checksum)
-    return b"".join((head, payload.peer, *runs))
+    return b"".join((head, payload.peer, runs.tobytes()))
 
 
 def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) -> HandlePayload:
@@ -47,18 +51,15 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
         end = _HEAD.size + peer_size
-        if magic == _MAGIC and len(data) == end + _RUN.size * count:
-            blocks, stamps = _runs(data[end:])
-            if len(blocks) == -(-handle.tokens // block_size_tokens):
+        if magic == _MAGIC and len(data) == end + _RUN.itemsize * count:
+            runs = np.frombuffer(data, _RUN, offset=end)
+            counts = runs["count"].astype(np.int64)
+            if counts.sum() == -(-handle.tokens // block_size_tokens):
                 return HandlePayload(
-                    peer=data[_HEAD.size : end], blocks=blocks, stamps=stamps, checksum=total, cached_tokens=cached
+                    peer=data[_HEAD.size : end],
+                    blocks=counted_up(runs["block"].astype(np.int64), counts),
+                    stamps=counted_up(runs["stamp"].astype(np.int64), counts),
+                    checksum=total,
+                    cached_tokens=cached,
                 )
     raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle.payload")
-
-
-def _runs(data: bytes) -> tuple[Runs, Runs]:
-    blocks, stamps = Runs(), Runs()
-    for block, count, stamp in _RUN.iter_unpack(data):
-        blocks.add(range(block, block + count))
-        stamps.add(range(stamp, stamp + count))
-    return blocks, stamps

@@ -1,16 +1,16 @@
 """Handed-out blocks until they are pulled, released or the lease ends. Leases are equally long, so they end in order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.runs import Runs
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Blocks of one handle."""
 
-    blocks: Runs
+    blocks: Sequence[int]
     ends_at_s: float
 
 
@@ -24,7 +24,7 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def add(self, handle_id: str, blocks: Runs, ends_at_s: float) -> None:
+    def add(self, handle_id: str, blocks: Sequence[int], ends_at_s: float) -> None:
         """Takes over one reference on each block."""
         self.pool.lease(blocks)
         self._leases[handle_id] = Lease(blocks, ends_at_s)
@@ -37,10 +37,10 @@ class Leases:
         self.pool.end_lease(lease.blocks)
         return True
 
-    def blocks_of(self, handle_id: str) -> Runs:
+    def blocks_of(self, handle_id: str) -> Sequence[int]:
         """A handle's blocks; none when there is no such lease."""
         lease = self._leases.get(handle_id)
-        return lease.blocks if lease is not None else Runs()
+        return lease.blocks if lease is not None else ()
 
     def expire(self, now_s: float) -> int:
         """Ends the leases that are over; how many."""

@@ -9,7 +9,6 @@ from kvmesh.core import Usage
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.memory import Words
-from kvmesh.engines.simulated.runs import Runs
 
 
 class Phase(Enum):
@@ -44,7 +43,7 @@ class LegState:
     payload_expires_at_s: float = 0.0
     start_tokens: int = 0
     phase: Phase = Phase.WAITING
-    blocks: Runs = field(default_factory=Runs)
+    blocks: list[int] = field(default_factory=list)
     parts: Words | None = None
     computed: int = 0
     named_blocks: int = 0

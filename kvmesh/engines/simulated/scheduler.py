@@ -22,7 +22,6 @@ from kvmesh.engines.simulated.intake import check_request, make_leg, read_handle
 from kvmesh.engines.simulated.leases import Leases
 from kvmesh.engines.simulated.leg import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
-from kvmesh.engines.simulated.runs import Runs
 from kvmesh.engines.simulated.script import ScriptWriter
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
@@ -164,7 +163,7 @@ class Scheduler:
         elif phase is Phase.DECODE:
             self._decoding.remove(leg)
         self.pool.drop(leg.blocks)
-        leg.blocks = Runs()
+        leg.blocks = []
 
     def _give_up_handle(self, leg: LegState) -> None:
         """Tells the source, at the next chance, that nobody will pull."""
@@ -327,7 +326,7 @@ class Scheduler:
         handle_id = f"{self.incarnation}-{leg.order}"
         handle = make_handle(leg, handle_id, self.peer, self.compatibility_hash, self.memory, self.settings)
         self.leases.add(handle_id, leg.blocks, now_s + self.settings.lease_s)
-        leg.blocks, leg.phase = Runs(), Phase.DONE
+        leg.blocks, leg.phase = [], Phase.DONE
         self._end(leg, FinishReason.HANDED_OFF, handle=handle)
 
     # Pulls and leases
@@ -338,7 +337,7 @@ class Scheduler:
         self._pulling.discard(leg)
         if leg.phase is not Phase.PULLING:
             self.pool.drop(leg.blocks)
-            leg.blocks = Runs()
+            leg.blocks = []
             return False
         assert leg.request.handle is not None
         tokens, size = leg.request.handle.tokens, self.settings.block_size_tokens

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+import numpy as np
+
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.runs import paired
+from kvmesh.engines.simulated.runs import neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +24,10 @@ class PullOrder:
 
     def runs(self) -> list[tuple[int, int, int]]:
         """(the peer's first block, the leg's, count) of what is to be read."""
-        theirs = self.payload.blocks
-        return list(paired(theirs[self.first :], self.leg.blocks[self.first : len(theirs)]))
+        theirs = self.payload.blocks[self.first :]
+        mine = np.array(self.leg.blocks[self.first : len(self.payload.blocks)], np.int64)
+        starts, counts = neighbours(theirs, mine)
+        return list(zip(theirs[starts].tolist(), mine[starts].tolist(), counts.tolist(), strict=True))
 
 
 @dataclass(slots=True)
