@@ -49,7 +49,7 @@ class _Waiting:
 
 
 class LazyIndex(HolderIndex):
-    """Answers as the index that it is made of."""
+    """Answers as the index that it is made of. `holds` is for blocks of prompts that were looked up: those that wait are not searched."""
 
     __slots__ = ("_blocks_max", "_waiting", "heads")
 
@@ -68,10 +68,6 @@ class LazyIndex(HolderIndex):
         """Blocks that the holder holds."""
         waiting = self._waiting.get(bit)
         return super().count(bit) + (waiting.blocks if waiting is not None else 0)
-
-    def holds(self, bit: int, block_hash: int) -> bool:
-        """True when the holder holds the block, which is one of a prompt that was looked up: those that wait are not searched."""
-        return super().holds(bit, block_hash)
 
     def blocks_of(self, bit: int) -> set[int]:
         """All blocks of a holder, found by looking at every block: for checks."""

@@ -1,6 +1,5 @@
 """The quick way of a streamed token against the general one: the same bytes, the same text, the same counts."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +27,7 @@ from services.frontend.openai.stream import EventStream
 from services.frontend.request import Ending
 from services.frontend.settings import PipelineSettings
 from tests.frontend_mesh import served_model, write_model
+from tests.keeping_socket import Socket
 from tests.property.test_detokenise import byte_fallback, byte_level
 
 TEXTS = (
@@ -35,24 +35,6 @@ TEXTS = (
     | st.text(min_size=1, max_size=4).map(lambda text: 600 * text)
     | st.sampled_from('"\\\n\x00')
 )
-
-
-class Socket(asyncio.Transport):
-    """Keeps each write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.unsent = 0
-
-    def write(self, data: Any) -> None:
-        self.writes.append(bytes(data))
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def is_closing(self) -> bool:
-        return False
 
 
 @lru_cache

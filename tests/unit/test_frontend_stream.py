@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
@@ -11,27 +10,10 @@ from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.chunks import ChatChunks
 from services.frontend.openai.stream import EventStream
 from tests.frontend_mesh import served_model, write_model
+from tests.keeping_socket import Socket
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 BUFFER_BYTES_MAX = 1000
-
-
-class Socket(asyncio.Transport):
-    """Keeps each write; `unsent` is how many bytes a slow client has left in the buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.unsent = 0
-
-    def write(self, data: Any) -> None:
-        self.writes.append(bytes(data))
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def is_closing(self) -> bool:
-        return False
 
 
 @pytest.fixture(scope="module")
