@@ -170,7 +170,10 @@ class RouterCore:
             self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
-        self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
+        if note.is_answered_by_prefill:
+            self.health.spared(reservation, self._now)
+        else:
+            self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
         if reservation.forecast is not None and note.elapsed_s > 0 and self._cost.learning:
             learn(reservation, note, self._placer.links)
         if note.kind in SETTLING:
