@@ -111,7 +111,7 @@ def _service_pids(pid: int) -> Mapping[str, int]:
     for child in descendants(pid):
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
         for service in SERVICES:
-            if f"services.{service}" in words:
+            if f"services.{service}" in words or (service == "frontend" and "services.gateway" in words):
                 # Of several processes of one service the first one is their parent.
                 found.setdefault(service, child)
     return {service: found[service] for service in SERVICES if service in found}

@@ -40,6 +40,10 @@ class UpSettings:
     decode: int = setting(1, "decode workers", min=1, max=64)
     routers: int = setting(1, "routers, all active; with two, one may die and no request fails", min=1, max=16)
     frontend_processes: int = setting(1, "frontend processes that share the HTTP port", min=1, max=64)
+    gateway: bool = setting(
+        True,
+        "one process for frontend and router where there is one of each: asks need no network. No: a process for each",
+    )
     host: str = setting("127.0.0.1", "address the frontend listens on")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
@@ -141,7 +145,8 @@ class Mesh:
     def _can_answer(self) -> bool:
         """True while a frontend, a router and a decode worker run: decode workers can compute prompts themselves."""
         alive = {child.spec.module for child in self.children if not child.exited.is_set()}
-        return {"services.frontend", "services.router", "services.decode"} <= alive
+        has_entry = "services.gateway" in alive or {"services.frontend", "services.router"} <= alive
+        return has_entry and "services.decode" in alive
 
     def _shape(self, registry_address: str) -> MeshShape:
         settings = self._settings
@@ -164,6 +169,7 @@ class Mesh:
             router_argv=tuple(shlex.split(settings.router_args)),
             frontend_argv=tuple(shlex.split(settings.frontend_args)),
             frontend_processes=settings.frontend_processes,
+            has_gateway=settings.gateway,
         )
 
     async def _start_children(self, plan: MeshPlan) -> None:

@@ -15,10 +15,11 @@ from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, Registration, Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
-from kvmesh.lifecycle import Part, run_process, run_until_signalled
+from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
 from kvmesh.rpc.embed_client import GrpcEmbedClient
+from kvmesh.rpc.hosted_router import HostedRouter
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.router_link import GrpcRouterLink
@@ -42,7 +43,9 @@ from services.frontend.settings import FrontendSettings
 class Frontend:
     """All parts of the process, and the order in which they come and go."""
 
-    def __init__(self, settings: FrontendSettings, clock: Clock, generator: Random) -> None:
+    def __init__(
+        self, settings: FrontendSettings, clock: Clock, generator: Random, *, hosted: HostedRouter | None = None
+    ) -> None:
         self.settings = settings
         self.instance_id = settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
@@ -50,9 +53,10 @@ class Frontend:
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
         pace_s = settings.pipeline.message_pace_s
         self.links = GrpcDecodeLinks(self.channels, frontend_id=self.instance_id, clock=clock, pace_s=pace_s)
+        # Who hosts a router asks no other.
         self.router = GrpcRouterLink(
-            self.registry,
-            self.channels,
+            hosted or self.registry,
+            hosted or self.channels,
             frontend_id=self.instance_id,
             clock=clock,
             generator=generator,
@@ -114,8 +118,8 @@ class Frontend:
         if self.settings.kserve.is_on:
             add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline, self.settings.kserve), server)
 
-    async def run(self) -> None:
-        """Until a signal. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
+    async def run(self, *, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        """Until `stop`. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
         parts: list[Part] = [
             self.telemetry.tracing,
             _Closing(self),
@@ -129,7 +133,7 @@ class Frontend:
             self.http,
             self.announcement,
         ]
-        await run_until_signalled(parts, drain=self._drain, settings=self.settings.lifecycle)
+        await run_parts(parts, stop=stop, hurry=hurry, drain=self._drain, settings=self.settings.lifecycle)
 
     async def _drain(self) -> None:
         draining = asyncio.ensure_future(self.pipeline.drain())
@@ -213,7 +217,9 @@ class _Closing:
 
 async def serve(settings: FrontendSettings) -> None:
     """Runs a frontend until a signal."""
-    await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with stop_on_signals(stop, hurry):
+        await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run(stop=stop, hurry=hurry)
 
 
 def main() -> int:
