@@ -112,6 +112,7 @@ class HostedRouterLink:
         output_tokens: int = 0,
         error: MeshError | None = None,
         failed_worker_id: str = "",
+        is_answered_by_prefill: bool = False,
     ) -> None:
         """Tells how a placed request goes; see the protocol."""
         if ask_id not in self._in_flight:
@@ -125,6 +126,7 @@ class HostedRouterLink:
             output_tokens=output_tokens,
             error=error,
             failed_worker_id=failed_worker_id,
+            is_answered_by_prefill=is_answered_by_prefill,
         )
         self._note(ask_id, note)
 

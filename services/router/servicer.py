@@ -295,4 +295,5 @@ def _report(note: ReportNote) -> Report:
         output_tokens=note.output_tokens,
         error=note.error,
         failed_worker_id=note.failed_worker_id,
+        is_answered_by_prefill=note.is_answered_by_prefill,
     )

@@ -92,6 +92,7 @@ class Report:
     error: MeshError | None = None
     failed_worker_id: str = ""
     reservation_id: str = ""
+    is_answered_by_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +334,8 @@ def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
         message.failed_worker_id = report.failed_worker_id
     if report.reservation_id:
         message.reservation_id = report.reservation_id
+    if report.is_answered_by_prefill:
+        message.is_answered_by_prefill = True
 
 
 def from_report(message: pb.Report) -> Report:
@@ -353,6 +356,7 @@ class MakesReport(Protocol[T_co]):
         error: MeshError | None,
         failed_worker_id: str,
         reservation_id: str,
+        is_answered_by_prefill: bool,
     ) -> T_co:
         """One of them."""
         ...
@@ -372,6 +376,7 @@ def report_as(make: MakesReport[T_co], message: pb.Report) -> T_co:
         error=from_detail(message.error) if message.HasField("error") else None,
         failed_worker_id=message.failed_worker_id,
         reservation_id=message.reservation_id,
+        is_answered_by_prefill=message.is_answered_by_prefill,
     )
 
 
