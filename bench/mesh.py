@@ -20,7 +20,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.01
-SERVICES = ("frontend", "router", "prefill", "decode", "planner")
+SERVICES = ("gateway", "frontend", "router", "prefill", "decode", "planner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _service_pids(pid: int) -> Mapping[str, int]:
     for child in descendants(pid):
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
         for service in SERVICES:
-            if f"services.{service}" in words or (service == "frontend" and "services.gateway" in words):
+            if f"services.{service}" in words:
                 # Of several processes of one service the first one is their parent.
                 found.setdefault(service, child)
     return {service: found[service] for service in SERVICES if service in found}

@@ -194,6 +194,7 @@ class GrpcRouterLink:
         output_tokens: int = 0,
         error: MeshError | None = None,
         failed_worker_id: str = "",
+        is_answered_by_prefill: bool = False,
     ) -> None:
         """Tells how a placed request goes; see the protocol."""
         placed = self._in_flight.get(ask_id)
@@ -208,6 +209,7 @@ class GrpcRouterLink:
             error=error,
             failed_worker_id=failed_worker_id,
             reservation_id="" if placed.stream.is_up and not placed.is_moved else placed.reservation_id,
+            is_answered_by_prefill=is_answered_by_prefill,
         )
         if kind in SETTLING:
             del self._in_flight[ask_id]

@@ -6,6 +6,7 @@ import socket
 import sys
 from contextlib import suppress
 from random import Random, SystemRandom
+from typing import Protocol
 
 import grpc.aio
 
@@ -17,9 +18,9 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.clients import RouterLink
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
 from kvmesh.rpc.embed_client import GrpcEmbedClient
-from kvmesh.rpc.hosted_router import HostedRouter
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.router_link import GrpcRouterLink
@@ -40,23 +41,26 @@ from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.settings import FrontendSettings
 
 
+class RouterPart(RouterLink, Part, Protocol):
+    """A way to ask routers that begins and ends with the process."""
+
+
 class Frontend:
-    """All parts of the process, and the order in which they come and go."""
+    """All parts of the process, and the order in which they come and go. It asks routers of the registry, unless given one."""
 
     def __init__(
-        self, settings: FrontendSettings, clock: Clock, generator: Random, *, hosted: HostedRouter | None = None
+        self, settings: FrontendSettings, clock: Clock, generator: Random, *, router: RouterPart | None = None
     ) -> None:
         self.settings = settings
-        self.instance_id = settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
+        self.instance_id = instance_id(settings)
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
         self.registry: Registry = ConsulRegistry(settings.discovery)
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
         pace_s = settings.pipeline.message_pace_s
         self.links = GrpcDecodeLinks(self.channels, frontend_id=self.instance_id, clock=clock, pace_s=pace_s)
-        # Who hosts a router asks no other.
-        self.router = GrpcRouterLink(
-            hosted or self.registry,
-            hosted or self.channels,
+        self.router: RouterPart = router or GrpcRouterLink(
+            self.registry,
+            self.channels,
             frontend_id=self.instance_id,
             clock=clock,
             generator=generator,
@@ -213,6 +217,11 @@ class _Closing:
     async def aclose(self) -> None:
         """Ends links, channels and the registry's connections."""
         await self._frontend.aclose()
+
+
+def instance_id(settings: FrontendSettings) -> str:
+    """What the process is registered as, and what routers know it by."""
+    return settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
 
 
 async def serve(settings: FrontendSettings) -> None:

@@ -13,11 +13,11 @@ from random import Random, SystemRandom
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError
 from kvmesh.lifecycle import run_process, stop_on_signals
-from kvmesh.rpc.hosted_router import HostedRouter
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import configure_logging
-from services.frontend.__main__ import Frontend
+from services.frontend.__main__ import Frontend, instance_id
 from services.frontend.settings import FrontendSettings
+from services.gateway.link import HostedRouterLink
 from services.router.__main__ import Router, new_generator
 from services.router.settings import RouterSettings
 
@@ -31,17 +31,21 @@ async def serve(frontend_settings: FrontendSettings, router_settings: RouterSett
         raise InvalidRequestError("a gateway is one process; run frontends and a router apart", field="processes")
     clock = SystemClock()
     router = Router(router_settings, clock, new_generator(router_settings.seed))
-    hosted = HostedRouter(router.router_id, router.servicer.add_to, router.telemetry)
-    frontend = Frontend(frontend_settings, clock, Random(SystemRandom().getrandbits(128)), hosted=hosted)
+    link = HostedRouterLink(
+        router.servicer.desk,
+        frontend_id=instance_id(frontend_settings),
+        clock=clock,
+        settings=frontend_settings.router,
+    )
+    frontend = Frontend(frontend_settings, clock, Random(SystemRandom().getrandbits(128)), router=link)
     stop, hurry, router_stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry):
-        routing = asyncio.create_task(router.run(stop=router_stop, hurry=hurry, on_joined=hosted.start), name="router")
+        routing = asyncio.create_task(router.run(stop=router_stop, hurry=hurry, on_joined=link.open), name="router")
         serving = asyncio.create_task(frontend.run(stop=stop, hurry=hurry), name="frontend")
         try:
             await asyncio.wait({routing, serving}, return_when=asyncio.FIRST_COMPLETED)
             stop.set()
             await asyncio.wait({serving})
-            await hosted.aclose()
         finally:
             router_stop.set()
             for task in (serving, routing):

@@ -17,7 +17,15 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router_client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from services.gateway.__main__ import split
-from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
+from tests.integration.mesh import (
+    RunningMesh,
+    argv_simulated,
+    metrics_text,
+    process_state,
+    running_mesh,
+    wait_until,
+    worker_metric,
+)
 
 REQUESTS = 24
 
@@ -109,8 +117,7 @@ async def test_a_stopping_gateway_ends_what_it_has_begun(tmp_path: Path) -> None
 
 
 async def _has_ended(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    return process_state(pid) == "Z"
 
 
 async def test_each_can_be_a_process_of_its_own(tmp_path: Path) -> None:

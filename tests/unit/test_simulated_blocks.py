@@ -1,6 +1,7 @@
 """The block pool against a slow, obvious account of who holds what."""
 
 from dataclasses import dataclass
+from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
 from kvmesh.engines.simulated.blocks import BlockPool
+from kvmesh.engines.simulated.space import FreeSpace
 from kvmesh.worker.kv_feed import KvLog
 
 TOTAL = 12
@@ -44,12 +46,13 @@ class PoolMachine(RuleBasedStateMachine):
     They are named in pieces, so that others have often named the same meanwhile.
     """
 
+    spare = 0
     chains = Bundle("chains")
     leases = Bundle("leases")
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(TOTAL)
+        self.pool = BlockPool(TOTAL, self.spare)
         self.held: list[Chain] = []
         self.leased: list[Chain] = []
         self.names: set[int] = set()
@@ -66,6 +69,8 @@ class PoolMachine(RuleBasedStateMachine):
             return Chain([], [], 0)
         self.pool.hold(cached)
         chain.blocks = cached + self.pool.allocate(missing)
+        counts = self.pool.counts()
+        assert counts.free >= self.spare or not counts.cached
         self.held.append(chain)
         self.compute(chain, named - len(cached))
         return chain
@@ -152,7 +157,14 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.names == self.pool.cached_names() == replay({9999}, self.pool.snapshot_events())
 
 
+class SparePoolMachine(PoolMachine):
+    """The same with blocks that stay free."""
+
+    spare = 3
+
+
 TestPool = PoolMachine.TestCase
+TestSparePool = SparePoolMachine.TestCase
 
 
 @given(st.integers(1, 6))
@@ -177,3 +189,56 @@ def test_what_was_computed_twice_is_held_once() -> None:
     pool.drop(first)
     pool.drop(second)
     assert pool.match([10, 11, 12, 13]) == [*first, 6]
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 40)), max_size=40))
+def test_free_space_is_taken_once_and_in_the_longest_stretch(rounds: list[tuple[int, int]]) -> None:
+    """Nothing is taken twice; one stretch where there is one as long, else about as few as possible."""
+    space, held, free = FreeSpace(40), list[list[int]](), set(range(40))
+    for size, place in rounds:
+        if size <= len(free):
+            longest = max(map(len, stretches(free)), default=0)
+            taken = space.take(size) if size != 1 else [space.take_one()]
+            assert taken == sorted(taken) and len(taken) == size and free >= set(taken)
+            if size <= longest:
+                assert len(stretches(set(taken))) <= 1
+            else:
+                assert 2 * max(map(len, stretches(set(taken)))) >= longest
+            free -= set(taken)
+            held.append(taken)
+        elif held:
+            given_back = held.pop(place % len(held))
+            space.give(given_back)
+            free |= set(given_back)
+        assert space.count == len(free)
+
+
+def stretches(blocks: set[int]) -> list[list[int]]:
+    """Neighbours among these blocks."""
+    found: list[list[int]] = []
+    for block in sorted(blocks):
+        if found and found[-1][-1] == block - 1:
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return found
+
+
+def test_after_many_answers_a_prompt_is_still_in_one_stretch() -> None:
+    """Blocks that are taken one by one by many legs at a time do not leave a pool of holes."""
+    pool, names = BlockPool(4096, 256), count(1)
+    for _ in range(16):
+        legs = [pool.allocate(8) for _ in range(32)]
+        for blocks in legs:
+            pool.name(blocks, 0, [next(names) for _ in blocks], None)
+        for place in range(8, 16):
+            for blocks in legs:
+                blocks.append(pool.allocate_one())
+                pool.name_one(blocks, place, next(names), None)
+        for blocks in legs:
+            pool.drop(blocks)
+    for _ in range(80):
+        blocks = pool.allocate(125)
+        assert len(stretches(set(blocks))) <= 2
+        pool.name(blocks, 0, [next(names) for _ in blocks], None)
+        pool.drop(blocks)

@@ -1,7 +1,7 @@
 """Who holds which KV block: references, prefix cache, eviction, leases. No clock, no I/O.
 
 Blocks are accounted for by the run: those that were taken, named and let go together are one entry until somebody wants only
-the first of them, so that a long prompt costs little more than a short one. Where in memory they lie does not matter.
+the first of them, so that a long prompt costs little more than a short one. They are neighbours in memory where there is room.
 
 Invariants:
 1. Every block is exactly one of free, cached (named, nobody holds it), held (by requests), leased (held by a handle).
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
+from kvmesh.engines.simulated.space import FreeSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,15 @@ class _Run:
 
 
 class BlockPool:
-    """All blocks of an engine, named by number from 0."""
+    """All blocks of an engine, named by number from 0.
 
-    def __init__(self, total: int) -> None:
+    While cached ones that nobody holds are left, `spare` blocks stay free, and up to as many more where that keeps a run whole.
+    """
+
+    def __init__(self, total: int, spare: int = 0) -> None:
         self.total = total
-        self._free = list(range(total))[::-1]
-        """The last one is taken first."""
+        self._spare = spare
+        self._free = FreeSpace(total)
         self._runs: dict[int, _Run] = {}
         """By their first block."""
         self._named: dict[int, _Run] = {}
@@ -85,7 +89,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that `allocate` can give."""
-        return len(self._free) + self._idle_blocks
+        return self._free.count + self._idle_blocks
 
     @property
     def leased(self) -> int:
@@ -95,7 +99,7 @@ class BlockPool:
     def counts(self) -> BlockCounts:
         """Blocks by state."""
         held = self.total - self.available - self._leased
-        return BlockCounts(free=len(self._free), cached=self._idle_blocks, leased=self._leased, held=held)
+        return BlockCounts(free=self._free.count, cached=self._idle_blocks, leased=self._leased, held=held)
 
     # Holding
 
@@ -129,35 +133,31 @@ class BlockPool:
             run.references += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Blocks with one reference and undefined content, in order of their numbers, so that neighbours can be read at once.
+        """Blocks with one reference and undefined content, in order of their numbers, neighbours if there are so many.
 
-        The oldest idle cached ones are evicted when no others are left. ValueError when there are not enough.
+        The oldest idle cached ones are evicted when too few others are left. ValueError when there are not enough.
         """
         if count > self.available:
             raise ValueError("not enough blocks")
-        free = self._free
-        taken = free[: -count - 1 : -1]
-        del free[len(free) - len(taken) :]
-        if len(taken) < count:
-            taken += self._evict(count - len(taken))
-        taken.sort()
+        self._make_room(count + self._spare)
+        taken = self._free.take(count)
         if taken:
             self._runs[taken[0]] = _Run(taken)
         return taken.copy()
 
     def allocate_one(self) -> int:
         """A block with one reference; there must be one `available`."""
-        block = self._free.pop() if self._free else self._evict(1)[0]
+        if self._free.count <= self._spare:
+            self._make_room(1 + self._spare)
+        block = self._free.take_one()
         self._runs[block] = _Run([block])
         return block
 
-    def _evict(self, count: int) -> list[int]:
-        """The oldest idle blocks, forgotten; the last ones of a run before its first."""
-        evicted: list[int] = []
-        while len(evicted) < count:
+    def _make_room(self, count: int) -> None:
+        """Forgets the oldest idle blocks, the last ones of a run before its first, until so many are free or none is idle."""
+        while self._idle and (missing := count - self._free.count) > 0:
             run = next(iter(self._idle))
-            evicted += self._forget(run, min(count - len(evicted), len(run.blocks)))
-        return evicted
+            self._free.give(self._forget(run, min(missing + self._spare, len(run.blocks))))
 
     def _forget(self, run: _Run, count: int) -> list[int]:
         """The last blocks of an idle run are neither idle nor cached any more."""
@@ -184,7 +184,7 @@ class BlockPool:
                 continue
             if run.names is None:
                 del self._runs[run.blocks[0]]
-                self._free += reversed(run.blocks)
+                self._free.give(run.blocks)
             else:
                 self._idle[run] = None
                 self._idle_blocks += len(run.blocks)
@@ -266,8 +266,7 @@ class BlockPool:
     def forget_idle(self) -> None:
         """Forgets all cached blocks that nobody holds."""
         for run in list(self._idle):
-            self._free += self._forget(run, len(run.blocks))
-        self._free.sort(reverse=True)
+            self._free.give(self._forget(run, len(run.blocks)))
         if not self._named:
             self._removed = []
             self._events.append(KvCleared())
@@ -285,19 +284,19 @@ class BlockPool:
                 held.update(run.blocks)
             elif run is not None and run.names is not None:
                 gone.add(run.names[0])
-        self._free += self._forget_chains(gone)
-        self._free.sort(reverse=True)
+        self._forget_chains(gone)
         return [block for block in blocks if block not in held]
 
-    def _forget_chains(self, gone: set[int]) -> list[int]:
-        """Blocks of idle runs that begin with these names, and those that follow them, which became idle before."""
+    def _forget_chains(self, gone: set[int]) -> None:
+        """Frees idle runs that begin with these names, and those that follow them, which became idle before."""
         runs: list[_Run] = []
         for run in reversed(self._idle):
             assert run.names is not None
             if run.names[0] in gone or run.parent in gone:
                 gone.update(run.names)
                 runs.append(run)
-        return [block for run in reversed(runs) for block in self._forget(run, len(run.blocks))]
+        for run in reversed(runs):
+            self._free.give(self._forget(run, len(run.blocks)))
 
     def cached_names(self) -> set[int]:
         """Names of all cached blocks, held ones included."""
