@@ -69,11 +69,10 @@ class KvMemory:
 
 
 def _places(blocks: Sequence[int]) -> slice | npt.NDArray[np.int64]:
-    """What takes these blocks' rows out of an array: where they are neighbours, as a prompt's mostly are, the rows themselves."""
-    if blocks and blocks[-1] - blocks[0] == len(blocks) - 1:
-        places = range(blocks[0], blocks[-1] + 1)
-        if blocks == list(places):
-            return slice(places.start, places.stop)
+    """What takes the rows of these blocks, all of them different, out of an array: where they are neighbours, as a prompt's mostly
+    are, the rows themselves."""
+    if blocks and blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == sorted(blocks):
+        return slice(blocks[0], blocks[-1] + 1)
     return np.array(blocks, np.int64)
 
 
