@@ -209,7 +209,7 @@ class NixlTransport:
         """Follows a transfer that was not over at once."""
         loop = asyncio.get_running_loop()
         pause_s = 0.0002
-        while not await self._submit(self._is_done, handle, peer):
+        while not await self._call(self._is_done, handle, peer, 1, is_quick=True):
             if stop.is_set() or loop.time() >= deadline_s:
                 await self._abort(handle, peer)
                 raise KvLostError("the pull did not end in time", reason="kv_pull_timeout")
@@ -332,7 +332,7 @@ class NixlTransport:
     async def notify(self, peer: bytes, message: bytes) -> None:
         """See KvTransport."""
         await self._ready.wait()
-        handle = await self._submit(self._send, peer, message)
+        handle = await self._call(self._send, peer, message, is_quick=self._is_proven(peer))
         if handle is not None:
             deadline_s = asyncio.get_running_loop().time() + self._settings.abort_s
             with suppress(MeshError):
@@ -342,12 +342,13 @@ class NixlTransport:
         """Sends, then reads a byte from the peer; see `_post` for what it gives.
 
         The first transfer after a message waits for UCX to have sent it off, four times in five for some 0.2 ms, now and then for
-        several. It should not be one that somebody waits for.
+        several. It should not be one that somebody waits for. Nor may the thread hold the agent for a message while it waits for
+        the interpreter, since pulls that find it held go by the thread as well.
         """
         try:
             known = self._know(peer)
             self._agent.send_notif(known.name, message)
-            return self._begin(peer, known, [(known.base, self._spare.ctypes.data, 1)], LOOKS)
+            return self._begin(peer, known, [(known.base, self._spare.ctypes.data, 1)], looks=1)
         except (KvLostError, UnavailableError):
             return None
         except self._nixl_errors:

@@ -15,11 +15,12 @@ def make_handle(
 ) -> KvHandle:
     """The handle of a leg whose prompt is computed. The worker adds its id and epoch."""
     _, stamps = memory.guards(leg.blocks)
+    parts = memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
     payload = HandlePayload(
         peer=peer,
         blocks=np.array(leg.blocks, np.int64),
         stamps=stamps.view(np.int64),
-        checksum=int(memory.read_parts(leg.blocks).sum()),
+        checksum=int(parts.sum()),
         cached_tokens=leg.cached_tokens,
     )
     return KvHandle(

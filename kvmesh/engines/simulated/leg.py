@@ -27,7 +27,8 @@ class LegState:
 
     `tokens` is prompt, emitted and generated tokens up to the last flush of the decode batch; `names` are the hashes of its
     full blocks, of which the first `named_blocks` are complete in memory; `named_sum` is their checksum plus `constant`.
-    `parts` are the blocks' checksums as they were read after a pull, until more is computed.
+    `parts` are the checksums of the computed blocks, as they were read after a pull and written since; None: somebody else wrote the first
+    ones, and they must be read.
     `script` is the whole answer of a constrained leg, eos aside; the arithmetic decides where it is None.
     """
 

@@ -38,12 +38,15 @@ class KvMemory:
         """Fills blocks, each with a stamp of its own."""
         if not blocks:
             return
-        rows = np.empty((len(blocks), self._words.shape[1]), np.uint64)
+        places = _places(blocks)
+        is_whole = isinstance(places, slice)
+        rows = self._words[places] if is_whole else np.empty((len(blocks), self._words.shape[1]), np.uint64)
         rows[:, 0] = words_of(guards)
         rows[:, 1] = np.arange(self._stamp + 1, self._stamp + 1 + len(blocks), dtype=np.uint64)
         rows[:, HEAD_WORDS:] = parts[:, None]
         self._stamp += len(blocks)
-        self._words[_places(blocks)] = rows
+        if not is_whole:
+            self._words[places] = rows
 
     def write_one(self, block: int, guard: int, part: int) -> None:
         """The same for one block, without numpy: a decode step fills few, and comes when numpy's code is in no cache."""
@@ -66,11 +69,12 @@ class KvMemory:
 
 
 def _places(blocks: Sequence[int]) -> slice | npt.NDArray[np.int64]:
-    """What takes these blocks' rows out of an array, which is quicker where they are neighbours."""
-    places = np.array(blocks, np.int64)
-    if len(blocks) and places[-1] - places[0] == len(blocks) - 1 and bool((places[1:] - places[:-1] == 1).all()):
-        return slice(int(places[0]), int(places[-1]) + 1)
-    return places
+    """What takes these blocks' rows out of an array: where they are neighbours, as a prompt's mostly are, the rows themselves."""
+    if blocks and blocks[-1] - blocks[0] == len(blocks) - 1:
+        places = range(blocks[0], blocks[-1] + 1)
+        if blocks == list(places):
+            return slice(places.start, places.stop)
+    return np.array(blocks, np.int64)
 
 
 def words_of(values: Sequence[int]) -> Words:

@@ -37,7 +37,10 @@ def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, 
         pool.name(leg.blocks, leg.named_blocks, names, parent)
         leg.named_blocks = full
     leg.computed = end
-    leg.parts = None
+    if first:
+        leg.parts = None if leg.parts is None else np.concatenate((leg.parts[:first], parts))
+    else:
+        leg.parts = parts
 
 
 def seal_blocks(

@@ -202,4 +202,6 @@ def _prefill_result(message: prefill_pb2.PrefillResponse) -> PrefillResult:
 
 def spend_lease(handle: KvHandle, spent_s: float) -> KvHandle:
     """The handle as it is to be passed on after `spent_s` seconds. A lease that is over becomes 1 us: too short to use."""
+    if spent_s <= 0:
+        return handle
     return replace(handle, lease_s=max(1e-6, handle.lease_s - spent_s))
