@@ -60,9 +60,10 @@ class Forked:
 def fork_all(names: Sequence[str], modules: Sequence[str]) -> Mapping[str, Forked]:
     """Imports the modules and forks a process for each name; none of them runs anything yet.
 
-    No processes where that would not be safe: they could not be told to die with this one (not Linux), or threads run already.
+    No processes where that would not be safe: they could not be told to die with this one or be waited for (not Linux, or one
+    older than 5.3), or threads run already.
     """
-    if not sys.platform.startswith("linux"):
+    if not _can_wait():
         return {}
     import_all(modules)
     if len(os.listdir("/proc/self/task")) > 1:
@@ -73,6 +74,14 @@ def fork_all(names: Sequence[str], modules: Sequence[str]) -> Mapping[str, Forke
     for name in names:
         forked[name] = _fork(list(forked.values()))
     return forked
+
+
+def _can_wait() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def import_all(modules: Sequence[str]) -> None:

@@ -47,7 +47,8 @@ class UpSettings:
     )
     fork: bool = setting(
         True,
-        "services are forks of one process that has imported them, and share that memory (Linux). No: each starts by itself",
+        "services are forks of one process that has imported them, and share that memory (Linux, simulated engines)."
+        " No: each starts by itself",
     )
     host: str = setting("127.0.0.1", "address the frontend listens on")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
@@ -271,12 +272,12 @@ def mesh_shape(settings: UpSettings, registry_address: str) -> MeshShape:
 
 
 def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
-    """A waiting process for each service by its name, vLLM's workers aside; none: they are started as programs of their own."""
-    if not settings.fork:
+    """A waiting process for each service by its name; none: they are started as programs of their own."""
+    # vLLM's import takes longest and must begin first, in a fork server of its own; the services are small beside it.
+    if not settings.fork or settings.engine == "vllm":
         return {}
     plan = plan_mesh(mesh_shape(settings, ""))
-    workers = () if settings.engine == "vllm" else plan.workers
-    specs = (*workers, *plan.routers, *plan.frontends, *plan.planners)
+    specs = (*plan.workers, *plan.routers, *plan.frontends, *plan.planners)
     return fork_all([spec.name for spec in specs], [f"{spec.module}.__main__" for spec in specs])
 
 

@@ -31,7 +31,13 @@ _MAGIC = b"NXL1"
 _NIXL_BACK_ENDS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
 LOOKS = 4
 """How often a transfer is looked at before anybody is told that it takes longer."""
-_DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
+_DEFAULT_ENVIRON = {
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    "UCX_LOG_LEVEL": "error",
+    "NIXL_LOG_LEVEL": "ERROR",
+    # UCX makes buffers of 2 MiB for each of its two kinds of shared memory; it needs one, and reads KV by neither.
+    "UCX_TLS": "^sysv",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,7 @@ class NixlTransport:
         self._registrations: list[Any] = []
         self._memory: Memory | None = None
         self._spare = np.zeros(1, np.uint8)
+        self._spare_base = self._spare.ctypes.data
         """Where the byte goes that is read after a message."""
         self._metadata = b""
         self._ready: asyncio.Event = asyncio.Event()
@@ -230,10 +237,14 @@ class NixlTransport:
                 agent.get_xfer_descs([(remote, size, 0) for remote, _, size in runs], "DRAM"),
                 known.name,
             )
-            if agent.transfer(handle) == "ERR":
-                raise self._lost(peer, "the transfer could not be posted")
+            state = agent.transfer(handle)
+            if state == "DONE":
+                self._release(handle, peer)
+                return None
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} while posting") from error
+        if state == "ERR":
+            raise self._lost(peer, "the transfer could not be posted")
         return None if self._is_done(handle, peer, looks) else handle
 
     def _know(self, peer: bytes) -> _Peer:
@@ -271,6 +282,12 @@ class NixlTransport:
         self._forget(peer)
         return KvLostError(f"the peer that held the KV is gone ({what})", reason="kv_peer_lost")
 
+    def _release(self, handle: Any, peer: bytes) -> None:
+        """A transfer went well."""
+        self._agent.release_xfer_handle(handle)
+        if (known := self._peers.get(peer)) is not None:
+            known.is_proven = True
+
     def _is_done(self, handle: Any, peer: bytes, looks: int = LOOKS) -> bool:
         """Looks a few times within a millisecond, since most transfers are over by then."""
         try:
@@ -281,9 +298,7 @@ class NixlTransport:
                 time.sleep(0.0002)
                 state = self._agent.check_xfer_state(handle)
             if state == "DONE":
-                self._agent.release_xfer_handle(handle)
-                if (known := self._peers.get(peer)) is not None:
-                    known.is_proven = True
+                self._release(handle, peer)
                 return True
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} in transfer") from error
@@ -342,7 +357,7 @@ class NixlTransport:
         try:
             known = self._know(peer)
             self._agent.send_notif(known.name, message)
-            return self._begin(peer, known, [(known.base, self._spare.ctypes.data, 1)], looks=1)
+            return self._begin(peer, known, [(known.base, self._spare_base, 1)], looks=1)
         except (KvLostError, UnavailableError):
             return None
         except self._nixl_errors:
