@@ -33,7 +33,7 @@ Waiting = tuple[int, LinkStep, pb.AttachResponse | None]
 
 
 class FrameOutlet:
-    """At most `steps_max` steps wait, in order. A step is written in the turn in which it comes, unless another one is on its way.
+    """At most `steps_max` steps wait, in order. A step is written in the loop's next turn, unless another one is on its way.
 
     A frontend that lags further behind is cut off at once: its legs are cancelled and no step is taken for it any more. It
     hears of it when it reads again; until then gRPC can tell it nothing.
@@ -85,7 +85,7 @@ class FrameOutlet:
             return
         self.waiting.append((step, share, response))
         if self._writer is not None:
-            self._writer.go_on()
+            self._writer.go_on_soon()
 
     def _cut_off(self) -> None:
         log.warning("link_stalled", extra={"data": {"frontend": self.frontend_id, "steps": len(self.waiting)}})
@@ -140,7 +140,7 @@ class FrameOutlet:
 class _Writer:
     """One write at a time. Whatever happens calls `go_on`; `over` is done when all is written, or with a write's failure.
 
-    A write begins in the turn in which its step is made and has no task: after some milliseconds in which others had the
+    A write begins in the turn after its step was made and has no task: after some milliseconds in which others had the
     processor, every function and turn on the way finds its code in no cache and costs some microseconds.
     """
 
@@ -152,12 +152,21 @@ class _Writer:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = self._loop.create_future()
         self._writing: Coroutine[Any, Any, None] | None = None
+        self._is_called = False
         self._pause: asyncio.TimerHandle | None = None
         self._wrote_at_s = self._loop.time()
         self._pulse = self._loop.call_later(heartbeat_s, self._look)
 
+    def go_on_soon(self) -> None:
+        """In the loop's next turn: who tells of a step begins the next one before this one is written, or the engine would stand
+        still meanwhile."""
+        if self._writing is None and self._pause is None and not self._is_called:
+            self._is_called = True
+            self._loop.call_soon(self.go_on)
+
     def go_on(self) -> None:
         """Begins what is due."""
+        self._is_called = False
         outlet = self._outlet
         while self._writing is None and self._pause is None and not self.over.done():
             if not outlet.waiting:

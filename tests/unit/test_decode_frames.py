@@ -81,7 +81,9 @@ async def test_a_step_alone_is_a_frame_of_its_own() -> None:
     await asyncio.sleep(0)
     for number in (1, 2):
         outlet.on_step(number, LinkStep([3, 4], [number, 50 + number]), {})
-        # Written by now: a step does not wait for the loop's next turn.
+        # Written in the next turn.
+        assert len(stream.frames) == number - 1
+        await asyncio.sleep(0)
         frame = stream.frames[-1]
         assert (frame.step, list(frame.slots), list(frame.counts)) == (number, [3, 4], [])
         assert list(frame.token_ids) == [number, 50 + number]
@@ -106,6 +108,7 @@ async def test_steps_wait_for_the_write_before_them() -> None:
     await asyncio.sleep(0)
     for number in range(3):
         outlet.on_step(number, LinkStep([0], [number]), {})
+        await asyncio.sleep(0)
     assert written == [[0]]
     gate.set()
     with pytest.raises(ConnectionError):
