@@ -20,7 +20,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.01
-SERVICES = ("frontend", "router", "prefill", "decode", "planner")
+SERVICES = ("gateway", "frontend", "router", "prefill", "decode", "planner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from bench.target import LoadRequest
 SHARES = (0.1, 0.5, 1.0)
 CONCURRENCY = 32
 PROMPT_TOKENS, OUTPUT_TOKENS = 8, 1
+BESIDE = ("planner", "up")
+"""No part of a request: the planner, and `kvmesh up` with the registry and what watches over the processes. Dynamo ran neither."""
 COLUMNS = ("system", "engines", "process", "requests", *(f"MiB at {share:.0%}" for share in SHARES), "grown", "errors")
 
 
@@ -28,8 +30,15 @@ class MemoryResult:
     pss_mib: Mapping[str, Sequence[float]]
 
     def rows(self) -> list[list[str]]:
-        """One row per process, and one for their sum; `grown` is from the first figure to the last."""
-        everything = {**self.pss_mib, "all": [sum(sizes) for sizes in zip(*self.pss_mib.values(), strict=True)]}
+        """One row per process, and sums: of those that serve requests, of those beside them where there are any, of all.
+
+        `grown` is from the first figure to the last.
+        """
+        beside = [name for name in self.pss_mib if name in BESIDE]
+        sums = {"serving": self._sum([name for name in self.pss_mib if name not in BESIDE])}
+        if beside:
+            sums[" + ".join(beside)] = self._sum(beside)
+        everything = {**self.pss_mib, **sums, "all": self._sum(list(self.pss_mib))}
         return [
             [
                 *(self.system, self.kind, name, str(self.requests), *(f"{mib:.0f}" for mib in sizes)),
@@ -37,6 +46,9 @@ class MemoryResult:
             ]
             for name, sizes in everything.items()
         ]
+
+    def _sum(self, names: Sequence[str]) -> list[float]:
+        return [sum(sizes) for sizes in zip(*(self.pss_mib[name] for name in names), strict=True)]
 
 
 async def measure_memory(served: Served, kind: str, requests: int, seed: int) -> MemoryResult:

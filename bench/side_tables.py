@@ -28,7 +28,10 @@ def tables(points: Sequence[Mapping[str, Any]], memory: Sequence[MemoryResult]) 
                 yield f"`{part}`, the calmest round of each point alone:"
                 yield render(columns(figures), compare_calmest(of_part, figures))
     if memory:
-        yield "Memory over many requests of 8 tokens in and 1 out, 32 in flight; pages that processes share count once in all (PSS):"
+        yield (
+            "Memory over many requests of 8 tokens in and 1 out, 32 in flight; pages that processes share count once in all (PSS). "
+            "`serving`: the processes that take part in requests. Planner and `up` (registry, supervisor) do not; Dynamo ran none."
+        )
         yield render(MEMORY_COLUMNS, [row for result in memory for row in result.rows()])
     yield NOTE
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -29,7 +29,7 @@ from kvmesh.core import (
     WorkerRef,
 )
 from kvmesh.errors import MeshError, UnavailableError
-from kvmesh.rpc.clients import DecodeLeg, LegFinish, LegSink, Placed, PrefillResult
+from kvmesh.rpc.clients import DecodeLeg, LegFinish, LegOutput, LegSink, Placed, PrefillResult
 from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models, ServedModel, StaticModels
@@ -108,6 +108,11 @@ class FakeMesh:
     step_s: float = 0.0
     tokens_per_step: int = 1
     has_prefill: bool = True
+    answers: bool = True
+    """Prefill workers answer single tokens."""
+    has_welcomed: bool = True
+    """And have said whether they do."""
+    answered_by_prefill: list[int] = field(default_factory=list)
     told_cached: dict[ReportKind, int] = field(default_factory=dict)
     handoff: Handoff = Handoff.SEQUENTIAL
     faults: Faults = field(default_factory=Faults)
@@ -146,16 +151,25 @@ class FakeMesh:
             ),
         )
 
-    def report_nowait(self, ask_id: int, kind: ReportKind, *, cached_tokens: int | None = None, **_: object) -> None:
+    def report_nowait(
+        self, ask_id: int, kind: ReportKind, *, cached_tokens: int | None = None, is_answered_by_prefill: bool = False,
+        **_: object,
+    ) -> None:  # fmt: skip
         self.reports.append((ask_id, kind))
+        if is_answered_by_prefill:
+            self.answered_by_prefill.append(ask_id)
         if cached_tokens is not None:
             self.told_cached[kind] = cached_tokens
 
+    def may_answer(self, worker: WorkerRef) -> bool:
+        return self.answers or not self.has_welcomed
+
     async def prefill(
         self, worker: WorkerRef, *, request_id: str, generation: Generation, timeout_s: float,
-        rendezvous: Rendezvous | None = None, reservation_id: str = "",
+        rendezvous: Rendezvous | None = None, reservation_id: str = "", wants_output: bool = False,
     ) -> PrefillResult:  # fmt: skip
         assert timeout_s > 0 and reservation_id
+        assert not wants_output or self.may_answer(worker)
         self.prefills.append(request_id)
         if self.faults.prefill:
             raise self.faults.prefill.pop(0)
@@ -167,12 +181,27 @@ class FakeMesh:
         usage = Usage(prompt_tokens=len(generation.token_ids), cached_tokens=4)
         if rendezvous is not None:
             return PrefillResult(handle=None, usage=usage, queue_s=0, compute_s=0)
+        if wants_output and self.answers:
+            output = self._output(generation, usage)
+            return PrefillResult(handle=None, usage=output.finish.usage, queue_s=0, compute_s=0, output=output)
         self.handles.add(request_id)
         handle = KvHandle(
             handle_id=request_id, format="fake", compatibility_hash="c", payload=b"", worker_id=worker.worker_id,
             worker_epoch=0, tokens=len(generation.token_ids), lease_s=30.0,
         )  # fmt: skip
         return PrefillResult(handle=handle, usage=usage, queue_s=0, compute_s=0)
+
+    def _output(self, generation: Generation, usage: Usage) -> LegOutput:
+        self.generations.append(generation)
+        tokens = list(self.answer(generation))[:1]
+        asks_prompt = generation.sampling.prompt_logprobs is not None
+        reason = FinishReason.STOP if tokens == [2] else FinishReason.LENGTH
+        return LegOutput(
+            token_ids=tokens,
+            finish=LegFinish(reason=reason, usage=replace(usage, output_tokens=1)),
+            logprobs=self._logprobs(generation, tokens),
+            prompt_logprobs=[TokenLogprob(logprob=-0.5) for _ in generation.token_ids[1:]] if asks_prompt else None,
+        )
 
     async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
         self.handles.discard(handle_id)

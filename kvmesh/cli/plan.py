@@ -38,32 +38,37 @@ class MeshShape:
     router_argv: Sequence[str] = ()
     frontend_argv: Sequence[str] = ()
     frontend_processes: int = 1
+    has_gateway: bool = False
+
+    @property
+    def hosts_router(self) -> bool:
+        """Whether frontend and router are one process."""
+        return self.has_gateway and self.routers == self.frontend_processes == 1
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
     """One specification per process. Ports not named are picked by the processes themselves and told to the registry."""
+    frontend_argv = (
+        *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+        # Meshes on one machine must not run each other's batches.
+        *("--state-dir", str(shape.run_dir / "state")),
+        *("--processes", str(shape.frontend_processes)),
+        *shape.frontend_argv,
+    )
+    router_argv = ("--policy", shape.policy, *shape.router_argv)
+    if shape.hosts_router:
+        routers = []
+        frontend = _service(shape, "gateway", (*frontend_argv, "--", *_common(shape), *router_argv))
+    else:
+        routers = [_service(shape, "router", router_argv, number) for number in range(shape.routers)]
+        frontend = _service(shape, "frontend", frontend_argv)
     return MeshPlan(
         workers=[
             *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
             *(_worker(shape, "decode", number) for number in range(shape.decode)),
         ],
-        routers=[
-            _service(shape, "router", ("--policy", shape.policy, *shape.router_argv), number)
-            for number in range(shape.routers)
-        ],
-        frontends=[
-            _service(
-                shape,
-                "frontend",
-                (
-                    *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
-                    # Meshes on one machine must not run each other's batches.
-                    *("--state-dir", str(shape.run_dir / "state")),
-                    *("--processes", str(shape.frontend_processes)),
-                    *shape.frontend_argv,
-                ),
-            )
-        ],
+        routers=routers,
+        frontends=[frontend],
         planners=[_service(shape, "planner", ())],
     )
 
@@ -80,11 +85,14 @@ def _worker(shape: MeshShape, role: str, number: int) -> ChildSpec:
 
 def _service(shape: MeshShape, service: str, argv: Sequence[str], number: int = 0) -> ChildSpec:
     name = f"{service}-{number}"
-    common = ("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level)
     return ChildSpec(
         name=name,
         module=f"services.{service}",
-        argv=(*common, *argv),
+        argv=(*_common(shape), *argv),
         env={},
         log_path=shape.run_dir / f"{name}.log",
     )
+
+
+def _common(shape: MeshShape) -> Sequence[str]:
+    return ("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level)

@@ -10,6 +10,8 @@ import aiohttp
 from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, PREFILL, ROUTER, Registry, View
 
 SERVICE_NAMES = {FRONTEND: "frontend", ROUTER: "router", PREFILL: "prefill", DECODE: "decode", PLANNER: "planner"}
+HOSTS = {"frontend": ("gateway",), "router": ("gateway",)}
+"""Processes that are more than one service."""
 POLL_S = 0.02
 
 
@@ -32,7 +34,7 @@ class Progress:
         """
         self.say("starting " + ", ".join(names))
         wanted = {
-            service: sum(name.rpartition("-")[0] == short for name in awaited)
+            service: sum(name.rpartition("-")[0] in (short, *HOSTS.get(short, ())) for name in awaited)
             for service, short in SERVICE_NAMES.items()
         }
         async with asyncio.TaskGroup() as group:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import aiohttp
 
 from kvmesh.cli.answer import stream_answer
 from kvmesh.cli.children import Child, ChildSpec, fork_child, start_child, stop_children, wait_first_exit
+from kvmesh.cli.forked import Forked, fork_all
 from kvmesh.cli.plan import MeshPlan, MeshShape, plan_mesh
 from kvmesh.cli.progress import Progress
 from kvmesh.cli.state import MeshState, remove_state, write_state
@@ -40,6 +41,15 @@ class UpSettings:
     decode: int = setting(1, "decode workers", min=1, max=64)
     routers: int = setting(1, "routers, all active; with two, one may die and no request fails", min=1, max=16)
     frontend_processes: int = setting(1, "frontend processes that share the HTTP port", min=1, max=64)
+    gateway: bool = setting(
+        True,
+        "one process for frontend and router where there is one of each: asks need no network. No: a process for each",
+    )
+    fork: bool = setting(
+        True,
+        "services are forks of one process that has imported them, and share that memory (Linux, simulated engines)."
+        " No: each starts by itself",
+    )
     host: str = setting("127.0.0.1", "address the frontend listens on")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
@@ -66,10 +76,11 @@ class UpSettings:
 class Mesh:
     """The running processes of one `kvmesh up`."""
 
-    def __init__(self, settings: UpSettings) -> None:
+    def __init__(self, settings: UpSettings, *, started_at_s: float, forked: Mapping[str, Forked]) -> None:
         self._settings = settings
+        self._forked = forked
         self._progress = Progress(sys.stderr)
-        self.started_at_s = time.monotonic()
+        self.started_at_s = started_at_s
         self.children: list[Child] = []
         self._groups: list[list[Child]] = []
         self._told: list[Child] = []
@@ -111,7 +122,7 @@ class Mesh:
 
     async def _serve(self, registry_address: str) -> int:
         """Until a child dies, or the greeting is answered with `once`."""
-        plan = plan_mesh(self._shape(registry_address))
+        plan = plan_mesh(mesh_shape(self._settings, registry_address))
         ready = asyncio.create_task(self._become_ready(registry_address, plan))
         await self._start_children(plan)
         death = asyncio.create_task(self._watch_deaths(ready))
@@ -141,30 +152,8 @@ class Mesh:
     def _can_answer(self) -> bool:
         """True while a frontend, a router and a decode worker run: decode workers can compute prompts themselves."""
         alive = {child.spec.module for child in self.children if not child.exited.is_set()}
-        return {"services.frontend", "services.router", "services.decode"} <= alive
-
-    def _shape(self, registry_address: str) -> MeshShape:
-        settings = self._settings
-        model = Path(settings.model).expanduser()
-        return MeshShape(
-            engine=settings.engine,
-            model=model.resolve() if model.exists() else model,
-            served_name=settings.served_name,
-            prefill=settings.prefill,
-            decode=settings.decode,
-            routers=settings.routers,
-            host=settings.host,
-            port=settings.port,
-            grpc_port=settings.grpc_port,
-            registry=registry_address,
-            policy=settings.policy,
-            log_level=settings.log_level,
-            run_dir=Path(settings.run_dir).resolve(),
-            engine_argv=tuple(shlex.split(settings.engine_args)),
-            router_argv=tuple(shlex.split(settings.router_args)),
-            frontend_argv=tuple(shlex.split(settings.frontend_args)),
-            frontend_processes=settings.frontend_processes,
-        )
+        has_entry = "services.gateway" in alive or {"services.frontend", "services.router"} <= alive
+        return has_entry and "services.decode" in alive
 
     async def _start_children(self, plan: MeshPlan) -> None:
         """Workers are forked from one process that imported the engine, where that is slow; meanwhile the rest starts."""
@@ -201,7 +190,10 @@ class Mesh:
 
     async def _start(self, spec: ChildSpec, server: ForkServer | None = None) -> Child:
         spec.log_path.unlink(missing_ok=True)
-        child = await (start_child(spec) if server is None else fork_child(server, spec))
+        if (forked := self._forked.get(spec.name)) is not None:
+            child = forked.start(spec)
+        else:
+            child = await (start_child(spec) if server is None else fork_child(server, spec))
         self.children.append(child)
         return child
 
@@ -254,6 +246,41 @@ class Mesh:
         await stop_children(list(reversed(self._groups)), self._settings.stop_timeout_s)
 
 
+def mesh_shape(settings: UpSettings, registry_address: str) -> MeshShape:
+    """What is asked for, made plain."""
+    model = Path(settings.model).expanduser()
+    return MeshShape(
+        engine=settings.engine,
+        model=model.resolve() if model.exists() else model,
+        served_name=settings.served_name,
+        prefill=settings.prefill,
+        decode=settings.decode,
+        routers=settings.routers,
+        host=settings.host,
+        port=settings.port,
+        grpc_port=settings.grpc_port,
+        registry=registry_address,
+        policy=settings.policy,
+        log_level=settings.log_level,
+        run_dir=Path(settings.run_dir).resolve(),
+        engine_argv=tuple(shlex.split(settings.engine_args)),
+        router_argv=tuple(shlex.split(settings.router_args)),
+        frontend_argv=tuple(shlex.split(settings.frontend_args)),
+        frontend_processes=settings.frontend_processes,
+        has_gateway=settings.gateway,
+    )
+
+
+def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
+    """A waiting process for each service by its name; none: they are started as programs of their own."""
+    # vLLM's import takes longest and must begin first, in a fork server of its own; the services are small beside it.
+    if not settings.fork or settings.engine == "vllm":
+        return {}
+    plan = plan_mesh(mesh_shape(settings, ""))
+    specs = (*plan.workers, *plan.routers, *plan.frontends, *plan.planners)
+    return fork_all([spec.name for spec in specs], [f"{spec.module}.__main__" for spec in specs])
+
+
 def make_run_dir(path: str) -> Path:
     """The directory of the logs, made if need be."""
     run_dir = Path(path).resolve()
@@ -288,6 +315,7 @@ def model_problem(model: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """`kvmesh up`."""
+    started_at_s = time.monotonic()
     try:
         settings = load(UpSettings, argv=argv, environ=os.environ, program="kvmesh up", description=__doc__ or "")
     except SettingsError as error:
@@ -297,4 +325,5 @@ def main(argv: Sequence[str]) -> int:
     if problem:
         print(f"kvmesh: {problem}", file=sys.stderr)
         return 2
-    return asyncio.run(Mesh(settings).run())
+    forked = fork_services(settings)
+    return asyncio.run(Mesh(settings, started_at_s=started_at_s, forked=forked).run())

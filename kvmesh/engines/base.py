@@ -69,7 +69,7 @@ class EngineFinish:
     """The end of a leg. `error` is set exactly when the reason is ERROR; `handle` only with HANDED_OFF; `embedding`
     exactly at the good end of an EMBED leg, of length 1 as vectors measure it.
 
-    `queue_s` is how long a prefill leg waited from submit to the step that began to compute it; 0 where it never began.
+    `queue_s` is how long a leg that computes its prompt waited from submit to the step that began it; 0 where it never began.
     """
 
     key: int

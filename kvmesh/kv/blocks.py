@@ -2,10 +2,10 @@
 
     seed   = xxh3_64(adapter || 0x00 || cache_salt)             (0 when both are empty)
     h[-1]  = seed
-    h[i]   = xxh3_64(le64(h[i-1]) || le32(token) ... || media hashes that begin in block i)
+    h[i]   = xxh3_64(le32(token) ... || media hashes that begin in block i, with the seed h[i-1])
 
 Two prompts share block i exactly when they share everything up to its end, the adapter, the tenant salt and the media.
-Only full blocks have names. A block takes about 0.12 us (CPython, xxhash package), whatever its size.
+Only full blocks have names. A block takes about 0.07 us (CPython, xxhash package), whatever its size.
 """
 
 import sys
@@ -30,7 +30,7 @@ def seed_hash(adapter: str = "", cache_salt: str = "") -> int:
 
 def chain_hash(parent_hash: int, token_bytes: bytes, extra: bytes = b"") -> int:
     """Name of the block with these tokens (little-endian 32-bit ids) that follows `parent_hash`."""
-    return xxh3_64_intdigest(_LE64.pack(parent_hash) + token_bytes + extra)
+    return xxh3_64_intdigest(token_bytes + extra, parent_hash)
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -64,8 +64,8 @@ def block_hashes(
     parent = seed
     if not media:
         # The whole cost of naming a long prompt is the steps per block: as few as there can be.
-        pack, digest = Struct(f"<Q{size}s").pack, xxh3_64_intdigest
-        return [parent := digest(pack(parent, body)) for (body,) in bodies]
+        digest = xxh3_64_intdigest
+        return [parent := digest(body, parent) for (body,) in bodies]
     extras = _media_extras(media, block_size_tokens)
     return [parent := chain_hash(parent, body, extras.get(i, b"")) for i, (body,) in enumerate(bodies)]
 

@@ -33,7 +33,13 @@ LOOKS = 4
 """How often a transfer is looked at before anybody is told that it takes longer."""
 PAUSE_S = 0.0002
 """Before the second look at a transfer that the loop has posted."""
-_DEFAULT_ENVIRON = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_LOG_LEVEL": "error", "NIXL_LOG_LEVEL": "ERROR"}
+_DEFAULT_ENVIRON = {
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    "UCX_LOG_LEVEL": "error",
+    "NIXL_LOG_LEVEL": "ERROR",
+    # UCX makes buffers of 2 MiB for each of its two kinds of shared memory; it needs one, and reads KV by neither.
+    "UCX_TLS": "^sysv",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

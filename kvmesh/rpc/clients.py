@@ -24,17 +24,43 @@ from kvmesh.errors import MeshError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LegFinish:
+    """The end of a decode leg. `error` is set exactly when the reason is ERROR."""
+
+    reason: FinishReason
+    usage: Usage = field(default_factory=Usage)
+    stop_token_id: int | None = None
+    error: MeshError | None = None
+    was_recomputed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegOutput:
+    """A whole answer that came in one piece. Both kinds of log-probabilities are as in `LegSink`."""
+
+    token_ids: Sequence[int]
+    finish: LegFinish
+    logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
-    """A computed prompt. `handle` is None after a rendezvous."""
+    """A computed prompt. `handle` is None after a rendezvous and beside an `output`."""
 
     handle: KvHandle | None
     usage: Usage
     queue_s: float
     compute_s: float
+    output: LegOutput | None = None
 
 
 class PrefillClient(Protocol):
     """Calls PrefillService on any worker."""
+
+    def may_answer(self, worker: WorkerRef) -> bool:
+        """False: the worker is known not to answer single tokens. One that has not said may still give a handle instead."""
+        ...
 
     async def prefill(
         self,
@@ -45,8 +71,13 @@ class PrefillClient(Protocol):
         timeout_s: float,
         rendezvous: Rendezvous | None = None,
         reservation_id: str = "",
+        wants_output: bool = False,
     ) -> PrefillResult:
-        """Computes a prompt. Cancelling it stops the worker's computation and frees its blocks."""
+        """Computes a prompt. Cancelling it stops the worker's computation and frees its blocks.
+
+        With `wants_output`, for a generation of one token more, the result is that token; a handle from a worker that does not
+        answer single tokens.
+        """
         ...
 
     async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
@@ -64,17 +95,6 @@ class DecodeLeg:
     handle: KvHandle | None = None
     rendezvous: Rendezvous | None = None
     reservation_id: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegFinish:
-    """The end of a decode leg. `error` is set exactly when the reason is ERROR."""
-
-    reason: FinishReason
-    usage: Usage = field(default_factory=Usage)
-    stop_token_id: int | None = None
-    error: MeshError | None = None
-    was_recomputed: bool = False
 
 
 class LegSink(Protocol):
@@ -170,6 +190,7 @@ class RouterLink(Protocol):
         output_tokens: int = 0,
         error: MeshError | None = None,
         failed_worker_id: str = "",
+        is_answered_by_prefill: bool = False,
     ) -> None:
         """Tells how a placed request goes. Never waits, never raises; lost with the stream."""
         ...

@@ -51,6 +51,12 @@ class GrpcPrefillClient:
     def _stub(self, worker: WorkerRef) -> Any:
         return PrefillServiceStub(self._channels.channel(worker.address))
 
+    def may_answer(self, worker: WorkerRef) -> bool:
+        """What the worker's Welcome said; see the protocol. Workers without Attach are older than single tokens."""
+        key = _key(worker)
+        link = self._links.get(key)
+        return key not in self._plain and (link is None or link.may_answer)
+
     async def prefill(
         self,
         worker: WorkerRef,
@@ -60,11 +66,20 @@ class GrpcPrefillClient:
         timeout_s: float,
         rendezvous: Rendezvous | None = None,
         reservation_id: str = "",
+        wants_output: bool = False,
     ) -> PrefillResult:
         """Computes a prompt; see the protocol."""
 
         def fill(request: pb.PrefillRequest, packs_tokens: bool) -> None:
-            fill_prefill_request(request, request_id, generation, rendezvous, reservation_id, packs_tokens=packs_tokens)
+            fill_prefill_request(
+                request,
+                request_id,
+                generation,
+                rendezvous,
+                reservation_id,
+                wants_output=wants_output,
+                packs_tokens=packs_tokens,
+            )
 
         key = _key(worker)
         if key not in self._plain:

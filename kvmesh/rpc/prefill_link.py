@@ -69,6 +69,8 @@ class PrefillLink:
         self._error: MeshError | None = None
         self._has_welcome = False
         self._packs_tokens = False
+        self.may_answer = True
+        """Whether the worker answers single tokens; true until its Welcome says something else."""
         self._heard_at_s = self._loop.time()
         name = worker.worker_id
         self._tasks = [
@@ -189,6 +191,7 @@ class PrefillLink:
             raise UnavailableError("the worker has started anew", reason="worker_changed", where=self.worker.worker_id)
         self._has_welcome = True
         self._packs_tokens = welcome.takes_packed_token_ids
+        self.may_answer = welcome.answers_single_tokens
 
     def _on_result(self, result: pb.Result) -> None:
         answer = self._pending.pop(result.number, None)

@@ -22,7 +22,6 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, Placement, ReportKind
 from kvmesh.core.routing import PREFILLED, PROGRESS, SETTLING
-from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
@@ -30,7 +29,7 @@ from kvmesh.rpc.codec.router import Report, from_placement
 from kvmesh.rpc.router_choice import rank
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.router_stream import RouterStream
-from kvmesh.rpc.router_streams import RouterStreams
+from kvmesh.rpc.router_streams import RouterStreams, Watched
 from kvmesh.rpc.status import from_detail
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class GrpcRouterLink:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: Watched,
         channels: Channels,
         *,
         frontend_id: str,
@@ -195,6 +194,7 @@ class GrpcRouterLink:
         output_tokens: int = 0,
         error: MeshError | None = None,
         failed_worker_id: str = "",
+        is_answered_by_prefill: bool = False,
     ) -> None:
         """Tells how a placed request goes; see the protocol."""
         placed = self._in_flight.get(ask_id)
@@ -209,6 +209,7 @@ class GrpcRouterLink:
             error=error,
             failed_worker_id=failed_worker_id,
             reservation_id="" if placed.stream.is_up and not placed.is_moved else placed.reservation_id,
+            is_answered_by_prefill=is_answered_by_prefill,
         )
         if kind in SETTLING:
             del self._in_flight[ask_id]

@@ -109,11 +109,19 @@ def is_group(hint: Any) -> bool:
 
 
 def specs(
-    cls: type, *, path: tuple[str, ...] = (), defaults: Any = None, hidden: Collection[str] = ()
+    cls: type,
+    *,
+    path: tuple[str, ...] = (),
+    defaults: Any = None,
+    hidden: Collection[str] = (),
+    for_people: bool = False,
 ) -> Iterator[Spec]:
-    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's."""
+    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's.
+
+    `for_people`: the sentences under fields count as help, for which each class's source is read and parsed.
+    """
     hints = typing.get_type_hints(cls)
-    docs = _field_docs(cls)
+    docs = _field_docs(cls) if for_people else {}
     for each in dataclasses.fields(cls):
         if not each.init:
             continue
@@ -124,6 +132,7 @@ def specs(
                 path=(*path, each.name),
                 defaults=None if default is REQUIRED else default,
                 hidden=each.metadata.get("without", ()),
+                for_people=for_people,
             )
         else:
             spec = _spec(each, hint, default, (*path, each.name), docs.get(each.name, ""))

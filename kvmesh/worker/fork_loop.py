@@ -192,7 +192,8 @@ def set_environment(env: dict[str, str | None]) -> None:
 def reseed() -> None:
     """Children of one server must not share random numbers. `uuid4` asks the kernel and needs nothing."""
     random.seed()  # noqa: TID251  # The global generator is what was inherited.
-    if (numpy := sys.modules.get("numpy")) is not None:
+    # Where nothing has asked for numpy's generators yet they are not imported, and will draw their own seed.
+    if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(int.from_bytes(os.urandom(7), "little"))

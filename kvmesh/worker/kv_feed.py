@@ -21,7 +21,9 @@ EVENTS_PER_MESSAGE = 4096
 BLOCKS_PER_MESSAGE = 2048
 """A router applies a message in one go, about 1 ms, which placing has to wait. The contract allows 65 536 per event."""
 
-HISTORY_BLOCKS_MAX = 1 << 18
+HISTORY_BLOCKS_MAX = 1 << 15
+EVENT_BLOCKS = 4
+"""An event itself takes the memory of so many blocks in it: with short prompts there is one for each or every other block."""
 
 
 def split_events(events: Iterable[KvEvent], blocks_max: int = BLOCKS_PER_MESSAGE) -> Iterator[list[KvEvent]]:
@@ -82,9 +84,9 @@ class KvLog:
         self.sequence += 1
         batch = KvBatch(epoch=self.epoch, sequence=self.sequence, events=tuple(events))
         self._history.append(batch)
-        self._history_blocks += _blocks_in(batch)
+        self._history_blocks += _weight(batch)
         while len(self._history) > self.history_max or self._history_blocks > self.history_blocks_max:
-            self._history_blocks -= _blocks_in(self._history.popleft())
+            self._history_blocks -= _weight(self._history.popleft())
         return batch
 
     def _apply(self, event: KvEvent) -> None:
@@ -135,8 +137,10 @@ class KvLog:
         return sum(len(cached) for cached in self._places.values())
 
 
-def _blocks_in(batch: KvBatch) -> int:
-    return sum(0 if isinstance(event, KvCleared) else len(event.block_hashes) for event in batch.events)
+def _weight(batch: KvBatch) -> int:
+    """Its blocks, and those that its events count as."""
+    blocks = sum(0 if isinstance(event, KvCleared) else len(event.block_hashes) for event in batch.events)
+    return blocks + EVENT_BLOCKS * len(batch.events)
 
 
 def _runs(places: _Places) -> Iterator[KvStored]:

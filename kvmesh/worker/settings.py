@@ -38,7 +38,10 @@ class WorkerSettings:
     )
     kv_history_batches: int = setting(4096, "KV-event batches kept for routers that resume", min=1)
     kv_history_blocks: int = setting(
-        1 << 18, "block changes kept in them; long prompts fill this first, at some 40 bytes each", min=1
+        1 << 15,
+        "block changes kept in them, at some 40 bytes each, an event counted as four more; what was missed beyond it is told"
+        " by a snapshot, which is no longer than the cache",
+        min=1,
     )
     kv_watch_buffer_batches: int = setting(8192, "KV-event batches a slow router may lag behind", min=1)
     link_buffer_frames: int = setting(

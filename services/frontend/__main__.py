@@ -6,6 +6,7 @@ import socket
 import sys
 from contextlib import suppress
 from random import Random, SystemRandom
+from typing import Protocol
 
 import grpc.aio
 
@@ -15,8 +16,9 @@ from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, Registration, Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
-from kvmesh.lifecycle import Part, run_process, run_until_signalled
+from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.clients import RouterLink
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
 from kvmesh.rpc.embed_client import GrpcEmbedClient
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
@@ -39,18 +41,24 @@ from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.settings import FrontendSettings
 
 
-class Frontend:
-    """All parts of the process, and the order in which they come and go."""
+class RouterPart(RouterLink, Part, Protocol):
+    """A way to ask routers that begins and ends with the process."""
 
-    def __init__(self, settings: FrontendSettings, clock: Clock, generator: Random) -> None:
+
+class Frontend:
+    """All parts of the process, and the order in which they come and go. It asks routers of the registry, unless given one."""
+
+    def __init__(
+        self, settings: FrontendSettings, clock: Clock, generator: Random, *, router: RouterPart | None = None
+    ) -> None:
         self.settings = settings
-        self.instance_id = settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
+        self.instance_id = instance_id(settings)
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
         self.registry: Registry = ConsulRegistry(settings.discovery)
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
         pace_s = settings.pipeline.message_pace_s
         self.links = GrpcDecodeLinks(self.channels, frontend_id=self.instance_id, clock=clock, pace_s=pace_s)
-        self.router = GrpcRouterLink(
+        self.router: RouterPart = router or GrpcRouterLink(
             self.registry,
             self.channels,
             frontend_id=self.instance_id,
@@ -114,8 +122,8 @@ class Frontend:
         if self.settings.kserve.is_on:
             add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline, self.settings.kserve), server)
 
-    async def run(self) -> None:
-        """Until a signal. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
+    async def run(self, *, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        """Until `stop`. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
         parts: list[Part] = [
             self.telemetry.tracing,
             _Closing(self),
@@ -129,7 +137,7 @@ class Frontend:
             self.http,
             self.announcement,
         ]
-        await run_until_signalled(parts, drain=self._drain, settings=self.settings.lifecycle)
+        await run_parts(parts, stop=stop, hurry=hurry, drain=self._drain, settings=self.settings.lifecycle)
 
     async def _drain(self) -> None:
         draining = asyncio.ensure_future(self.pipeline.drain())
@@ -211,9 +219,16 @@ class _Closing:
         await self._frontend.aclose()
 
 
+def instance_id(settings: FrontendSettings) -> str:
+    """What the process is registered as, and what routers know it by."""
+    return settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
+
+
 async def serve(settings: FrontendSettings) -> None:
     """Runs a frontend until a signal."""
-    await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with stop_on_signals(stop, hurry):
+        await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run(stop=stop, hurry=hurry)
 
 
 def main() -> int:

@@ -15,7 +15,15 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.rpc.clients import DecodeLeg, DecodeLink, DecodeLinks, Placed, PrefillClient, RouterLink
+from kvmesh.rpc.clients import (
+    DecodeLeg,
+    DecodeLink,
+    DecodeLinks,
+    Placed,
+    PrefillClient,
+    PrefillResult,
+    RouterLink,
+)
 from kvmesh.rpc.codec.legs import spend_lease
 from services.frontend.choice import Choice
 from services.frontend.prepare import Prepared
@@ -66,6 +74,7 @@ class Attempt:
         self._choices: list[Choice] = []
         self._open = 0
         self._has_token = False
+        self._uses_decode = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._failed_worker_id = ""
@@ -100,7 +109,11 @@ class Attempt:
             self._report(ReportKind.FAILED, InternalError("a defect of the frontend"))
             raise
         else:
-            self._tell(ReportKind.FINISHED, cached_tokens=self._found_by_decode())
+            self._tell(
+                ReportKind.FINISHED,
+                cached_tokens=self._found_by_decode(),
+                is_answered_by_prefill=not self._uses_decode,
+            )
         finally:
             for choice in choices:
                 choice.close()
@@ -108,7 +121,7 @@ class Attempt:
                 self._ended.exception()  # Marks it as seen when another failure came first.
 
     async def _run(self) -> None:
-        link = await self._link()
+        link = None if self._is_answered_at_once() else await self._link()
         if len(self._choices) == 1 and self._placement.handoff is not Handoff.RENDEZVOUS:
             await self._start_leg(0, link)
             await self._wait_end()
@@ -125,6 +138,14 @@ class Attempt:
                 starting.cancel()
                 await asyncio.wait({starting})
 
+    def _is_answered_at_once(self) -> bool:
+        """Whether the prefill worker gives the answers itself: those of one token more, which it has when it has the prompt."""
+        prefill, generation = self._placement.prefill, self._prepared.generation
+        if prefill is None or self._placement.handoff is not Handoff.SEQUENTIAL:
+            return False
+        is_single = generation.sampling.max_tokens == len(generation.emitted_token_ids) + 1
+        return is_single and self._prefill.may_answer(prefill)
+
     async def _link(self) -> DecodeLink:
         decode = self._placement.decode
         try:
@@ -133,29 +154,67 @@ class Attempt:
             self._failed_worker_id = decode.worker_id
             raise
 
-    async def _start_legs(self, link: DecodeLink) -> None:
+    async def _start_legs(self, link: DecodeLink | None) -> None:
         """One prefill after the other: from the second on the prompt is in the prefill worker's cache."""
         for i in range(len(self._choices)):
             await self._start_leg(i, link)
 
-    async def _start_leg(self, i: int, link: DecodeLink) -> None:
-        # A prompt's log-probabilities are computed with it and do not travel with its KV: then the decode worker computes it.
-        scores_prompt = self._prepared.generation.sampling.prompt_logprobs is not None
-        prefill = None if scores_prompt else self._placement.prefill
+    async def _start_leg(self, i: int, link: DecodeLink | None) -> None:
+        """Without a link the prefill worker answers."""
+        if link is None:
+            await self._ask_output(i)
+            return
+        prefill = None if self._scores_prompt else self._placement.prefill
         is_last = i == len(self._choices) - 1
         if prefill is None:
             self._submit(i, link)
         elif self._placement.handoff is Handoff.RENDEZVOUS:
             await self._start_rendezvous(i, link, prefill)
         elif self._placement.handoff is Handoff.SEQUENTIAL:
-            handle = await self._compute(i, prefill)
-            self._submit_handle(i, link, prefill, handle)
+            result, came_s = await self._compute(i, prefill)
+            self._submit_handle(i, link, prefill, result.handle, came_s)
         else:
             raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
         # The link writes what was submitted in this turn of the loop; what is left to do here can wait for that.
         await asyncio.sleep(0)
         if is_last and prefill is not None:
             self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+
+    @property
+    def _scores_prompt(self) -> bool:
+        """A prompt's log-probabilities are computed with it and do not travel with its KV: then one worker does both."""
+        return self._prepared.generation.sampling.prompt_logprobs is not None
+
+    async def _ask_output(self, i: int) -> None:
+        """A whole answer from the prefill worker, to the choice as if its leg had told it."""
+        prefill = self._placement.prefill
+        assert prefill is not None
+        result, came_s = await self._compute(i, prefill, wants_output=True)
+        output, choice = result.output, self._choices[i]
+        if output is None:
+            await self._decode_instead(i, prefill, result.handle, came_s)
+        if i == len(self._choices) - 1:
+            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+        if output is not None:
+            if output.prompt_logprobs is not None:
+                choice.on_prompt(output.prompt_logprobs)
+            choice.on_tokens(output.token_ids, output.logprobs, came_s)
+            choice.on_finish(output.finish)
+
+    async def _decode_instead(self, i: int, prefill: WorkerRef, handle: KvHandle | None, came_s: float) -> None:
+        """For a worker that does not answer single tokens and had not said so yet."""
+        if handle is None:
+            raise KvLostError("the prefill worker gave no handle", where=prefill.worker_id)
+        try:
+            link = await self._link()
+        except BaseException:
+            self._release(prefill, handle)
+            raise
+        if self._scores_prompt:
+            self._release(prefill, handle)
+            self._submit(i, link)
+        else:
+            self._submit_handle(i, link, prefill, handle, came_s)
 
     async def _start_rendezvous(self, i: int, link: DecodeLink, prefill: WorkerRef) -> None:
         """Both legs at once; the decode leg is stopped when the prefill leg fails."""
@@ -164,9 +223,9 @@ class Attempt:
         await self._compute(i, prefill, rendezvous=rendezvous)
 
     async def _compute(
-        self, i: int, worker: WorkerRef, *, rendezvous: Rendezvous | None = None
-    ) -> tuple[KvHandle | None, float]:
-        """Prefills; the handle and when it came."""
+        self, i: int, worker: WorkerRef, *, rendezvous: Rendezvous | None = None, wants_output: bool = False
+    ) -> tuple[PrefillResult, float]:
+        """Prefills; what came of it and when."""
         try:
             result = await self._prefill.prefill(
                 worker,
@@ -175,18 +234,18 @@ class Attempt:
                 timeout_s=self._left_s(),
                 rendezvous=rendezvous,
                 reservation_id=self._placement.reservation_id,
+                wants_output=wants_output,
             )
         except (UnavailableError, LostError, OverloadedError):
             self._failed_worker_id = worker.worker_id
             raise
         if i == 0:
             self.usage = result.usage
-        return result.handle, self._clock.now()
+        return result, self._clock.now()
 
     def _submit_handle(
-        self, i: int, link: DecodeLink, prefill: WorkerRef, computed: tuple[KvHandle | None, float]
+        self, i: int, link: DecodeLink, prefill: WorkerRef, handle: KvHandle | None, came_s: float
     ) -> None:
-        handle, came_s = computed
         if handle is None:
             raise KvLostError("the prefill worker gave no handle", where=prefill.worker_id)
         try:
@@ -216,6 +275,7 @@ class Attempt:
             self._failed_worker_id = self._placement.decode.worker_id
             raise
         choice.heard_at_s = self._clock.now()
+        self._uses_decode = True
 
     async def _wait_end(self) -> None:
         """Until all choices are over; silence and the deadline are failures."""
@@ -231,32 +291,34 @@ class Attempt:
         """Fails the attempt when its time is over; else looks again when it may be."""
         if self._ended.done():
             return
-        limit_s, why = self._next_limit()
-        left_s = limit_s - self._clock.now()
+        silent_s = self._silence_ends_s()
+        left_s = min(self._deadline_s, silent_s) - self._clock.now()
         if left_s > 0:
             # The grain keeps a timer that fires a hair early from turning this into a spin.
             self._timer = asyncio.get_running_loop().call_later(left_s + CLOCK_GRAIN_S, self._look_at_limits)
             return
-        if why.reason == IDLE_TIMEOUT:  # A deadline that passes is nobody's fault.
-            self._failed_worker_id = self._placement.decode.worker_id
-        self._ended.set_exception(why)
-
-    def _next_limit(self) -> tuple[float, DeadlineError]:
         where = self._placement.decode.worker_id
+        if self._deadline_s <= silent_s:  # Which is nobody's fault.
+            self._ended.set_exception(DeadlineError("the request's time is over", where=where))
+            return
+        self._failed_worker_id = where
+        self._ended.set_exception(DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where))
+
+    def _silence_ends_s(self) -> float:
+        """When one of the choices has been without a token for too long; never if all are over."""
         silent_s = float("inf")
         for choice in self._choices:
             if not choice.is_over:
                 allowed_s = self._settings.idle_timeout_s if choice.tokens else self._settings.first_token_timeout_s
                 silent_s = min(silent_s, choice.heard_at_s + allowed_s)
-        if self._deadline_s <= silent_s:
-            return self._deadline_s, DeadlineError("the request's time is over", where=where)
-        return silent_s, DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where)
+        return silent_s
 
     def on_first(self) -> None:
-        """A choice has its first token."""
+        """A choice has its first token. Of one that the prefill worker gave the router learns with the end: it is the same moment."""
         if not self._has_token:
             self._has_token = True
-            self._tell(ReportKind.FIRST_TOKEN)
+            if self._uses_decode:
+                self._tell(ReportKind.FIRST_TOKEN)
 
     def on_over(self, choice: Choice, error: MeshError | None) -> None:
         """A choice is over, well or not."""
@@ -273,7 +335,7 @@ class Attempt:
 
     def output_tokens(self) -> int:
         """Tokens received so far, over all choices."""
-        return sum(choice.tokens for choice in self._choices)
+        return sum([choice.tokens for choice in self._choices])
 
     def _left_s(self) -> float:
         left_s = self._deadline_s - self._clock.now()
@@ -292,7 +354,14 @@ class Attempt:
     def _report(self, kind: ReportKind, error: MeshError | None = None) -> None:
         self._tell(kind, error=error)
 
-    def _tell(self, kind: ReportKind, *, error: MeshError | None = None, cached_tokens: int | None = None) -> None:
+    def _tell(
+        self,
+        kind: ReportKind,
+        *,
+        error: MeshError | None = None,
+        cached_tokens: int | None = None,
+        is_answered_by_prefill: bool = False,
+    ) -> None:
         self._router.report_nowait(
             self._placed.ask_id,
             kind,
@@ -301,6 +370,7 @@ class Attempt:
             output_tokens=self.output_tokens(),
             error=error,
             failed_worker_id=self._failed_worker_id if kind is ReportKind.FAILED else "",
+            is_answered_by_prefill=is_answered_by_prefill,
         )
 
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from kvmesh.kv.blocks import unpack_tokens
 from kvmesh.telemetry import event_logger
+from services.frontend.quick_pattern import quickened
 
 _log = event_logger(__name__)
 PACKAGE = "fastokens"
@@ -73,7 +74,8 @@ def load_fast(path: Path, reference: Tokenizer) -> FastTokenizer | None:
     import fastokens
 
     try:
-        fast = fastokens.Tokenizer.from_file(str(path))
+        text = path.read_text(encoding="utf-8")
+        fast = fastokens.Tokenizer.from_json_str(quickened(text) or text)
         differing = first_difference(fast, reference)
     except BaseException as error:
         # Whatever it cannot read the reference reads; see `encode` for panics.

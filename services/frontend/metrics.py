@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client import Gauge, Metric
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -89,21 +89,17 @@ class FrontendMetrics:
     """Labels are served models and status codes only."""
 
     def __init__(self, instruments: Instruments, in_flight: Callable[[], float] = lambda: 0.0) -> None:
-        self.requests: Counter = instruments.counter(
-            "requests", "Requests by outcome (HTTP status).", ["model", "code"]
-        )
-        self.ttft: Histogram = instruments.histogram("ttft_seconds", "Time to the first token.", ["model"])
-        self.prompt_tokens: Counter = instruments.counter(
-            "prompt_tokens", "Prompt tokens of requests begun.", ["model"]
-        )
-        self.output_tokens: Counter = instruments.counter("output_tokens", "Tokens received from workers.", ["model"])
+        self.requests = instruments.tally("requests", "Requests by outcome (HTTP status).", ["model", "code"])
+        self.ttft = instruments.spreads("ttft_seconds", "Time to the first token.", ["model"])
+        self.prompt_tokens = instruments.tally("prompt_tokens", "Prompt tokens of requests begun.", ["model"])
+        self.output_tokens = instruments.tally("output_tokens", "Tokens received from workers.", ["model"])
         self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
         self.gaps = GapHistogram()
         instruments.registry.register(self.gaps)
         self._models: dict[str, ModelMetrics] = {}
 
     def of_model(self, model: str) -> "ModelMetrics":
-        """The instruments of one served model; looking each up by its label costs a lock and a copy of the label."""
+        """The instruments of one served model; looking each up by its label costs more than counting."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = ModelMetrics(self, model)
@@ -117,6 +113,6 @@ class ModelMetrics:
 
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         self.gaps = metrics.gaps.of_model(model)
-        self.output_tokens = metrics.output_tokens.labels(model)
-        self.prompt_tokens = metrics.prompt_tokens.labels(model)
-        self.ttft = metrics.ttft.labels(model)
+        self.output_tokens = metrics.output_tokens.of(model)
+        self.prompt_tokens = metrics.prompt_tokens.of(model)
+        self.ttft = metrics.ttft.of(model)

@@ -167,7 +167,7 @@ class Pipeline:
                     usage = result.usage
                 finally:
                     self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
-            self.metrics.prompt_tokens.labels(model.name).inc(result.usage.prompt_tokens)
+            self.metrics.prompt_tokens.of(model.name).value += result.usage.prompt_tokens
             return result
         finally:
             self._in_flight.discard(asked.request_id)
@@ -203,7 +203,7 @@ class Pipeline:
         self._in_flight.add(request_id)
 
     async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
-        run.metrics.prompt_tokens.inc(prepared.ask.prompt_tokens)
+        run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
         deadline_s = began_s + self._limit_s(prepared.request)
         excluded: list[str] = []
         first_failure: MeshError | None = None
@@ -223,7 +223,7 @@ class Pipeline:
             else:
                 return Answer(usage=run.usage(attempt), ttft_s=run.ttft_s)
             finally:
-                run.metrics.output_tokens.inc(attempt.output_tokens())
+                run.metrics.output_tokens.value += attempt.output_tokens()
         raise AssertionError("the last attempt raises")
 
     async def _place(

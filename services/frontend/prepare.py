@@ -215,6 +215,8 @@ def _sampling_for(request: Request, model: ServedModel, prompt_tokens: int) -> S
             f"the prompt has {prompt_tokens} tokens and {wanted} are asked for", request.named("max_tokens"), model
         )
     sampling = model.text.with_defaults(request.sampling)
+    if wanted is not None and not sampling.stop:
+        return sampling
     return replace(sampling, max_tokens=room if wanted is None else wanted, stop=())
 
 

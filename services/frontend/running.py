@@ -121,7 +121,9 @@ def account(
         code, reason = 499, "client_gone"
     elif error is not None:
         code, reason = 500, "internal"
-    pipeline.metrics.requests.labels(model, str(code)).inc()
+    pipeline.metrics.requests.of(model, str(code)).value += 1
+    if not _log.isEnabledFor(logging.INFO):
+        return
     data = {
         "request_id": request_id,
         "path": path,

@@ -13,7 +13,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import FinishReason
 from kvmesh.engines.base import Leg
 from kvmesh.errors import InternalError, InvalidRequestError, LostError, MeshError
-from kvmesh.rpc.codec.legs import REQUEST_ID_MAX, generation_of, rendezvous_of
+from kvmesh.rpc.codec.legs import REQUEST_ID_MAX, generation_of, rendezvous_of, wants_output
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.first_message import first_message
@@ -22,6 +22,7 @@ from kvmesh.worker.worker import Submission, Worker
 from services.prefill.admit import PrefillAdmission
 from services.prefill.answer import to_response
 from services.prefill.stream import PrefillStream
+from services.prefill.whole import answers_single_tokens, leg_for, run_whole
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +38,24 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
 
     async def Prefill(self, request: pb.PrefillRequest, context: ServicerContext[Any, Any]) -> pb.PrefillResponse:
         """Computes one prompt; cancelling the call stops it and frees its blocks."""
+        generation = generation_of(request)
         submission = Submission(
             slot=0,
             request_id=required_text(request.request_id, "request_id", REQUEST_ID_MAX),
-            leg=Leg.PREFILL,
-            generation=generation_of(request),
+            leg=leg_for(self._worker, wants_output=wants_output(request, generation)),
+            generation=generation,
             timeout_s=remaining_s(context),
             rendezvous=rendezvous_of(request),
         )
-        generation = submission.generation
         prompt_tokens = len(generation.token_ids) + len(generation.emitted_token_ids)
         self._admission.check(self._worker.legs, self._worker.engine.load, prompt_tokens)
         started_s = self._clock.now()
-        finish = await self._direct.run(submission)
-        if finish.reason is not FinishReason.HANDED_OFF:
+        finish, gathered = await run_whole(self._direct, submission)
+        if finish.reason is FinishReason.CANCELLED:
             # A caller who cancels does not wait for this; somebody else has stopped the engine.
             raise LostError("the prefill was cancelled", where=self._worker.identity.worker_id)
-        return to_response(self._worker, finish, self._clock.now() - started_s)
+        is_whole = submission.leg is Leg.DECODE
+        return to_response(self._worker, finish, self._clock.now() - started_s, gathered if is_whole else None)
 
     async def Attach(  # type: ignore[override]  # writes through the context, so that reading goes on beside it
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
@@ -67,7 +69,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         reader: asyncio.Task[None] | None = None
         try:
             identity = self._worker.identity
-            welcome = pb.Welcome(worker_id=identity.worker_id, epoch=identity.epoch, takes_packed_token_ids=True)
+            welcome = pb.Welcome(
+                worker_id=identity.worker_id,
+                epoch=identity.epoch,
+                takes_packed_token_ids=True,
+                answers_single_tokens=answers_single_tokens(self._worker),
+            )
             await context.write(pb.AttachResponse(welcome=welcome))
             reader = asyncio.create_task(self._read(first, request_iterator, stream), name="prefill-stream-read")
             async for response in stream.responses():

@@ -1,15 +1,17 @@
 """Starts a router: `python -m services.router --help`."""
 
+import asyncio
 import os
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from random import Random, SystemRandom
 
-from kvmesh.clock import SystemClock
+from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import ROUTER, Health, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
-from kvmesh.lifecycle import run_process, run_until_signalled
+from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.peers_client import GrpcPeersClient
@@ -94,78 +96,125 @@ def make_replica(settings: SyncSettings, core: RouterCore) -> Replica:
     )
 
 
-async def serve(settings: RouterSettings) -> None:
-    """Runs a router until a signal."""
-    router_id = settings.router_id or f"router-{socket.gethostname()}-{os.getpid()}"
-    clock = SystemClock()
-    generator = Random(settings.seed or SystemRandom().getrandbits(64))
-    telemetry = Telemetry.create("router", settings=settings.telemetry)
-    core = make_core(settings, router_id, generator, run_id=f"{SystemRandom().getrandbits(32):08x}")
-    replica = make_replica(settings.sync, core)
-    metrics = RouterMetrics(telemetry.instruments, core)
-    metrics.watch_peers(replica)
-    dispatch = Dispatch(core, metrics, clock, tick_s=settings.queue.tick_s, notice_s=settings.queue.notice_s)
-    registry = ConsulRegistry(settings.discovery)
-    channels = ChannelPool(settings.rpc, channel_interceptors(telemetry))
-    peers = Peers(
-        replica,
-        registry,
-        GrpcPeersClient(channels),
-        router_id=router_id,
-        clock=clock,
-        generator=generator,
-        settings=settings.sync,
-    )
-    servicer = RouterServicer(core, metrics, clock, telemetry.tracing, dispatch, peers)
-    membership = Membership(
-        registry,
-        GrpcWorkerClient(channels),
-        core.fleet,
-        clock=clock,
-        generator=generator,
-        settings=settings.membership,
-    )
-    server = RpcServer(
-        settings.rpc,
-        service_names=[SERVICE_NAME],
-        add_services=servicer.add_to,
-        interceptors=server_interceptors(telemetry),
-    )
-    metrics_server = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
-    presence: Presence | None = None
+class Router:
+    """All parts of a router, and the order in which they come and go."""
 
-    async def on_ready() -> None:
-        nonlocal presence
+    def __init__(self, settings: RouterSettings, clock: Clock, generator: Random) -> None:
+        self.settings = settings
+        self.router_id = settings.router_id or f"router-{socket.gethostname()}-{os.getpid()}"
+        self._clock = clock
+        self.telemetry = Telemetry.create("router", settings=settings.telemetry)
+        self.core = make_core(settings, self.router_id, generator, run_id=f"{SystemRandom().getrandbits(32):08x}")
+        replica = make_replica(settings.sync, self.core)
+        metrics = RouterMetrics(self.telemetry.instruments, self.core)
+        metrics.watch_peers(replica)
+        dispatch = Dispatch(self.core, metrics, clock, tick_s=settings.queue.tick_s, notice_s=settings.queue.notice_s)
+        self._registry = ConsulRegistry(settings.discovery)
+        channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
+        self._peers = Peers(
+            replica,
+            self._registry,
+            GrpcPeersClient(channels),
+            router_id=self.router_id,
+            clock=clock,
+            generator=generator,
+            settings=settings.sync,
+        )
+        self.servicer = RouterServicer(self.core, metrics, clock, self.telemetry.tracing, dispatch, self._peers)
+        self._membership = Membership(
+            self._registry,
+            GrpcWorkerClient(channels),
+            self.core.fleet,
+            clock=clock,
+            generator=generator,
+            settings=settings.membership,
+        )
+        self._server = RpcServer(
+            settings.rpc,
+            service_names=[SERVICE_NAME],
+            add_services=self.servicer.add_to,
+            interceptors=server_interceptors(self.telemetry),
+        )
+        self._metrics_server = MetricsServer(
+            self.telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port
+        )
+        self._presence: Presence | None = None
+        self._on_joined: Callable[[], Awaitable[None]] | None = None
+        upkeep = Upkeep(self.core, metrics, clock, sweep_blocks=settings.sweep_blocks)
+        self._parts: list[Part] = [
+            self.telemetry.tracing,
+            channels,
+            self._metrics_server,
+            self._membership,
+            self._peers,
+            upkeep,
+            dispatch,
+            self._server,
+        ]
+
+    async def run(
+        self,
+        *,
+        stop: asyncio.Event,
+        hurry: asyncio.Event,
+        on_joined: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Until `stop`; it leaves the registry after everything else. `on_joined`: it takes requests from then on."""
+        self._on_joined = on_joined
+        try:
+            await run_parts(
+                self._parts,
+                stop=stop,
+                hurry=hurry,
+                on_ready=self._join,
+                drain=self._drain,
+                settings=self.settings.lifecycle,
+            )
+        finally:
+            if self._presence is not None:
+                await self._presence.aclose()
+            await self._registry.aclose()
+
+    async def _join(self) -> None:
         registration = Registration(
             service=ROUTER,
-            instance_id=router_id,
-            host=settings.rpc.advertised_host,
-            port=server.port,
-            meta={"metrics_port": str(metrics_server.port), "policy": core.policy_name},
-            uses_tls=settings.rpc.has_tls,
+            instance_id=self.router_id,
+            host=self.settings.rpc.advertised_host,
+            port=self._server.port,
+            meta={"metrics_port": str(self._metrics_server.port), "policy": self.core.policy_name},
+            uses_tls=self.settings.rpc.has_tls,
         )
-        presence = Presence(registry, registration, health=Health.CRITICAL, note="joining")
-        await join(core, membership, peers, presence, server.set_serving, clock=clock, settings=settings.joining)
-
-    async def drain() -> None:
-        if presence is not None:
-            await presence.set_draining(True, reason="stopping")
-        await server.set_serving(False)
-        servicer.end_streams()
-        peers.end_streams()
-
-    upkeep = Upkeep(core, metrics, clock, sweep_blocks=settings.sweep_blocks)
-    try:
-        await run_until_signalled(
-            [telemetry.tracing, channels, metrics_server, membership, peers, upkeep, dispatch, server],
-            on_ready=on_ready,
-            drain=drain,
-            settings=settings.lifecycle,
+        self._presence = Presence(self._registry, registration, health=Health.CRITICAL, note="joining")
+        await join(
+            self.core,
+            self._membership,
+            self._peers,
+            self._presence,
+            self._server.set_serving,
+            clock=self._clock,
+            settings=self.settings.joining,
         )
-    finally:
-        if presence is not None:
-            await presence.aclose()
-        await registry.aclose()
+        if self._on_joined is not None:
+            await self._on_joined()
+
+    async def _drain(self) -> None:
+        if self._presence is not None:
+            await self._presence.set_draining(True, reason="stopping")
+        await self._server.set_serving(False)
+        self.servicer.end_streams()
+        self._peers.end_streams()
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Runs a router until a signal."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with stop_on_signals(stop, hurry):
+        await Router(settings, SystemClock(), new_generator(settings.seed)).run(stop=stop, hurry=hurry)
+
+
+def new_generator(seed: int) -> Random:
+    """Of tie-breaks; 0: a new seed each time."""
+    return Random(seed or SystemRandom().getrandbits(64))
 
 
 def main() -> int:

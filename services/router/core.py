@@ -23,7 +23,7 @@ from services.router.policies import Policy, PolicyContext, make_policy
 from services.router.reservations import Book, Reservation
 from services.router.target import Target, TargetLimits
 
-_RENDEZVOUS = Handoff.RENDEZVOUS
+_RENDEZVOUS, _SEQUENTIAL = Handoff.RENDEZVOUS, Handoff.SEQUENTIAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,10 @@ class RouterCore:
             self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
-        self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
+        if note.is_answered_by_prefill:
+            self.health.spared(reservation, self._now)
+        else:
+            self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
         if reservation.forecast is not None and note.elapsed_s > 0 and self._cost.learning:
             learn(reservation, note, self._placer.links)
         if note.kind in SETTLING:
@@ -284,6 +287,7 @@ class RouterCore:
         longest_s, timeout_s = self._core_limits.reservation_s_max, ask.timeout_s
         ends_at = now + (longest_s if timeout_s is None or timeout_s > longest_s else timeout_s)
         prefill, decode, block_hashes = choice.prefill, choice.decode, ask.block_hashes
+        spares_decode = _spares_decode(ask, choice)
         reservation = Reservation(
             f"{self._id_prefix}{number}",
             ask.request_id,
@@ -292,8 +296,8 @@ class RouterCore:
             prefill,
             decode,
             choice.uncached_tokens,
-            -(-(ask.prompt_tokens + ask.expected_output_tokens) // decode.block_size_tokens),
-            ask.choices or 1,
+            0 if spares_decode else -(-(ask.prompt_tokens + ask.expected_output_tokens) // decode.block_size_tokens),
+            0 if spares_decode else ask.choices or 1,
             ends_at,
             ends_at,
             now,
@@ -350,6 +354,11 @@ class RouterCore:
         """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
         found = [match.holders for index in self.index.tiers.values() for match in index.match((block_hash,))]
         return reduce(or_, found, 0)
+
+
+def _spares_decode(ask: Ask, choice: Choice) -> bool:
+    """Whether the prefill worker gives the answer itself. One that does not leaves a leg of one step that nobody counts."""
+    return ask.expected_output_tokens == 1 and choice.prefill is not None and choice.handoff is _SEQUENTIAL
 
 
 def _time_of(reservation: Reservation, note: ReportNote) -> float | None:

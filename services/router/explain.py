@@ -35,6 +35,7 @@ class ReportNote:
     error: MeshError | None = None
     failed_worker_id: str = ""
     reservation_id: str = ""
+    is_answered_by_prefill: bool = False
 
 
 @dataclass(slots=True)

@@ -174,6 +174,10 @@ class Health:
                     verdict = Breaker.failed if worker.worker_id == culprit else Breaker.returned
                     self._judge(worker, verdict, name, now)
 
+    def spared(self, reservation: "Reservation", now: float) -> None:
+        """It ended well without its decode worker, of which that says nothing."""
+        self._judge(reservation.decode.worker, Breaker.returned, reservation.reservation_id, now)
+
     def heard(self, worker: "Worker", record: LoadRecord, now: float) -> None:
         """A load record came: does the worker step?"""
         self.turn(now)

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 from grpc.aio import Server, ServicerContext
@@ -13,7 +12,6 @@ from grpc.aio import Server, ServicerContext
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
-from kvmesh.core import Placement
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.peers import from_sync, to_sync_response
 from kvmesh.rpc.codec.router import (
@@ -33,12 +31,11 @@ from kvmesh.rpc.codec.router import (
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.status import to_detail
 from kvmesh.telemetry import TelemetrySettings, Tracing
-from services.router.admission import Queued
 from services.router.core import RouterCore
+from services.router.desk import Desk
 from services.router.dispatch import Dispatch, Notice, Replies, Reply
 from services.router.explain import Record, ReportNote, candidates_of, margin_of
 from services.router.fleet import Worker
-from services.router.inbox import Inbox
 from services.router.metrics import RouterMetrics
 from services.router.outbox import Outbox
 from services.router.peers import Peers
@@ -76,17 +73,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         peers: Peers | None = None,
     ) -> None:
         self._core = core
-        self._tracing = tracing or Tracing(TelemetrySettings(), service="router")
-        self._metrics = metrics
-        self._clock = clock
         self._peers = peers
-        self._streams: dict[str, int] = {}
-        # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
         self._is_stopping = False
         self._streams_open: dict[_Stream, None] = {}
         self.dispatch = dispatch or Dispatch(core, metrics, clock)
         """A running part; to be run beside the server."""
-        self._inbox = Inbox(core, metrics, clock, self.dispatch)
+        tracing = tracing or Tracing(TelemetrySettings(), service="router")
+        self.desk = Desk(core, metrics, clock, tracing, self.dispatch)
 
     # The generated base class knows generators only, which cost more.
     async def Route(  # type: ignore[override]
@@ -114,10 +107,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         finally:
             reading.cancel()
             del self._streams_open[stream]
-            self._inbox.count_all()
-            self.dispatch.stream_ended(stream.outbox)
+            self.desk.hung_up(stream.outbox)
             if stream.frontend_id:
-                self._bye(stream.frontend_id)
+                self.desk.bye(stream.frontend_id)
 
     async def _read(self, requests: AsyncIterator[pb.RouteRequest], stream: "_Stream") -> None:
         """Hears a frontend out. While asks wait this goes on, since it is reports that make room."""
@@ -150,7 +142,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def Explain(self, request: pb.ExplainRequest, context: ServicerContext[Any, Any]) -> pb.ExplainResponse:
         """Why a request was placed where it was."""
         request_id = required_text(request.request_id, "request_id", 128)
-        self._inbox.count_all()
+        self.desk.count_reports()
         record = self._core.history.get(request_id)
         if record is None:
             raise NotFoundError(f"no placement of request {request_id!r} is remembered", reason="placement_not_found")
@@ -160,7 +152,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: pb.ListWorkersRequest, context: ServicerContext[Any, Any]
     ) -> pb.ListWorkersResponse:
         """Workers as the router sees them."""
-        self._inbox.count_all()
+        self.desk.count_reports()
         workers = [worker for _, worker in sorted(self._core.fleet.workers.items())]
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
         return pb.ListWorkersResponse(
@@ -182,59 +174,26 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if message.WhichOneof("kind") != "hello":
             raise InvalidRequestError("the first message must be a hello", field="hello")
         frontend_id = required_text(message.hello.frontend_id, "hello.frontend_id", 128)
-        self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
-        log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
+        self.desk.hello(frontend_id)
         return frontend_id
-
-    def _bye(self, frontend_id: str) -> None:
-        self._streams[frontend_id] -= 1
-        if self._streams[frontend_id] == 0:
-            del self._streams[frontend_id]
-            self._core.stream_ended(frontend_id, now=self._clock.now())
-        log.info("frontend_left", extra={"data": {"frontend": frontend_id}})
 
     def _on_message(self, frontend_id: str, message: pb.RouteRequest, outbox: Replies) -> None:
         reports, asks = said_in(message)
         if reports:
             # All of a bundle or, when one of it is wrong, none.
-            self._inbox.put(frontend_id, [(report.ask_id, report_as(ReportNote, report)) for report in reports])
+            self.desk.report(frontend_id, [(report.ask_id, report_as(ReportNote, report)) for report in reports])
         for ask in asks:
             self._on_ask(frontend_id, ask.ask_id, ask, outbox)
         if reports:
-            self._inbox.come_back()
+            self.desk.come_back()
 
     def _on_ask(self, frontend_id: str, ask_id: int, message: pb.Ask, outbox: Replies) -> None:
         try:
-            placement = self._placed(frontend_id, ask_id, message)
-            if self.dispatch.is_waiting:
-                self.dispatch.flush()
+            ask = from_ask(message)
         except MeshError as error:
-            self._metrics.refused(error)
-            error.request_id = error.request_id or message.request_id
-            self._reply(frontend_id, ask_id, error, outbox)
-            return
-        if isinstance(placement, Queued):
-            self.dispatch.queued(frontend_id, ask_id, outbox)
+            self.desk.refuse(frontend_id, ask_id, message.request_id, error, outbox)
         else:
-            self._reply(frontend_id, ask_id, placement, outbox)
-
-    def _reply(self, frontend_id: str, ask_id: int, outcome: Placement | MeshError, outbox: Replies) -> None:
-        if self.dispatch.is_waiting and self._core.queue.get(frontend_id, ask_id) is None:
-            self.dispatch.not_queued(frontend_id, ask_id)
-        outbox.put_nowait(Reply(ask_id, outcome))
-
-    def _placed(self, frontend_id: str, ask_id: int, message: pb.Ask) -> Placement | Queued:
-        started = perf_counter()
-        ask = from_ask(message)
-        now, wall = self._clock.now(), self._clock.wall()
-        if ask.traceparent or self._tracing.is_on:
-            with self._tracing.span("place", parent=ask.traceparent, attributes={"gen_ai.request.model": ask.model}):
-                placement = self._core.ask(frontend_id, ask_id, ask, now=now, wall=wall)
-        else:
-            placement = self._core.ask(frontend_id, ask_id, ask, now=now, wall=wall)
-        if isinstance(placement, Placement):
-            self._metrics.placed(placement, ask.prompt_tokens, perf_counter() - started)
-        return placement
+            self.desk.ask(frontend_id, ask_id, ask, outbox)
 
     def _views(self, worker: Worker) -> list[WorkerView]:
         """One view per rank; a worker that has not described itself yet is not listed."""
@@ -336,4 +295,5 @@ def _report(note: ReportNote) -> Report:
         output_tokens=note.output_tokens,
         error=note.error,
         failed_worker_id=note.failed_worker_id,
+        is_answered_by_prefill=note.is_answered_by_prefill,
     )

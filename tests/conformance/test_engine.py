@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -27,6 +28,13 @@ from tests.conformance.engine_cases import CASES, Fleet
 from tests.conformance.engine_driver import EngineDriver, Record
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+SINGLE_TOKENS: list[dict[str, Any]] = [
+    {},
+    {"logprobs": 3},
+    {"logit_bias": ((7, 100.0),)},
+    {"temperature": 0.9, "seed": 11, "top_k": 40, "top_p": 0.9},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CASES)
@@ -106,6 +114,43 @@ class TestTokens:
         assert len(record.tokens) == 1
         assert record.done.reason is FinishReason.LENGTH
         assert record.done.usage.output_tokens == 1
+
+    @pytest.mark.parametrize("sampling", SINGLE_TOKENS, ids=lambda sampling: "-".join(sampling) or "greedy")
+    async def test_a_prefill_engine_answers_a_single_token(self, fleet: Fleet, sampling: dict[str, Any]) -> None:
+        """What both legs give, from one engine: no lease is left of it, no block is held, and the prompt is cached."""
+        generation = fleet.greedy(2.4, max_tokens=1, **sampling)
+        record = await fleet.prefill.run(generation)
+        legs = await fleet.decode.run(generation, handle=await fleet.prefill.prefill(generation))
+        assert record.tokens == legs.tokens and len(record.tokens) == 1
+        assert record.done.reason is legs.done.reason is FinishReason.LENGTH
+        assert record.done.usage.output_tokens == 1 and record.done.usage.cached_tokens == 0
+        assert record.done.queue_s >= 0 and record.done.handle is None
+        for entry, other in zip(record.logprobs, legs.logprobs, strict=True):
+            assert entry.logprob == pytest.approx(other.logprob, abs=1e-3)
+            assert [token for token, _ in entry.alternatives] == [token for token, _ in other.alternatives]
+        again = await fleet.prefill.run(generation)
+        assert again.tokens == record.tokens and again.done.usage.cached_tokens >= fleet.block_size
+        await fleet.prefill.wait_blocks(0, fleet.case.free_s)
+        assert fleet.prefill.engine.load().kv_blocks_leased == 0
+
+    async def test_a_single_token_may_be_a_stop_token(self, fleet: Fleet) -> None:
+        """It is then named, unless `min_tokens` forbids it."""
+        generation = fleet.greedy(1.3, max_tokens=1)
+        token_id = (await fleet.prefill.run(generation)).tokens[0]
+        for min_tokens, reason in ((0, FinishReason.STOP), (1, FinishReason.LENGTH)):
+            sampling = replace(generation.sampling, stop_token_ids=(token_id,), min_tokens=min_tokens)
+            stopping = replace(generation, sampling=sampling)
+            record = await fleet.prefill.run(stopping)
+            legs = await fleet.decode.run(stopping, handle=await fleet.prefill.prefill(stopping))
+            assert record.tokens == legs.tokens
+            assert record.done.reason is legs.done.reason is reason
+            assert record.done.stop_token_id == legs.done.stop_token_id == (None if min_tokens else token_id)
+
+    async def test_the_token_after_emitted_ones(self, fleet: Fleet) -> None:
+        """A continuation of which one token is missing."""
+        generation = fleet.greedy(2.4, max_tokens=8)
+        whole = (await fleet.alone.run(generation)).tokens
+        assert (await fleet.prefill.run(replace(generation, emitted_token_ids=whole[:7]))).tokens == whole[7:]
 
     async def test_stop_token_ends_the_answer(self, fleet: Fleet) -> None:
         """The answer ends with the first stop token, which is named."""

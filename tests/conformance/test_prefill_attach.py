@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -13,11 +14,15 @@ from kvmesh.api.prefill.v1.prefill_pb2_grpc import (
     PrefillServiceStub,
     add_PrefillServiceServicer_to_server,
 )
-from kvmesh.core import Role, WorkerRef
-from kvmesh.engines.simulated import Stall
-from kvmesh.errors import DeadlineError, InvalidRequestError, LostError, NotFoundError, UnavailableError
+from kvmesh.api.types.v1.output_pb2 import FINISH_REASON_HANDED_OFF, FINISH_REASON_LENGTH, Logprobs
+from kvmesh.clock import SystemClock
+from kvmesh.core import FinishReason, Role, SamplingParams, WorkerRef
+from kvmesh.engines.simulated import Die, SimulatedEngine, Stall
+from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, NotFoundError, UnavailableError
+from kvmesh.rpc.codec.legs import from_prefill_response
 from kvmesh.rpc.codec.types import to_generation
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from tests.conformance.engine_driver import EngineDriver
 from tests.worker_rig import EPOCH, WorkerRig, generation, running_worker, serving, wait_until
 
 
@@ -172,3 +177,135 @@ async def test_a_worker_that_answers_nothing_is_given_up(kind: str) -> None:
 
 async def _never(worker: WorkerRef) -> bool:
     return False
+
+
+async def token(client: GrpcPrefillClient, rig: WorkerRig, name: str, timeout_s: float = 5.0, **more: Any) -> Any:
+    """A call whose answer is wanted."""
+    wanted = generation(tokens=1, **more)
+    return await client.prefill(rig.ref, request_id=name, generation=wanted, timeout_s=timeout_s, wants_output=True)
+
+
+async def unary(rig: WorkerRig, name: str, **fields: Any) -> pb.PrefillResponse:
+    request = pb.PrefillRequest(request_id=name, **fields)
+    response: pb.PrefillResponse = await PrefillServiceStub(rig.channel).Prefill(request, timeout=5)
+    return response
+
+
+async def test_a_single_token_is_answered(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+    """On the stream and in plain calls the same token, among prompts that are handed out; only of those a lease is left."""
+    answers = await asyncio.gather(*(token(client, prefill, f"t{i}", logprobs=2) for i in range(5)))
+    handed = await run(client, prefill, "h", tokens=1)
+    plain = await unary(prefill, "u", generation=to_generation(generation(tokens=1, logprobs=2)), wants_output=True)
+    assert client.may_answer(prefill.ref)
+    assert handed.output is None and handed.handle is not None
+    alone = SimulatedEngine(prefill.engine.settings, SystemClock())
+    driver = await EngineDriver(alone, 5.0).start()
+    expected = await driver.run(generation(tokens=1, logprobs=2))
+    await driver.aclose()
+    for answer in (*answers, from_prefill_response(plain)):
+        assert answer.handle is None
+        assert list(answer.output.token_ids) == expected.tokens
+        assert answer.output.finish.reason is FinishReason.LENGTH
+        assert [entry.logprob for entry in answer.output.logprobs] == pytest.approx([expected.logprobs[0].logprob])
+        assert answer.output.prompt_logprobs is None
+        assert answer.usage.output_tokens == 1 and answer.usage.prompt_tokens == 37
+    assert prefill.worker.statistics().leases == 1
+    await client.release_kv(prefill.ref, handed.handle.handle_id, timeout_s=5)
+    await prefill.wait_free()
+
+
+async def test_a_prompt_is_scored_with_its_token(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+    """One entry per prompt token from the second on, for each of many that are answered in one step."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    prompts = [list(range(3, 40 + i)) for i in range(6)]
+    asked = [replace(generation(prompt), sampling=sampling) for prompt in prompts]
+    calls = [
+        client.prefill(prefill.ref, request_id=f"s{i}", generation=each, timeout_s=5, wants_output=True)
+        for i, each in enumerate(asked)
+    ]
+    answers = await asyncio.gather(*calls)
+    scored = [len(answer.output.prompt_logprobs or ()) for answer in answers if answer.output is not None]
+    assert scored == [len(prompt) - 1 for prompt in prompts]
+    plain = await unary(prefill, "u", generation=to_generation(asked[0]), wants_output=True)
+    assert len(plain.output.prompt_logprobs.token_logprobs) == len(prompts[0]) - 1
+    await prefill.wait_free()
+
+
+async def test_the_output_of_more_than_one_token_is_refused(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+    """And an output beside a rendezvous, and of a request without a limit; on the stream and in plain calls."""
+    for tokens in (2, None):
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
+        more = replace(generation(), sampling=sampling)
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.prefill(prefill.ref, request_id="m", generation=more, timeout_s=5, wants_output=True)
+        assert caught.value.field == "generation.sampling.max_tokens"
+    both = pb.PrefillRequest(generation=to_generation(generation(tokens=1)))
+    both.rendezvous.host, both.rendezvous.port, both.rendezvous.room = "127.0.0.1", 1, 1
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await unary(prefill, "b", generation=both.generation, rendezvous=both.rendezvous, wants_output=True)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await prefill.wait_free()
+
+
+@pytest.mark.parametrize("ends", ["cancel", "deadline", "death"])
+async def test_who_no_longer_wants_a_token(prefill: WorkerRig, client: GrpcPrefillClient, ends: str) -> None:
+    """Nothing is left on the worker a quarter of a second later; a worker that dies loses its calls."""
+    await token(client, prefill, "first")
+    running = asyncio.ensure_future(token(client, prefill, "t", 0.1 if ends == "deadline" else 5.0, prompt=[5] * 4000))
+    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
+    if ends == "cancel":
+        running.cancel()
+    elif ends == "death":
+        prefill.engine.inject(Die())
+    with pytest.raises({"cancel": asyncio.CancelledError, "deadline": DeadlineError, "death": LostError}[ends]):
+        await running
+    await wait_until(lambda: prefill.worker.statistics().legs == 0, "it is gone", timeout_s=0.25)
+    if ends != "death":
+        assert prefill.engine.load().kv_blocks_used == 0
+        await token(client, prefill, "after")
+
+
+@pytest.mark.parametrize("says", [True, False])
+async def test_a_worker_that_does_not_answer_single_tokens(kind: str, says: bool) -> None:
+    """It gives a handle to who could not know yet; its Welcome, or that it has none, is believed from then on."""
+
+    class Older(PrefillServiceServicer):
+        async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+            if not says:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Attach")
+            await context.write(pb.AttachResponse(welcome=pb.Welcome(worker_id="old", epoch=1)))
+            async for request in requests:
+                results = [pb.Result(number=call.number, response=pb.PrefillResponse()) for call in request.calls]
+                await context.write(pb.AttachResponse(results=results))
+
+        async def Prefill(self, request: pb.PrefillRequest, context: Any) -> pb.PrefillResponse:
+            return pb.PrefillResponse()
+
+    def add(server: Any) -> None:
+        add_PrefillServiceServicer_to_server(Older(), server)  # type: ignore[abstract]
+
+    async with serving(kind, add) as (address, channels, _):
+        client = GrpcPrefillClient(channels)
+        worker = WorkerRef(worker_id="old", address=address, epoch=1)
+        assert client.may_answer(worker)
+        wanted = generation(tokens=1)
+        answer = await client.prefill(worker, request_id="a", generation=wanted, timeout_s=5, wants_output=True)
+        assert answer.output is None
+        assert not client.may_answer(worker)
+        await client.aclose()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        pb.Output(reason=FINISH_REASON_LENGTH),
+        pb.Output(token_ids=[1, 2], reason=FINISH_REASON_LENGTH),
+        pb.Output(token_ids=[1]),
+        pb.Output(token_ids=[1], reason=FINISH_REASON_HANDED_OFF),
+        pb.Output(token_ids=[1], reason=FINISH_REASON_LENGTH, logprobs=Logprobs(token_logprobs=[-1.0])),
+    ],
+)
+def test_an_output_against_the_contract_is_the_workers_fault(output: pb.Output) -> None:
+    """The client's request is not blamed for it."""
+    with pytest.raises(InternalError):
+        from_prefill_response(pb.PrefillResponse(output=output))

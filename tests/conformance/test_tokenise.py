@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from services.frontend.fast_tokenise import TEXTS, FastTokenizer, first_difference, load_fast, reference_ids
+from services.frontend.quick_pattern import CONTRACTIONS, LETTERS, quickened
 
 pytest.importorskip("fastokens")
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,42 @@ def test_it_gives_the_same_tokens(text: str, adds_special_tokens: bool) -> None:
     assert FAST is not None
     wanted = reference_ids(REFERENCE, text, adds_special_tokens=adds_special_tokens)
     assert FAST.encode(text, adds_special_tokens=adds_special_tokens) == wanted
+
+
+def _of_kind(contractions: str, *, is_quick: bool) -> FastTokenizer:
+    """The demo model's, cut by another expression."""
+    import fastokens
+
+    body = json.loads(DEMO.read_text(encoding="utf-8"))
+    split = body["pre_tokenizer"]["pretokenizers"][0]["pattern"]
+    split["Regex"] = contractions + split["Regex"][split["Regex"].index(LETTERS) :]
+    text = json.dumps(body)
+    if is_quick:
+        quick = quickened(text)
+        assert quick is not None and quick != text
+        text = quick
+    return FastTokenizer(fastokens.Tokenizer.from_json_str(text), REFERENCE)
+
+
+KINDS = [[_of_kind(each, is_quick=is_quick) for is_quick in (False, True)] for each in CONTRACTIONS]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(alphabet="aZs'\u2019 \t\n\r(-1\u0663\u00e9\u0301\u4e2d\u0130\u00a0\U0001f600", max_size=40))
+def test_a_quicker_expression_cuts_alike(text: str) -> None:
+    """Where ASCII meets other letters, marks, digits and spaces, for every form that is made quicker."""
+    for plain, quick in KINDS:
+        assert quick.encode(text, adds_special_tokens=False) == plain.encode(text, adds_special_tokens=False)
+
+
+def test_other_expressions_stay_as_they_are() -> None:
+    """What the tokenizer cuts by hand, and what is not known here, is not touched."""
+    body = json.loads(DEMO.read_text(encoding="utf-8"))
+    split = body["pre_tokenizer"]["pretokenizers"][0]["pattern"]
+    for change in (split["Regex"].replace(LETTERS, r"|[^\r\n\p{L}\p{N}]?\p{L}+|"), r"\d+" + LETTERS + split["Regex"]):
+        split["Regex"] = change
+        assert quickened(json.dumps(body)) is None
+    assert quickened("{}") is None
 
 
 def _installed() -> list[Path]:

@@ -90,7 +90,7 @@ async def running_mesh(
             process.send_signal(signal.SIGINT)  # What Ctrl-C sends.
         await asyncio.wait_for(process.wait(), 60)
         reader.cancel()
-        alive = [pid for pid in left if _state(pid) != "Z"]
+        alive = [pid for pid in left if process_state(pid) != "Z"]
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
         assert not alive, f"left behind: {alive}"
@@ -126,7 +126,8 @@ async def _usable_prefills(router: GrpcRouterClient) -> int:
     return sum(worker.role is Role.PREFILL and not worker.excluded_by for worker in workers)
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
+    """As in /proc; Z when it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -35,7 +35,7 @@ async def test_the_quick_run_completes_and_prints_all_rows(tmp_path: Path) -> No
     for point in found["load"]:
         assert point["errors"] == 0, point["error_sample"]
         assert point["requests"] > 0
-        assert {"frontend", "router", "prefill", "decode"} <= set(point["cpu_s_per_1k_tokens"])
+        assert {"gateway", "prefill", "decode"} <= set(point["cpu_s_per_1k_tokens"])
     assert found["link"]["tokens_per_s"] > 0
     assert found["link"]["error"] == ""
     assert [start["engine"] for start in found["start"]] == ["simulated"]

@@ -22,7 +22,7 @@ async def test_a_minute_of_traffic_has_no_error(tmp_path: Path) -> None:
     assert 250 <= found["requests"] <= 550
     assert len(found["rss_mib"]) == 3
     for sizes in found["rss_mib"]:
-        assert {"frontend", "router", "prefill", "decode", "planner", "up"} == set(sizes)
+        assert {"gateway", "prefill", "decode", "planner", "up"} == set(sizes)
         assert min(sizes.values()) > 10
 
 

@@ -106,6 +106,38 @@ async def test_the_prompt_comes_over_nixl(mesh: RunningMesh) -> None:
     assert after - before >= usage["prompt_tokens"] - 64
 
 
+async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
+    """Its prefill worker answers: over HTTP, streamed and over several choices; decode hears of none, and no block stays held."""
+    decode = await instances(mesh.registry, DECODE)
+    names = ("transferred_tokens_total", "prompt_tokens_total", "output_tokens_total")
+
+    async def totals() -> list[float]:
+        texts = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in decode]
+        return [sum(worker_metric(text, f"kvmesh_worker_{name}") for text in texts) for name in names]
+
+    prompt = "yes or no, after a long question that nobody has asked before? " * 12
+    before = await totals()
+    asked: Any = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    first: Any = await chat(mesh.url, prompt, **asked)
+    both: Any = await chat(mesh.url, prompt, n=2, **asked)
+    client = openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": prompt}]
+    stream = await client.chat.completions.create(model="demo", messages=messages, stream=True, **asked)
+    texts = [choice.delta.content or "" async for chunk in stream for choice in chunk.choices]
+    await client.close()
+    assert await totals() == before
+    assert await blocks_in_use(mesh.registry) == 0
+    two: Any = await chat(mesh.url, prompt, **{**asked, "max_tokens": 2})
+    expected = two["choices"][0]["logprobs"]["content"][0]
+    for answer in (first, both):
+        for choice in answer["choices"]:
+            assert choice["finish_reason"] == "length"
+            assert choice["logprobs"]["content"] == [expected]
+    assert "".join(texts) == first["choices"][0]["message"]["content"]
+    assert both["usage"]["completion_tokens"] == 2
+    assert both["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
 async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
     """What grpcurl would show, on every server."""
     wanted = {

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc.aio
@@ -75,14 +76,14 @@ async def answers_alone(prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-async def answer(stub: InferenceServiceStub, prompt: list[int], **sampling: object) -> list[int]:
+async def answer(stub: InferenceServiceStub, prompt: list[int], *, tokens: int = ANSWER_TOKENS) -> list[int]:
     """Greedy token ids through the mesh."""
     request = pb.GenerateRequest(
         model="demo",
         token_ids=pb.TokenIds(ids=prompt),
         options=pb.GenerationOptions(
             return_token_ids=True,
-            sampling=SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True),
+            sampling=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True),
         ),
     )
     token_ids: list[int] = []
@@ -109,6 +110,25 @@ async def test_tokens_equal_those_of_one_engine_alone(mesh: RunningMesh) -> None
     assert moved["transferred_tokens_total"] >= total - PROMPTS
     assert moved["prompt_tokens_total"] <= PROMPTS, "the decode engine computed more than each prompt's last token"
     assert await worker_total(mesh, PREFILL, "prompt_tokens_total") - prefilled == total
+
+
+async def test_a_single_token_is_that_of_one_engine_alone(mesh: RunningMesh) -> None:
+    """The prefill engine answers, log-probabilities and structured output included; the decode engine computes nothing."""
+    vocabulary_size = json.loads((MODEL / "config.json").read_text())["vocab_size"]
+    prompts = make_prompts(vocabulary_size)[::7]
+    names = ("prompt_tokens_total", "transferred_tokens_total", "output_tokens_total")
+    before = [await worker_total(mesh, DECODE, name) for name in names]
+    frontend = await instance(mesh, FRONTEND)
+    async with grpc.aio.insecure_channel(frontend.address) as channel:
+        stub = InferenceServiceStub(channel)
+        single = [await answer(stub, prompt, tokens=1) for prompt in prompts]
+    yes: Any = await chat(mesh.url, "Is 2 + 3 equal to 5?", max_tokens=1, structured_outputs={"choice": ["1", "0"]})
+    assert yes["choices"][0]["message"]["content"] in ("1", "0")
+    scored: Any = await chat(mesh.url, "What is 2 + 3?", max_tokens=1, temperature=0, logprobs=True, top_logprobs=3)
+    assert [len(entry["top_logprobs"]) for entry in scored["choices"][0]["logprobs"]["content"]] == [3]
+    assert [await worker_total(mesh, DECODE, name) for name in names] == before
+    assert single == [tokens[:1] for tokens in await answers_alone(prompts)]
+    assert await worker_total(mesh, PREFILL, "kv_blocks_used") == 0
 
 
 async def test_answers_are_readable(mesh: RunningMesh) -> None:

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from kvmesh.clock import SystemClock
 from services.frontend.fast_tokenise import TEXTS, reference_ids
-from services.frontend.remember import SEGMENT_CHARACTERS_MIN, Remembering, any_of, cuts_of, safe_cuts, segments
+from services.frontend.remember import SEGMENT_CHARACTERS_MIN, AnyOf, Remembering, cuts_of, safe_cuts, segments
 from services.frontend.request import Conversation
 from services.frontend.text_model import load_text_model
 
@@ -49,11 +49,11 @@ def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[
 )
 def test_a_text_and_its_continuation_begin_alike(text: str) -> None:
     """Segments join to the text; all but the last are the first segments of whatever the text goes on with."""
-    found = list(segments(text, any_of(CUTS)))
+    found = list(segments(text, AnyOf(CUTS)))
     assert "".join(found) == text
     assert all(segment.startswith(CUTS) for segment in found[1:])
     assert all(len(segment) >= SEGMENT_CHARACTERS_MIN for segment in found[:-1])
-    longer = list(segments(text + "<|im_start|>user\n" + "z" * 2000 + "<|im_end|>", any_of(CUTS)))
+    longer = list(segments(text + "<|im_start|>user\n" + "z" * 2000 + "<|im_end|>", AnyOf(CUTS)))
     assert longer[: len(found) - 1] == found[:-1]
 
 
@@ -127,3 +127,11 @@ def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
     for before in TEXTS:
         for cut in cuts_of(tokenizer, "<a>", encode):
             assert encode(before + cut + "x") == encode(before) + encode(cut + "x")
+
+
+@given(st.text("<|ab", max_size=40), st.sampled_from((("<|a", "<b"), ("<|a", "b|"))), st.integers(0, 5))
+def test_the_next_cut_is_the_first_one(text: str, cuts: tuple[str, ...], begin: int) -> None:
+    """Whether all cuts begin alike or not."""
+    wanted = min((at for cut in cuts if (at := text.find(cut, begin)) >= 0), default=None)
+    found = AnyOf(cuts).search(text, begin)
+    assert (found.start() if found else None) == wanted

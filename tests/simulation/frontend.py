@@ -58,6 +58,9 @@ class _WatchedPrefill:
     world: World
     on_phase: OnPhase
 
+    def may_answer(self, worker: WorkerRef) -> bool:
+        return self.inner.may_answer(worker)
+
     async def prefill(
         self,
         worker: WorkerRef,
@@ -67,6 +70,7 @@ class _WatchedPrefill:
         timeout_s: float,
         rendezvous: Rendezvous | None = None,
         reservation_id: str = "",
+        wants_output: bool = False,
     ) -> PrefillResult:
         self.world.trace.note("prefill", request_id, worker.worker_id)
         self.on_phase(_request_of(request_id), Phase.PREFILLING)
@@ -77,6 +81,7 @@ class _WatchedPrefill:
             timeout_s=timeout_s,
             rendezvous=rendezvous,
             reservation_id=reservation_id,
+            wants_output=wants_output,
         )
         self.world.trace.note("prefilled", request_id, result.usage.cached_tokens)
         return result

@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -272,14 +273,19 @@ def test_the_tables_say_what_was_aimed_at_and_missed() -> None:
         kind="factor 0, split",
         requests=10,
         errors=0,
-        pss_mib={"router": [60, 61, 66], "decode": [20, 20, 21]},
+        pss_mib={"router": [60, 61, 66], "decode": [20, 20, 21], "planner": [30, 30, 30], "up": [10, 10, 11]},
     )
-    text = "\n".join(tables(points, [memory]))
+    theirs = replace(memory, system="dynamo", pss_mib={"frontend": [90, 95, 99], "decode": [50, 50, 50]})
+    text = "\n".join(tables(points, [memory, theirs]))
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
     assert ["tokens per CPU-s", "factor 0, split", "http 128+128 x8", "at least 1.5", "1.90", "met"] in lines
     assert ["tokens per CPU-s", "paced 6 ms, split", "http 128+128 x8", "at least 2", "1.90", "missed"] in lines
     assert ["kvmesh", "factor 0, split", "router", "10", "60", "61", "66", "+6", "0"] in lines
-    assert ["kvmesh", "factor 0, split", "all", "10", "80", "81", "87", "+7", "0"] in lines
+    assert ["kvmesh", "factor 0, split", "serving", "10", "80", "81", "87", "+7", "0"] in lines
+    assert ["kvmesh", "factor 0, split", "planner + up", "10", "40", "40", "41", "+1", "0"] in lines
+    assert ["kvmesh", "factor 0, split", "all", "10", "120", "121", "128", "+8", "0"] in lines
+    for name in ("serving", "all"):
+        assert ["dynamo", "factor 0, split", name, "10", "140", "145", "149", "+9", "0"] in lines
     assert "calmest" not in text
 
 

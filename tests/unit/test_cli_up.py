@@ -43,6 +43,27 @@ def test_flags_reach_the_services_they_are_for() -> None:
     assert not {"--e", "--r", "--f"} & {flag for spec in plan.planners for flag in spec.argv}
 
 
+def test_one_frontend_and_one_router_are_one_process() -> None:
+    """With the flags of both, apart; more of either are processes of their own, and so is each when that is asked for."""
+    shape = replace(SHAPE, routers=1, has_gateway=True, router_argv=("--r", "2"), frontend_argv=("--f", "3"))
+    plan = plan_mesh(shape)
+    assert plan.routers == []
+    (gateway,) = plan.frontends
+    assert gateway.module == "services.gateway"
+    at = gateway.argv.index("--")
+    for flags in (gateway.argv[:at], gateway.argv[at + 1 :]):
+        assert flags[flags.index("--discovery-address") + 1] == shape.registry
+    assert gateway.argv[at - 2 : at] == ("--f", "3")
+    assert gateway.argv[-2:] == ("--r", "2")
+    for other in (
+        replace(shape, routers=2),
+        replace(shape, frontend_processes=2),
+        replace(shape, has_gateway=False),
+    ):
+        modules = [spec.module for spec in (*plan_mesh(other).routers, *plan_mesh(other).frontends)]
+        assert modules == ["services.router"] * other.routers + ["services.frontend"]
+
+
 def test_any_policy_can_be_asked_for() -> None:
     """Those of packages beside the router are known to it alone."""
     settings = load(UpSettings, program="kvmesh up", argv=["--policy", "emptiest_cache"], environ={})

@@ -38,6 +38,11 @@ class Heard:
         self.token_ids: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.endings: dict[int, Ending] = {}
+        self.prompts: dict[int, Sequence[TokenLogprob]] = {}
+
+    def on_prompt(self, choice: int, logprobs: Sequence[TokenLogprob]) -> None:
+        assert choice not in self.prompts and choice not in self.texts
+        self.prompts[choice] = logprobs
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import OverloadedError
-from kvmesh.worker.kv_feed import KvFeed, KvLog
+from kvmesh.worker.kv_feed import EVENT_BLOCKS, KvFeed, KvLog
 
 HASHES = st.integers(min_value=1, max_value=12)
 EVENTS = st.one_of(
@@ -46,7 +46,7 @@ def apply_slowly(blocks: set[Block], events: Sequence[KvEvent]) -> set[Block]:
 @given(
     batches=st.lists(st.lists(EVENTS, min_size=1, max_size=3), max_size=20),
     known=st.integers(0, 20),
-    history=st.sampled_from([3, 1000]),
+    history=st.sampled_from([12, 1000]),
 )
 def test_a_subscriber_ends_with_the_workers_cache(batches: list[list[KvEvent]], known: int, history: int) -> None:
     """Snapshot or resume, from any point, within history or not: the view is the cache."""
@@ -66,7 +66,7 @@ def test_a_subscriber_ends_with_the_workers_cache(batches: list[list[KvEvent]], 
         assert view == now
     assert log.blocks_count() == len(now)
     kept = [event for batch in log._history for event in batch.events if not isinstance(event, KvCleared)]
-    assert sum(len(event.block_hashes) for event in kept) <= history
+    assert sum(EVENT_BLOCKS + len(event.block_hashes) for event in kept) <= history
     assert all(batch.sequence <= log.sequence for batch in heard)
 
 

@@ -111,8 +111,8 @@ def test_block_names_are_the_stated_formula() -> None:
     tokens = list(range(100, 170))
     seed = seed_hash("adapter", "tenant")
     assert seed == xxh3_64_intdigest(b"adapter\0tenant") and seed_hash() == 0
-    first = xxh3_64_intdigest(struct.pack("<Q", seed) + struct.pack("<32I", *tokens[:32]))
-    second = xxh3_64_intdigest(struct.pack("<Q", first) + struct.pack("<32I", *tokens[32:64]))
+    first = xxh3_64_intdigest(struct.pack("<32I", *tokens[:32]), seed)
+    second = xxh3_64_intdigest(struct.pack("<32I", *tokens[32:64]), first)
     assert block_hashes(tokens, 32, seed=seed) == [first, second]
     assert chain_hash(first, pack_tokens(tokens[32:64])) == second
     assert block_hashes(tokens[:31], 32, seed=seed) == block_hashes([], 32) == []

@@ -44,6 +44,11 @@ class LegState:
         """True for the leg that hands out."""
         return self.request.leg is Leg.PREFILL
 
+    @property
+    def computes_prompt(self) -> bool:
+        """True where what it waits for is its turn: no KV comes for it."""
+        return self.request.handle is None and self.request.leg is not Leg.EMBED
+
     def usage(self) -> Usage:
         """What it cost so far."""
         return Usage(

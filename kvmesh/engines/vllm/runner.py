@@ -33,7 +33,7 @@ class Runner:
         self._legs: dict[str, LegState] = {}
         self._inner_ids: dict[int, str] = {}
         self._queued: dict[str, LegState] = {}
-        """Prefill legs that no step has taken up yet."""
+        """Legs that compute their prompt here and that no step has taken up yet."""
         self._pulls: dict[str, LegState] = {}
         self._leaving: dict[str, float] = {}
         self._leases: dict[str, int] = {}
@@ -50,7 +50,7 @@ class Runner:
             return
         self._legs[leg.inner_id] = leg
         self._inner_ids[leg.key] = leg.inner_id
-        if leg.is_prefill:
+        if leg.computes_prompt:
             self._queued[leg.inner_id] = leg
         if leg.parameters is not None and not leg.is_prefill:
             self._pulls[leg.inner_id] = leg

@@ -6,9 +6,9 @@ from dataclasses import replace
 from kvmesh.api.decode.v1 import decode_pb2
 from kvmesh.api.prefill.v1 import prefill_pb2
 from kvmesh.checks import check_length
-from kvmesh.core import FinishReason, Generation, KvHandle, Rendezvous
+from kvmesh.core import FinishReason, Generation, KvHandle, Rendezvous, Usage
 from kvmesh.errors import InternalError, InvalidRequestError
-from kvmesh.rpc.clients import DecodeLeg, LegFinish, PrefillResult
+from kvmesh.rpc.clients import DecodeLeg, LegFinish, LegOutput, PrefillResult
 from kvmesh.rpc.codec.scalars import (
     fill_positive_duration,
     from_duration,
@@ -24,8 +24,10 @@ from kvmesh.rpc.codec.types import (
     fill_handle,
     from_generation,
     from_handle,
+    from_logprobs,
     from_rendezvous,
     from_usage,
+    to_logprobs,
     to_rendezvous,
     to_usage,
 )
@@ -63,10 +65,13 @@ def fill_prefill_request(
     rendezvous: Rendezvous | None,
     reservation_id: str,
     *,
+    wants_output: bool = False,
     packs_tokens: bool = False,
 ) -> None:
     """Writes a prefill leg into a message's field. `packs_tokens`: see `fill_generation`."""
     message.request_id = request_id
+    if wants_output:
+        message.wants_output = True
     message.reservation_id = reservation_id
     fill_generation(message.generation, generation, packs_tokens=packs_tokens)
     if rendezvous is not None:
@@ -107,6 +112,48 @@ def rendezvous_of(message: Leg) -> Rendezvous | None:
     return from_rendezvous(message.rendezvous) if message.HasField("rendezvous") else None
 
 
+def wants_output(message: prefill_pb2.PrefillRequest, generation: Generation) -> bool:
+    """Whether a prompt's caller wants the one token that follows. InvalidRequestError when it is not one."""
+    if not message.wants_output:
+        return False
+    if generation.sampling.max_tokens != len(generation.emitted_token_ids) + 1:
+        raise InvalidRequestError(
+            "max_tokens must leave one token when the output is wanted", field="generation.sampling.max_tokens"
+        )
+    if message.HasField("rendezvous"):
+        raise InvalidRequestError("an output is given without a handoff", field="rendezvous")
+    return True
+
+
+def to_output(output: LegOutput) -> prefill_pb2.Output:
+    """The wire form; its usage is told beside it."""
+    return prefill_pb2.Output(
+        token_ids=output.token_ids,
+        logprobs=None if output.logprobs is None else to_logprobs(output.logprobs),
+        prompt_logprobs=None if output.prompt_logprobs is None else to_logprobs(output.prompt_logprobs),
+        reason=FINISH_REASON_NUMBERS[output.finish.reason],
+        stop_token_id=output.finish.stop_token_id,
+    )
+
+
+def _output(message: prefill_pb2.Output, usage: Usage) -> LegOutput:
+    reason = known_enum(message.reason, FINISH_REASONS, "output.reason")
+    if reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        raise InvalidRequestError(f"an output cannot end with {reason.value}", field="output.reason")
+    check_length(len(message.token_ids), "output.token_ids", 1, 1, "entries")
+    try:
+        logprobs = from_logprobs(message.logprobs) if message.HasField("logprobs") else None
+        prompt = from_logprobs(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None
+    except ValueError as error:
+        raise InvalidRequestError(str(error), field="output.logprobs") from error
+    return LegOutput(
+        token_ids=message.token_ids[:],
+        finish=LegFinish(reason=reason, usage=usage, stop_token_id=optional_field(message, "stop_token_id")),
+        logprobs=logprobs,
+        prompt_logprobs=prompt,
+    )
+
+
 def to_finish(slot: int, finish: LegFinish) -> decode_pb2.Finish:
     """The wire form."""
     return decode_pb2.Finish(
@@ -143,14 +190,18 @@ def from_prefill_response(message: prefill_pb2.PrefillResponse) -> PrefillResult
 
 
 def _prefill_result(message: prefill_pb2.PrefillResponse) -> PrefillResult:
+    usage = from_usage(message.usage)
     return PrefillResult(
         handle=from_handle(message.handle) if message.HasField("handle") else None,
-        usage=from_usage(message.usage),
+        usage=usage,
         queue_s=from_duration(message.queue_time),
         compute_s=from_duration(message.compute_time),
+        output=_output(message.output, usage) if message.HasField("output") else None,
     )
 
 
 def spend_lease(handle: KvHandle, spent_s: float) -> KvHandle:
     """The handle as it is to be passed on after `spent_s` seconds. A lease that is over becomes 1 us: too short to use."""
+    if spent_s <= 0:
+        return handle
     return replace(handle, lease_s=max(1e-6, handle.lease_s - spent_s))

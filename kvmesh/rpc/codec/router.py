@@ -92,6 +92,7 @@ class Report:
     error: MeshError | None = None
     failed_worker_id: str = ""
     reservation_id: str = ""
+    is_answered_by_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,43 +210,63 @@ def _packed_hashes(hashes: Sequence[int]) -> bytes:
 
 
 def from_ask(message: pb.Ask) -> Ask:
-    """The value, checked. Its block hashes are the message's own, which it keeps: most prompts' are read in a few places only.
-
-    What an ordinary ask leaves out is not looked at any further: this runs once per decision.
-    """
-    prompt_tokens, block_hashes, size = message.prompt_tokens, message.block_hashes, message.block_size_tokens
-    if not prompt_tokens:
-        check_range(prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
-    if priority := message.priority:
-        check_range(priority, "ask.priority", -PRIORITY_MAX, PRIORITY_MAX)
-    if tenant := message.tenant:
-        check_length(len(tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
-    if count := len(block_hashes):
-        check_length(count, "ask.block_hashes", 0, BLOCKS_MAX, "entries")
-        check_range(size, "ask.block_size_tokens", 1, 2**20)
-        check_length(count, "ask.block_hashes", 0, prompt_tokens // size, "entries at this prompt length")
-    return Ask(
-        request_id=required_text(message.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX),
-        model=required_text(message.model, "ask.model", 256),
-        prompt_tokens=prompt_tokens,
-        block_hashes=block_hashes if count else (),
-        block_size_tokens=size,
+    """The value, checked. Its block hashes are the message's own, which it keeps: most prompts' are read in a few places only."""
+    ask = Ask(
+        request_id=message.request_id,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens,
+        block_hashes=message.block_hashes or (),
+        block_size_tokens=message.block_size_tokens,
         expected_output_tokens=message.expected_output_tokens,
         adapter=message.adapter,
-        tenant=tenant,
-        priority=priority,
+        tenant=message.tenant,
+        priority=message.priority,
         timeout_s=positive_duration(message, "timeout", "ask.timeout"),
         session_id=message.session_id,
         choices=message.choices or 1,
-        required_features=_entries(message.required_features, "ask.required_features", FEATURES_MAX),
-        required_labels=_labels(message.required_labels, "ask.required_labels"),
-        preferred_labels=_labels(message.preferred_labels, "ask.preferred_labels"),
-        excluded_worker_ids=_entries(message.excluded_worker_ids, "ask.excluded_worker_ids", EXCLUDED_MAX),
+        required_features=message.required_features or (),
+        required_labels=message.required_labels or _NO_LABELS,
+        preferred_labels=message.preferred_labels or _NO_LABELS,
+        excluded_worker_ids=message.excluded_worker_ids or (),
         pinned_prefill_worker_id=message.pinned_prefill_worker_id,
         pinned_decode_worker_id=message.pinned_decode_worker_id,
         attempt=message.attempt,
         traceparent=message.traceparent,
     )
+    check_ask(ask)
+    if ask.required_features or ask.excluded_worker_ids:
+        ask.required_features, ask.excluded_worker_ids = tuple(ask.required_features), tuple(ask.excluded_worker_ids)
+    if ask.required_labels or ask.preferred_labels:
+        ask.required_labels, ask.preferred_labels = dict(ask.required_labels), dict(ask.preferred_labels)
+    return ask
+
+
+def check_ask(ask: Ask) -> None:
+    """InvalidRequestError, with the field, for what no router takes.
+
+    What an ordinary ask leaves out is not looked at any further: this runs once per decision.
+    """
+    prompt_tokens, size = ask.prompt_tokens, ask.block_size_tokens
+    if not prompt_tokens:
+        check_range(prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
+    if ask.priority:
+        check_range(ask.priority, "ask.priority", -PRIORITY_MAX, PRIORITY_MAX)
+    if ask.tenant:
+        check_length(len(ask.tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
+    if count := len(ask.block_hashes):
+        check_length(count, "ask.block_hashes", 0, BLOCKS_MAX, "entries")
+        check_range(size, "ask.block_size_tokens", 1, 2**20)
+        check_length(count, "ask.block_hashes", 0, prompt_tokens // size, "entries at this prompt length")
+    required_text(ask.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX)
+    required_text(ask.model, "ask.model", 256)
+    if ask.required_features:
+        check_length(len(ask.required_features), "ask.required_features", 0, FEATURES_MAX, "entries")
+    if ask.required_labels:
+        check_length(len(ask.required_labels), "ask.required_labels", 0, LABELS_MAX, "entries")
+    if ask.preferred_labels:
+        check_length(len(ask.preferred_labels), "ask.preferred_labels", 0, LABELS_MAX, "entries")
+    if ask.excluded_worker_ids:
+        check_length(len(ask.excluded_worker_ids), "ask.excluded_worker_ids", 0, EXCLUDED_MAX, "entries")
 
 
 def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
@@ -313,6 +334,8 @@ def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
         message.failed_worker_id = report.failed_worker_id
     if report.reservation_id:
         message.reservation_id = report.reservation_id
+    if report.is_answered_by_prefill:
+        message.is_answered_by_prefill = True
 
 
 def from_report(message: pb.Report) -> Report:
@@ -333,6 +356,7 @@ class MakesReport(Protocol[T_co]):
         error: MeshError | None,
         failed_worker_id: str,
         reservation_id: str,
+        is_answered_by_prefill: bool,
     ) -> T_co:
         """One of them."""
         ...
@@ -352,6 +376,7 @@ def report_as(make: MakesReport[T_co], message: pb.Report) -> T_co:
         error=from_detail(message.error) if message.HasField("error") else None,
         failed_worker_id=message.failed_worker_id,
         reservation_id=message.reservation_id,
+        is_answered_by_prefill=message.is_answered_by_prefill,
     )
 
 
@@ -493,20 +518,6 @@ def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
 
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
-
-
-def _entries(values: Sequence[str], field: str, most: int) -> Sequence[str]:
-    if not values:
-        return ()
-    check_length(len(values), field, 0, most, "entries")
-    return tuple(values)
-
-
-def _labels(values: Mapping[str, str], field: str) -> Mapping[str, str]:
-    if not values:
-        return _NO_LABELS
-    check_length(len(values), field, 0, LABELS_MAX, "entries")
-    return dict(values)
 
 
 def _from_candidate(message: pb.Candidate) -> Candidate:

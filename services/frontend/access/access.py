@@ -47,7 +47,7 @@ class Access:
         self._document = b""
         self.quotas = Quotas(tenants_max=settings.tenants_max)
         self._refused = instruments.counter("refused_requests", "Requests refused for keys or quotas.", ["reason"])
-        self._used = instruments.counter(
+        self._used = instruments.tally(
             "usage_tokens",
             "Tokens of requests that ended, each counted once however often it was placed.",
             ["model", "kind"],
@@ -124,7 +124,9 @@ class Access:
         counts = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
         for kind, count in zip(_KINDS, counts, strict=True):
             if count:
-                self._used.labels(model, kind).inc(count)
+                self._used.of(model, kind).value += count
+        if not _log.isEnabledFor(logging.INFO):
+            return
         data = {
             "request_id": request_id,
             "tenant": caller.tenant,

@@ -149,7 +149,7 @@ class LineRunner:
             await asyncio.sleep(pause_s * (0.5 + self._random.random()))
 
     def _result(self, line: Line, effort: Effort, request_id: str, status: int, body: Mapping[str, Any]) -> Result:
-        self._pipeline.metrics.requests.labels(effort.model_name or UNKNOWN_MODEL, str(status)).inc()
+        self._pipeline.metrics.requests.of(effort.model_name or UNKNOWN_MODEL, str(status)).value += 1
         response = {"status_code": status, "request_id": request_id, "body": body}
         record = orjson.dumps(
             {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": response, "error": None}

@@ -107,7 +107,9 @@ class Boundary:
 
     def _account(self, exchange: Exchange) -> None:
         model = exchange.model_name or UNKNOWN_MODEL
-        self.pipeline.metrics.requests.labels(model, str(exchange.code)).inc()
+        self.pipeline.metrics.requests.of(model, str(exchange.code)).value += 1
+        if not _log.isEnabledFor(logging.INFO):
+            return
         data = {
             "request_id": exchange.request_id,
             "client_id": exchange.client_id,

@@ -10,15 +10,14 @@ import orjson
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.openai.asked import Asked
 from services.frontend.openai.constraints import read_constraint
-from services.frontend.openai.fields import INTEGER_MAX, Fields, Refusals
+from services.frontend.openai.fields import Fields, Refusals
 from services.frontend.openai.sampling import (
     TOKENS_MAX,
+    read_extras,
     read_prompt_logprobs,
     read_sampling,
-    read_session,
     read_stream_options,
     read_top_logprobs,
-    read_truncation,
 )
 from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
 
@@ -74,11 +73,7 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
                     prompt_logprobs=prompt_logprobs,
                 ),
                 choices=_or(fields.integer("n", 1, 128), 1),
-                cache_salt=fields.text("cache_salt", 256) or "",
-                priority=_or(fields.integer("priority", -INTEGER_MAX, INTEGER_MAX), 0),
-                session_id=read_session(fields),
-                prompt_tokens_kept=read_truncation(fields),
-                includes_stop=fields.flag("include_stop_str_in_output"),
+                **read_extras(fields),
                 fields={
                     "prompt": "messages",
                     "choices": "n",
@@ -116,19 +111,39 @@ def _read_conversation(fields: Fields, tools: list[dict[str, Any]], tool_choice:
     messages = fields.objects("messages", MESSAGES_MAX)
     if not messages:
         raise fields.wrong("messages", f"a list of 1 to {MESSAGES_MAX} messages")
+    return Conversation(
+        messages=[
+            each if _is_plain(each) else _read_message(Fields(each, f"messages[{i}]."))
+            for i, each in enumerate(messages)
+        ],
+        tools=tools,
+        tool_choice=tool_choice,
+        **({} if fields.lacks(_OF_TEMPLATE) else _read_for_template(fields)),
+    )
+
+
+_PLAIN = frozenset(("role", "content"))
+_OF_TEMPLATE = frozenset(
+    "continue_final_message add_generation_prompt documents reasoning_effort chat_template_kwargs".split()
+)
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    """Who spoke and a text: what `_read_message` would give as it is."""
+    return message.keys() == _PLAIN and type(message["content"]) is str and message["role"] in ROLES
+
+
+def _read_for_template(fields: Fields) -> dict[str, Any]:
     continues = fields.flag("continue_final_message")
     adds_prompt = fields.flag("add_generation_prompt", not continues)
     if continues and adds_prompt:
         raise fields.wrong("continue_final_message", "false when add_generation_prompt is true")
-    return Conversation(
-        messages=[_read_message(Fields(each, f"messages[{i}].")) for i, each in enumerate(messages)],
-        tools=tools,
-        tool_choice=tool_choice,
-        documents=fields.objects("documents", 1024),
-        arguments=_read_arguments_of_template(fields),
-        adds_generation_prompt=adds_prompt,
-        continues_final_message=continues,
-    )
+    return {
+        "documents": fields.objects("documents", 1024),
+        "arguments": _read_arguments_of_template(fields),
+        "adds_generation_prompt": adds_prompt,
+        "continues_final_message": continues,
+    }
 
 
 def _read_arguments_of_template(fields: Fields) -> dict[str, Any]:
@@ -214,8 +229,14 @@ def _read_arguments(function: Fields) -> dict[str, Any]:
     return arguments
 
 
+_OF_TOOLS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
+_ANY_CHOICE = ToolChoice()
+
+
 def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], ToolChoice]:
     """The tools for the template, none where none may be called, and how they are chosen."""
+    if fields.lacks(_OF_TOOLS):
+        return [], _ANY_CHOICE
     values = fields.objects("tools", TOOLS_MAX)
     tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(values)]
     strict = [tool["function"]["name"] for tool, value in zip(tools, values, strict=True) if _is_strict(value)]

@@ -7,15 +7,14 @@ from typing import Any
 from kvmesh.checks import LOGPROBS_MAX
 from services.frontend.openai.asked import Asked
 from services.frontend.openai.constraints import read_constraint
-from services.frontend.openai.fields import INTEGER_MAX, Fields
+from services.frontend.openai.fields import Fields
 from services.frontend.openai.sampling import (
     TOKENS_MAX,
+    read_extras,
     read_inputs,
     read_prompt_logprobs,
     read_sampling,
-    read_session,
     read_stream_options,
-    read_truncation,
 )
 from services.frontend.request import Request
 from services.frontend.settings import PipelineSettings
@@ -52,11 +51,7 @@ def read_completion(values: Mapping[str, Any], request_id: str, settings: Pipeli
             prompt_logprobs=_prompt_logprobs(own, logprobs if echoes else None),
         ),
         choices=choices,
-        cache_salt=fields.text("cache_salt", 256) or "",
-        priority=fields.integer("priority", -INTEGER_MAX, INTEGER_MAX) or 0,
-        session_id=read_session(fields),
-        prompt_tokens_kept=read_truncation(fields),
-        includes_stop=fields.flag("include_stop_str_in_output"),
+        **read_extras(fields),
         adds_special_tokens=fields.flag("add_special_tokens", True),
         fields={
             "choices": "n",

@@ -40,6 +40,8 @@ class Fields:
         self._values = values
         self._prefix = prefix
         self._asked: set[str] = set()
+        self._groups: list[frozenset[str]] = []
+        """Asked for too."""
 
     def name(self, field: str) -> str:
         """The field's path."""
@@ -130,7 +132,7 @@ class Fields:
 
     def lacks(self, fields: frozenset[str]) -> bool:
         """True when none of these fields is there, not even as null: all of them at the price of one."""
-        self._asked |= fields
+        self._groups.append(fields)
         return self._values.keys().isdisjoint(fields)
 
     def refuse_all(self, refusals: "Refusals") -> None:
@@ -141,9 +143,11 @@ class Fields:
 
     def finish(self) -> None:
         """Refuses what nobody asked for: ignoring it would silently change what the client wants."""
-        unknown = sorted(self._values.keys() - self._asked)
+        unknown = self._values.keys() - self._asked
         if unknown:
-            name = self.name(unknown[0])[:128]
+            unknown = unknown.difference(*self._groups)
+        if unknown:
+            name = self.name(min(unknown))[:128]
             raise InvalidRequestError(f"unknown field: {name}", field=name, reason="unknown_field")
 
     def wrong(self, field: str, wanted: str) -> InvalidRequestError:

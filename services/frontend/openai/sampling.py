@@ -5,7 +5,7 @@ from typing import Any
 from kvmesh.checks import LOGIT_BIAS_MAX, LOGPROBS_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX
 from kvmesh.core import Constraint, SamplingParams
 from kvmesh.errors import InvalidRequestError
-from services.frontend.openai.fields import Fields, Refusals
+from services.frontend.openai.fields import INTEGER_MAX, Fields, Refusals
 
 TOKENS_MAX = 2**31 - 1
 METADATA_MAX = 16
@@ -41,27 +41,42 @@ def read_sampling(
     """All of SamplingParams; ranges are checked later, in one place."""
     fields.refuse_all(REFUSED)
     fields.ignore(IGNORED)
-    _check_who_asks(fields)
     return SamplingParams(
         temperature=fields.number("temperature"),
         top_p=fields.number("top_p"),
-        top_k=_top_k(fields),
-        min_p=fields.number("min_p"),
-        presence_penalty=fields.number("presence_penalty"),
-        frequency_penalty=fields.number("frequency_penalty"),
-        repetition_penalty=fields.number("repetition_penalty"),
-        seed=fields.integer("seed"),
         max_tokens=max_tokens,
-        min_tokens=fields.integer("min_tokens", 0, TOKENS_MAX),
-        stop=_stops(fields),
-        stop_token_ids=_token_ids(fields, "stop_token_ids", STOP_TOKENS_MAX),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        logit_bias=_logit_bias(fields),
         constraint=constraint,
-        skip_special_tokens=fields.flag("skip_special_tokens", True),
+        **({} if fields.lacks(_SELDOM) else _read_seldom(fields)),
     )
+
+
+_SELDOM = frozenset(
+    (
+        "user metadata top_k min_p presence_penalty frequency_penalty repetition_penalty seed min_tokens stop stop_token_ids "
+        "logit_bias skip_special_tokens"
+    ).split()
+)
+
+
+def _read_seldom(fields: Fields) -> dict[str, Any]:
+    """The fields of `_SELDOM`."""
+    _check_who_asks(fields)
+    return {
+        "top_k": _top_k(fields),
+        "min_p": fields.number("min_p"),
+        "presence_penalty": fields.number("presence_penalty"),
+        "frequency_penalty": fields.number("frequency_penalty"),
+        "repetition_penalty": fields.number("repetition_penalty"),
+        "seed": fields.integer("seed"),
+        "min_tokens": fields.integer("min_tokens", 0, TOKENS_MAX),
+        "stop": _stops(fields),
+        "stop_token_ids": _token_ids(fields, "stop_token_ids", STOP_TOKENS_MAX),
+        "logit_bias": _logit_bias(fields),
+        "skip_special_tokens": fields.flag("skip_special_tokens", True),
+    }
 
 
 def _check_who_asks(fields: Fields) -> None:
@@ -148,8 +163,13 @@ def read_stream_options(fields: Fields, *, is_stream: bool) -> tuple[bool, bool]
     return includes_usage, includes_usage and is_continuous
 
 
+_TOP_LOGPROBS = frozenset(("logprobs", "top_logprobs"))
+
+
 def read_top_logprobs(fields: Fields) -> int | None:
     """Chat: `logprobs` says whether, `top_logprobs` how many alternatives."""
+    if fields.lacks(_TOP_LOGPROBS):
+        return None
     wanted = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, LOGPROBS_MAX)
     if top is not None and not wanted:
@@ -174,6 +194,24 @@ def read_truncation(fields: Fields) -> int | None:
     if count == 0:
         raise fields.wrong("truncate_prompt_tokens", "-1 or an integer of at least 1")
     return count
+
+
+_EXTRAS = frozenset(
+    "cache_salt priority session_id prompt_cache_key truncate_prompt_tokens include_stop_str_in_output".split()
+)
+
+
+def read_extras(fields: Fields) -> dict[str, Any]:
+    """What only some clients say of a request, as arguments of `Request`."""
+    if fields.lacks(_EXTRAS):
+        return {}
+    return {
+        "cache_salt": fields.text("cache_salt", 256) or "",
+        "priority": fields.integer("priority", -INTEGER_MAX, INTEGER_MAX) or 0,
+        "session_id": read_session(fields),
+        "prompt_tokens_kept": read_truncation(fields),
+        "includes_stop": fields.flag("include_stop_str_in_output"),
+    }
 
 
 def read_session(fields: Fields) -> str:

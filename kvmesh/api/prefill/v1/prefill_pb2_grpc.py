@@ -39,6 +39,9 @@ class PrefillServiceStub:
     an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
     was not answered is cancelled.
     5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
+    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
+    as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
+    does not know the field answers with a handle, with which the caller goes on as ever.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -81,6 +84,9 @@ class PrefillServiceServicer:
     an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
     was not answered is cancelled.
     5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
+    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
+    as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
+    does not know the field answers with a handle, with which the caller goes on as ever.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -147,6 +153,9 @@ class PrefillService:
     an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
     was not answered is cancelled.
     5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
+    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
+    as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
+    does not know the field answers with a handle, with which the caller goes on as ever.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).

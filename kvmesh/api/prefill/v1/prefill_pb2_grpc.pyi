@@ -40,6 +40,9 @@ class PrefillServiceStub:
        an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
        was not answered is cancelled.
     5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
+    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
+       as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
+       does not know the field answers with a handle, with which the caller goes on as ever.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -71,6 +74,9 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
        an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
        was not answered is cancelled.
     5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
+    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
+       as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
+       does not know the field answers with a handle, with which the caller goes on as ever.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).
@@ -98,6 +104,9 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
        an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
        was not answered is cancelled.
     5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
+    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
+       as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
+       does not know the field answers with a handle, with which the caller goes on as ever.
 
     Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
     draining), ABORTED (engine failed).

@@ -224,7 +224,7 @@ class Refusal(_message.Message):
     def __init__(self, ask_id: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id", "reservation_id", "transferred_tokens")
+    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id", "reservation_id", "transferred_tokens", "is_answered_by_prefill")
     ASK_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class Report(_message.Message):
     FAILED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_ANSWERED_BY_PREFILL_FIELD_NUMBER: _ClassVar[int]
     ask_id: int
     kind: ReportKind
     elapsed: _duration_pb2.Duration
@@ -243,7 +244,8 @@ class Report(_message.Message):
     failed_worker_id: str
     reservation_id: str
     transferred_tokens: int
-    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., transferred_tokens: _Optional[int] = ...) -> None: ...
+    is_answered_by_prefill: bool
+    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., transferred_tokens: _Optional[int] = ..., is_answered_by_prefill: _Optional[bool] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)

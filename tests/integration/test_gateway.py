@@ -1,0 +1,156 @@
+"""A frontend that hosts its router, as a process: `python -m services.gateway`, what `kvmesh up` starts."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kvmesh.discovery.base import FRONTEND, ROUTER
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.settings import RpcSettings
+from services.gateway.__main__ import split
+from tests.integration.mesh import (
+    RunningMesh,
+    argv_simulated,
+    metrics_text,
+    process_state,
+    running_mesh,
+    wait_until,
+    worker_metric,
+)
+
+REQUESTS = 24
+
+
+def body(tokens: int, *, stream: bool = False) -> dict[str, object]:
+    """A chat request for exactly so many tokens."""
+    messages = [{"role": "user", "content": "Tell me a story about two rivers."}]
+    return {"model": "demo", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+
+
+async def ask(url: str, tokens: int, request_id: str = "") -> dict[str, object]:
+    """A whole answer."""
+    headers = {"x-request-id": request_id} if request_id else {}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{url}/v1/chat/completions", json=body(tokens)) as response,
+    ):
+        assert response.status == 200, await response.text()
+        return dict(await response.json())
+
+
+async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
+    """Both are registered and tell their metrics; placements are explained to whoever asks over gRPC."""
+    async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-time-factor 0")) as mesh:
+        assert not mesh.pids("frontend")
+        assert not mesh.pids("router")
+        (gateway,) = mesh.pids("gateway")
+        answers = await asyncio.gather(*(ask(mesh.url, 4, f"request-{number}") for number in range(REQUESTS)))
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * REQUESTS  # type: ignore[index]
+        registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+        channels = ChannelPool(RpcSettings())
+        try:
+            (frontend,) = (await registry.instances(FRONTEND)).instances
+            (router,) = (await registry.instances(ROUTER)).instances
+            client = GrpcRouterClient(channels, router.address)
+            explained = await client.explain(str(answers[0]["id"]).removeprefix("chatcmpl-"), timeout_s=10)
+            assert explained.placement is not None
+            assert {worker.worker for worker in await client.list_workers(timeout_s=10)}
+            text = await metrics_text(router.host, int(router.meta["metrics_port"]))
+            assert worker_metric(text, "kvmesh_router_placed_requests_total") >= REQUESTS
+            text = await metrics_text(frontend.host, int(frontend.meta["metrics_port"]))
+            assert worker_metric(text, "kvmesh_frontend_requests_total") >= REQUESTS
+        finally:
+            await channels.aclose()
+            await registry.aclose()
+        assert await _nothing_is_reserved(mesh)
+        os.kill(gateway, 0)
+
+
+async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
+    """The router has heard of every end."""
+    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    channels = ChannelPool(RpcSettings())
+    try:
+        (router,) = (await registry.instances(ROUTER)).instances
+        client = GrpcRouterClient(channels, router.address)
+
+        async def is_empty() -> bool:
+            return not any(worker.requests_in_flight for worker in await client.list_workers(timeout_s=10))
+
+        await wait_until(is_empty, 10, "reservations are settled")
+        return True
+    finally:
+        await channels.aclose()
+        await registry.aclose()
+
+
+@pytest.mark.timeout(150)
+async def test_a_stopping_gateway_ends_what_it_has_begun(tmp_path: Path) -> None:
+    """SIGTERM in mid-stream: the stream goes on to its last token, placements for it included, then the process ends well."""
+    flags = argv_simulated("--engine-args=--simulated-time-factor 1")
+    async with running_mesh(tmp_path, *flags) as mesh:
+        (gateway,) = mesh.pids("gateway")
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{mesh.url}/v1/chat/completions", json=body(200, stream=True)) as response,
+        ):
+            lines = response.content
+            assert (await lines.readline()).startswith(b"data: ")
+            os.kill(gateway, signal.SIGTERM)
+            rest = [line async for line in lines if line.startswith(b"data: ")]
+        assert rest[-1] == b"data: [DONE]\n"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+        await wait_until(lambda: _has_ended(gateway), 20, "the process ends")
+        log = (tmp_path / "gateway-0.log").read_text()
+        assert "Traceback" not in log
+        await asyncio.wait_for(mesh.process.wait(), 30)
+        assert any("gateway-0" in line and "died" in line for line in mesh.output), mesh.output
+
+
+async def _has_ended(pid: int) -> bool:
+    return process_state(pid) == "Z"
+
+
+async def test_each_can_be_a_process_of_its_own(tmp_path: Path) -> None:
+    """`--no-gateway`, or several of either."""
+    flags = argv_simulated("--prefill", "0", "--no-gateway", "--engine-args=--simulated-time-factor 0")
+    async with running_mesh(tmp_path, *flags) as mesh:
+        assert len(mesh.pids("frontend")) == len(mesh.pids("router")) == 1
+        assert not mesh.pids("gateway")
+        assert await ask(mesh.url, 2)
+
+
+def test_flags_are_divided() -> None:
+    """The frontend's, then the router's."""
+    assert split(["--a", "1", "--", "--b", "2"]) == (["--a", "1"], ["--b", "2"])
+    assert split(["--a"]) == (["--a"], ())
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--processes", "2"], "a gateway is one process"),
+        (["--http-port", "99999999"], "--http-port"),
+        (["--", "--policy-of-none", "1"], "--policy-of-none"),
+        (["--", "--cost-temperature", "cold"], "--cost-temperature"),
+    ],
+)
+async def test_wrong_flags_end_it_with_words(argv: list[str], words: str) -> None:
+    """Those of either part."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.gateway", *argv), stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        _, told = await process.communicate()
+    assert process.returncode
+    assert words in told.decode()
+    assert "Traceback" not in told.decode()

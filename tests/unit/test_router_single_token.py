@@ -1,0 +1,159 @@
+"""Requests that a prefill worker answers itself: what the router reserves for them, and what it concludes from them."""
+
+from itertools import count
+
+import pytest
+
+from kvmesh.core import Handoff, ReportKind
+from kvmesh.errors import LostError, OverloadedError
+from services.router.admission import Queued
+from services.router.breaker import BreakerSettings, BreakerState
+from services.router.core import RouterCore
+from services.router.explain import ReportNote, candidates_of
+from services.router.health import HealthSettings
+from services.router.lanes import QueueLimits
+from services.router.target import TargetLimits
+from tests.unit.router_fleets import ask, core, join
+
+BREAKER = BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=1)
+numbers = count(1)
+
+
+def pair(**options) -> RouterCore:
+    router = core(health=HealthSettings(breaker=BREAKER))
+    join(router, "p1", "prefill", **options)
+    join(router, "d1", "decode", **options)
+    return router
+
+
+def place(router: RouterCore, now: float = 0.0, *, tokens: int = 1) -> int:
+    number = next(numbers)
+    asked = ask(f"r{number}", range(1000 * number, 1000 * number + 8), expected_output_tokens=tokens)
+    placement = router.ask("f", number, asked, now=now, wall=now)
+    assert placement.prefill is not None
+    return number
+
+
+def tell(
+    router: RouterCore, number: int, kind: str, *, now: float = 0.0, answered: bool = False, elapsed_s=0.1, **more
+) -> None:
+    note = ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s, is_answered_by_prefill=answered, **more)
+    assert router.report("f", number, note, now=now) is not None
+
+
+def sums(router: RouterCore, name: str) -> tuple[int, int, int]:
+    (target,) = router.fleet.workers[name].targets
+    return target.requests_in_flight, target.prompt_tokens_in_flight, target.kv_blocks_in_flight
+
+
+@pytest.mark.parametrize(
+    ("tokens", "handoff", "kept"),
+    [(1, Handoff.SEQUENTIAL, (0, 0, 0)), (2, Handoff.SEQUENTIAL, (1, 0, 9)), (1, Handoff.RENDEZVOUS, (1, 0, 9))],
+)
+def test_nothing_is_kept_for_it_on_the_decode_worker(tokens, handoff, kept):
+    """Unless its KV comes there; the prefill worker's part is as ever, and all of it ends."""
+    router = pair(handoffs=(handoff,), rendezvous="p1:9")
+    number = place(router, tokens=tokens)
+    assert sums(router, "d1") == kept
+    assert sums(router, "p1")[:2] == (1, 128)
+    tell(router, number, "prefilled", cached_tokens=0)
+    assert sums(router, "p1")[:2] == (0, 0)
+    tell(router, number, "finished", answered=True, output_tokens=1)
+    assert sums(router, "d1") == (0, 0, 0)
+    assert len(router.book) == 0
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_it_is_no_sign_of_life_of_the_decode_worker(answered):
+    """A breaker is closed by what its own worker did."""
+    router = pair()
+    for _ in range(3):
+        tell(router, place(router), "failed", error=LostError("gone"), failed_worker_id="d1")
+    number = place(router, 2.0)
+    assert router.health.count(BreakerState.HALF_OPEN) == 1
+    tell(router, number, "prefilled", now=2.1)
+    tell(router, number, "finished", now=2.1, answered=answered)
+    assert router.health.count(BreakerState.HALF_OPEN) == (1 if answered else 0)
+    for _ in range(2):  # Its probe was given back.
+        place(router, 2.2)
+
+
+def test_it_closes_the_prefill_workers_breaker():
+    """Of that one it is a sign."""
+    router = pair()
+    for _ in range(3):
+        tell(router, place(router), "failed", error=LostError("gone"), failed_worker_id="p1")
+    number = place(router, 2.0)
+    tell(router, number, "prefilled", now=2.1)
+    tell(router, number, "finished", now=2.1, answered=True)
+    assert router.health.count(BreakerState.CLOSED) == 2
+
+
+def test_no_handoff_is_learned_from_it():
+    """Nothing was moved, which is not the same as moved in no time."""
+    learned = {}
+    for answered in (True, False):
+        router = pair()
+        for _ in range(50):
+            number = place(router)
+            tell(router, number, "prefilled", cached_tokens=0)
+            if not answered:
+                tell(router, number, "first_token", elapsed_s=0.2)
+            tell(router, number, "finished", answered=answered)
+        learned[answered] = [each.observations for each in router._placer.links.told()]
+        (target,) = router.fleet.workers["p1"].targets
+        assert max(target.coefficients.prefill.observations) > 0
+    assert not any(learned[True]) and any(learned[False])
+
+
+def full(*, prompt_tokens: int = 262_144, waits: bool = False) -> RouterCore:
+    """One pair whose decode worker takes one request and has it."""
+    queue = QueueLimits() if waits else QueueLimits(requests_max=0)
+    limits = TargetLimits(requests_per_decode_max=1, prompt_tokens_per_prefill_max=prompt_tokens)
+    router = core(target_limits=limits, queue_limits=queue)
+    join(router, "p1", "prefill")
+    join(router, "d1", "decode")
+    place(router, tokens=9)
+    return router
+
+
+def test_full_decode_workers_do_not_hold_it_up():
+    """Others are refused or wait; it goes to its prefill worker, and past those that wait for decode."""
+    router = full()
+    with pytest.raises(OverloadedError):
+        place(router, tokens=2)
+    for _ in range(5):
+        place(router)
+    waiting = full(waits=True)
+    asked = ask("w", range(8), expected_output_tokens=2)
+    assert isinstance(waiting.ask("f", 10**6, asked, now=0.0, wall=0.0), Queued)
+    place(waiting)
+    assert waiting.queue.requests == 1
+
+
+def test_full_prefill_workers_hold_it_up():
+    """It is then computed nowhere."""
+    router = full(prompt_tokens=200)
+    place(router)
+    with pytest.raises(OverloadedError):
+        place(router)
+
+
+def test_an_engine_that_hands_off_at_a_rendezvous_needs_its_decode_worker():
+    """It begins both legs at once."""
+    router = core(target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits(requests_max=0))
+    join(router, "p1", "prefill", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
+    join(router, "d1", "decode", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
+    place(router)
+    with pytest.raises(OverloadedError):
+        place(router)
+
+
+def test_the_choice_is_explained():
+    """Also where the decode worker beside it has no room."""
+    router = full()
+    number = place(router)
+    record = router.history.get(f"r{number}")
+    assert record is not None
+    (candidate,) = candidates_of(record)
+    assert candidate.removed_by == "" and candidate.cost < 60
