@@ -111,5 +111,5 @@ def _are_below(token_ids: Sequence[int], limit: int) -> bool:
         # Here, since only workers, which hold long prompts as words, have a use for numpy.
         import numpy as np
 
-        return int(np.frombuffer(token_ids, np.uint32).max()) < limit
+        return int(np.maximum.reduce(np.frombuffer(token_ids, np.uint32))) < limit
     return max(token_ids) < limit and min(token_ids) >= 0

@@ -87,6 +87,7 @@ class NixlTransport:
         self._registrations: list[Any] = []
         self._memory: Memory | None = None
         self._spare = np.zeros(1, np.uint8)
+        self._spare_base = self._spare.ctypes.data
         """Where the byte goes that is read after a message."""
         self._metadata = b""
         self._ready: asyncio.Event = asyncio.Event()
@@ -236,10 +237,14 @@ class NixlTransport:
                 agent.get_xfer_descs([(remote, size, 0) for remote, _, size in runs], "DRAM"),
                 known.name,
             )
-            if agent.transfer(handle) == "ERR":
-                raise self._lost(peer, "the transfer could not be posted")
+            state = agent.transfer(handle)
+            if state == "DONE":
+                self._release(handle, peer)
+                return None
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} while posting") from error
+        if state == "ERR":
+            raise self._lost(peer, "the transfer could not be posted")
         return None if self._is_done(handle, peer, looks) else handle
 
     def _know(self, peer: bytes) -> _Peer:
@@ -277,6 +282,12 @@ class NixlTransport:
         self._forget(peer)
         return KvLostError(f"the peer that held the KV is gone ({what})", reason="kv_peer_lost")
 
+    def _release(self, handle: Any, peer: bytes) -> None:
+        """A transfer went well."""
+        self._agent.release_xfer_handle(handle)
+        if (known := self._peers.get(peer)) is not None:
+            known.is_proven = True
+
     def _is_done(self, handle: Any, peer: bytes, looks: int = LOOKS) -> bool:
         """Looks a few times within a millisecond, since most transfers are over by then."""
         try:
@@ -287,9 +298,7 @@ class NixlTransport:
                 time.sleep(0.0002)
                 state = self._agent.check_xfer_state(handle)
             if state == "DONE":
-                self._agent.release_xfer_handle(handle)
-                if (known := self._peers.get(peer)) is not None:
-                    known.is_proven = True
+                self._release(handle, peer)
                 return True
         except self._nixl_errors as error:
             raise self._lost(peer, f"{type(error).__name__} in transfer") from error
@@ -348,7 +357,7 @@ class NixlTransport:
         try:
             known = self._know(peer)
             self._agent.send_notif(known.name, message)
-            return self._begin(peer, known, [(known.base, self._spare.ctypes.data, 1)], looks=1)
+            return self._begin(peer, known, [(known.base, self._spare_base, 1)], looks=1)
         except (KvLostError, UnavailableError):
             return None
         except self._nixl_errors:

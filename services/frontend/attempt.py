@@ -291,26 +291,27 @@ class Attempt:
         """Fails the attempt when its time is over; else looks again when it may be."""
         if self._ended.done():
             return
-        limit_s, why = self._next_limit()
-        left_s = limit_s - self._clock.now()
+        silent_s = self._silence_ends_s()
+        left_s = min(self._deadline_s, silent_s) - self._clock.now()
         if left_s > 0:
             # The grain keeps a timer that fires a hair early from turning this into a spin.
             self._timer = asyncio.get_running_loop().call_later(left_s + CLOCK_GRAIN_S, self._look_at_limits)
             return
-        if why.reason == IDLE_TIMEOUT:  # A deadline that passes is nobody's fault.
-            self._failed_worker_id = self._placement.decode.worker_id
-        self._ended.set_exception(why)
-
-    def _next_limit(self) -> tuple[float, DeadlineError]:
         where = self._placement.decode.worker_id
+        if self._deadline_s <= silent_s:  # Which is nobody's fault.
+            self._ended.set_exception(DeadlineError("the request's time is over", where=where))
+            return
+        self._failed_worker_id = where
+        self._ended.set_exception(DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where))
+
+    def _silence_ends_s(self) -> float:
+        """When one of the choices has been without a token for too long; never if all are over."""
         silent_s = float("inf")
         for choice in self._choices:
             if not choice.is_over:
                 allowed_s = self._settings.idle_timeout_s if choice.tokens else self._settings.first_token_timeout_s
                 silent_s = min(silent_s, choice.heard_at_s + allowed_s)
-        if self._deadline_s <= silent_s:
-            return self._deadline_s, DeadlineError("the request's time is over", where=where)
-        return silent_s, DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where)
+        return silent_s
 
     def on_first(self) -> None:
         """A choice has its first token. Of one that the prefill worker gave the router learns with the end: it is the same moment."""
@@ -334,7 +335,7 @@ class Attempt:
 
     def output_tokens(self) -> int:
         """Tokens received so far, over all choices."""
-        return sum(choice.tokens for choice in self._choices)
+        return sum([choice.tokens for choice in self._choices])
 
     def _left_s(self) -> float:
         left_s = self._deadline_s - self._clock.now()

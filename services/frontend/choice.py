@@ -92,10 +92,9 @@ class Choice:
         if self._is_over:
             return
         count = len(token_ids)
-        if self.tokens:
+        is_first = not self.tokens
+        if not is_first:
             self._gaps.observe(came_s - self.heard_at_s, count)
-        else:
-            self._on_first()
         self.heard_at_s = came_s
         self.tokens += count
         if token_ids[-1] in self._stop_ids and not self._includes_stop:
@@ -113,6 +112,9 @@ class Choice:
             self._hold(token_ids, logprobs)
         is_clear = self._stops is None and not self._held_ids and not self._is_over
         self._whole = self._detokeniser.whole() if is_clear else ()
+        if is_first:
+            # Once the text is on its way: who listens tells the router.
+            self._on_first()
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """See LegSink."""

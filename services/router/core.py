@@ -287,6 +287,7 @@ class RouterCore:
         longest_s, timeout_s = self._core_limits.reservation_s_max, ask.timeout_s
         ends_at = now + (longest_s if timeout_s is None or timeout_s > longest_s else timeout_s)
         prefill, decode, block_hashes = choice.prefill, choice.decode, ask.block_hashes
+        spares_decode = _spares_decode(ask, choice)
         reservation = Reservation(
             f"{self._id_prefix}{number}",
             ask.request_id,
@@ -295,8 +296,8 @@ class RouterCore:
             prefill,
             decode,
             choice.uncached_tokens,
-            0 if _spares_decode(ask, choice) else -(-_tokens_at_end(ask) // decode.block_size_tokens),
-            ask.choices or 1,
+            0 if spares_decode else -(-(ask.prompt_tokens + ask.expected_output_tokens) // decode.block_size_tokens),
+            0 if spares_decode else ask.choices or 1,
             ends_at,
             ends_at,
             now,
@@ -358,10 +359,6 @@ class RouterCore:
 def _spares_decode(ask: Ask, choice: Choice) -> bool:
     """Whether the prefill worker gives the answer itself. One that does not leaves a leg of one step that nobody counts."""
     return ask.expected_output_tokens == 1 and choice.prefill is not None and choice.handoff is _SEQUENTIAL
-
-
-def _tokens_at_end(ask: Ask) -> int:
-    return ask.prompt_tokens + ask.expected_output_tokens
 
 
 def _time_of(reservation: Reservation, note: ReportNote) -> float | None:

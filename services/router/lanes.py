@@ -34,12 +34,14 @@ class LaneKey:
     kind: Kind
     pinned: tuple[str, str]
     excluded: frozenset[str]
+    is_single: bool
+    """Those that want one token need no room on a decode worker."""
 
     @classmethod
     def of(cls, ask: Ask) -> "LaneKey":
         """The lane of an ask."""
         pinned = (ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id)
-        return cls(Kind.of(ask), pinned, frozenset(ask.excluded_worker_ids))
+        return cls(Kind.of(ask), pinned, frozenset(ask.excluded_worker_ids), ask.expected_output_tokens == 1)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

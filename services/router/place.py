@@ -4,9 +4,10 @@
 2. Look up how much of the prompt each candidate holds.
 3. Weigh the decode candidates alone where nobody can hand KV to anybody, or where computing at most `local_prefill_tokens_max`
    tokens there is all there is to do; else weigh both legs and take the cheapest pair (`pairing.py`).
-4. When the cheapest pair waits long for its prefill worker, a decode worker that computes the prompt itself, in chunks that
+4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it itself.
+5. When the cheapest pair waits long for its prefill worker, a decode worker that computes the prompt itself, in chunks that
    keep its inter-token latency, may be cheaper.
-5. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
+6. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from random import Random
 
 import numpy as np
 
-from kvmesh.core import Ask
+from kvmesh.core import Ask, Handoff
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
 from services.router.affinity import Sessions
 from services.router.board import CHUNK, FLOOR, PER_TOKEN, WAIT, Floats
@@ -26,7 +27,7 @@ from services.router.fleet import Fleet, Worker
 from services.router.held import Overlap
 from services.router.learning import Forecast
 from services.router.links import Links
-from services.router.pairing import Pair, Selector, best_pair
+from services.router.pairing import Lines, Pair, Selector, best_pair
 from services.router.policies import Candidates, LegKind, Policy
 from services.router.policies.kv import KvPolicy
 from services.router.pools import Kind, Pool, Pools, Side
@@ -98,10 +99,12 @@ class Placer:
         try:
             choice = self._pair(ask, pool, held, now)
         except OverloadedError:
-            alone = self._chunked_alone(ask, pool, held, now) if may_be_alone else None
-            if alone is None:
+            instead = self._answered(ask, pool, held, now) if ask.expected_output_tokens == 1 else None
+            if instead is None and may_be_alone:
+                instead = self._chunked_alone(ask, pool, held, now)
+            if instead is None:
                 raise
-            return alone
+            return instead
         # Only costs in seconds compare: another policy's pair costs two draws or turns where one worker alone costs one.
         if may_be_alone and self.policy.counts_transfer and choice.forecast.queue_s >= self._limits.congested_s:
             alone = self._chunked_alone(ask, pool, held, now)
@@ -127,6 +130,27 @@ class Placer:
             if pair is None:
                 raise self._full(ask)
             weighed = pair.legs
+        return self._paired(ask, pool, held, now, pair, weighed, lines)
+
+    def _answered(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
+        """The cheapest prefill worker, with any decode worker beside it in case it should not answer. None: those are full too."""
+        left = self._weigh(LegKind.PREFILL, ask, pool.prefills, None if held is None else held[: pool.split], now)
+        right = self._weigh(LegKind.DECODE, ask, pool.decodes, None if held is None else held[pool.split :], now)
+        right.costs = np.zeros_like(right.costs)
+        groups = [group for group in pool.groups if group.handoff is Handoff.SEQUENTIAL]
+        pair = best_pair(self._selector, groups, left, right, ask.prompt_tokens, None)
+        return None if pair is None else self._paired(ask, pool, held, now, pair, lambda: (left, right), None)
+
+    def _paired(
+        self,
+        ask: Ask,
+        pool: Pool,
+        held: Floats | None,
+        now: float,
+        pair: Pair | Swept,
+        weighed: Callable[[], Sequence[WeighedLeg]],
+        lines: Lines | None,
+    ) -> Choice:
         prefill, decode = pool.prefills.targets[pair.prefill], pool.decodes.targets[pair.decode]
         cached = decode_cached = 0
         if held is not None:

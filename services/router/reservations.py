@@ -28,7 +28,9 @@ class Reservation:
     decode: Target
     uncached_tokens: int
     kv_blocks: int
+    """On the decode worker."""
     choices: int
+    """There too; both are 0 where the prefill worker gives the answer itself."""
     ends_at: float
     ends_at_latest: float
     due_at: float = inf

@@ -49,6 +49,7 @@ LOADS = {
     "calm": LoadShape(),
     "hurried": LoadShape(hurried_fraction=0.5, cancelled_fraction=0.3),
     "dense": LoadShape(rate_per_s=120.0, cancelled_fraction=0.3),
+    "single": LoadShape(rate_per_s=80.0, output_tokens_max=1, hurried_fraction=0.1),
 }
 HURRIES_S = (0.001, 0.01, 0.03, 0.1, 0.2)
 

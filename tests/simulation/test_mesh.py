@@ -139,6 +139,20 @@ def test_other_meshes(mesh: str) -> None:
     assert set(report.outcomes) == {"answered", "cancelled"}
 
 
+@pytest.mark.parametrize("faults", ["none", "kill-prefill", "mixed"])
+def test_single_tokens(faults: str) -> None:
+    """Each has the token it should have, whatever breaks and whoever leaves; nearly all come from prefill workers."""
+    report = run(9, 400, load="single", faults=faults).check()
+    assert set(report.outcomes) <= {*TYPED, "deadline_exceeded", "fault"}
+    assert report.outcomes["answered"] > 300
+    prefilled = sum(line.split()[2] == "prefilled" for line in report.lines)
+    submitted = sum(line.split()[2] == "submit" for line in report.lines)
+    assert prefilled > 300 and submitted < prefilled / 10
+    if faults == "kill-prefill":
+        moved = [each for each in report.ledgers.values() if len(each.placements) > 1]
+        assert moved and all(each.placements[-1][0] != "prefill-0" for each in moved)
+
+
 def test_killed_router() -> None:
     """With another router there, nobody notices that one dies; requests in flight go on."""
 

@@ -5,10 +5,12 @@ import json
 
 import pytest
 
+from kvmesh.core import FinishReason, Usage
 from services.frontend.models import ServedModel
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.chunks import ChatChunks
 from services.frontend.openai.stream import EventStream
+from services.frontend.request import Ending
 from tests.frontend_mesh import served_model, write_model
 from tests.keeping_socket import Socket
 
@@ -21,13 +23,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(write_model(tmp_path_factory.mktemp("model")))
 
 
-def stream_of(model: ServedModel, choices: int) -> tuple[EventStream, Socket]:
+def stream_of(model: ServedModel, choices: int, *, tokens_max: int | None = None) -> tuple[EventStream, Socket]:
     socket = Socket()
     asked = read_chat(
         {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": choices, "stream": True}, "r"
     )
     chunks = ChatChunks(asked, model, 1, [1, 2])
-    stream = EventStream(socket, HEAD, chunks, choices=choices, is_chunked=False, buffer_bytes_max=BUFFER_BYTES_MAX)
+    stream = EventStream(
+        socket,
+        HEAD,
+        chunks,
+        choices=choices,
+        is_chunked=False,
+        buffer_bytes_max=BUFFER_BYTES_MAX,
+        tokens_max=tokens_max,
+    )
     return stream, socket
 
 
@@ -60,6 +70,22 @@ async def test_one_choice_is_written_at_once(model: ServedModel) -> None:
     assert len(socket.writes) == 3
     assert deltas(b"".join(socket.writes)) == [(0, "a"), (0, 'b"\n\u00e9'), (0, "c")]
     assert socket.writes[2] == socket.writes[1].replace(json.dumps('b"\n\u00e9', ensure_ascii=False).encode(), b'"c"')
+
+
+async def test_an_answer_that_comes_at_once_is_one_write(model: ServedModel) -> None:
+    """The only text waits for the end that comes with it, and nothing of it is lost; one with more to come does not wait."""
+    ending = Ending(reason=FinishReason.LENGTH, output_tokens=2)
+    whole, socket = stream_of(model, 1, tokens_max=2)
+    whole.on_text(0, "ab", [7, 8], None)
+    assert not socket.writes and not whole.has_begun
+    whole.on_end(0, ending)
+    whole.close_well(Usage())
+    apart, other = stream_of(model, 1, tokens_max=3)
+    apart.on_text(0, "ab", [7, 8], None)
+    assert len(other.writes) == 1
+    apart.on_end(0, ending)
+    apart.close_well(Usage())
+    assert len(socket.writes) == 1 and socket.writes == [b"".join(other.writes)]
 
 
 async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None:

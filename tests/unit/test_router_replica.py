@@ -4,6 +4,7 @@ import pytest
 
 from kvmesh.core import PeerNews, ReportKind, ReservationNews
 from kvmesh.errors import InvalidRequestError, LostError
+from kvmesh.rpc.codec.peers import from_sync, to_sync_request
 from services.router.replica import ReplicaLimits
 from tests.unit.router_fleets import join
 from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
@@ -33,6 +34,29 @@ def test_a_placement_counts_at_the_peer_as_at_its_maker():
     routers.report("a", number, ReportKind.FINISHED)
     routers.sync()
     assert routers.sums("b") == routers.sums("a") == NOTHING
+
+
+def test_what_prefill_answers_counts_there_only():
+    """At the peer too."""
+    routers = pair()
+    number, _ = routers.place("a", expected_output_tokens=1)
+    routers.sync()
+    assert routers.sums("b") == routers.sums("a") == {**NOTHING, "p1": (1, 100, 0)}
+    routers.report("a", number, ReportKind.PREFILLED)
+    routers.report("a", number, ReportKind.FINISHED, is_answered_by_prefill=True)
+    routers.sync()
+    assert routers.sums("b") == routers.sums("a") == NOTHING
+
+
+@pytest.mark.parametrize(("choices", "kv_blocks", "read"), [(0, 0, 0), (0, 9, 1), (2, 9, 2), (1, 0, 1)])
+def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
+    """0 is none only where no blocks are kept either."""
+    news = ReservationNews(
+        reservation_id="r", request_id="q", frontend_id="f", ask_id=1, decode_worker_id="d", ends_after_s=1.0,
+        choices=choices, kv_blocks=kv_blocks,
+    )  # fmt: skip
+    message = to_sync_request(PeerNews(sequence=1, router_id="a", run_id="x", reservations=(news,)))
+    assert from_sync(message).reservations[0].choices == read
 
 
 def test_what_begins_and_ends_between_two_messages_is_not_told():

@@ -5,11 +5,14 @@ from itertools import count
 import pytest
 
 from kvmesh.core import Handoff, ReportKind
-from kvmesh.errors import LostError
+from kvmesh.errors import LostError, OverloadedError
+from services.router.admission import Queued
 from services.router.breaker import BreakerSettings, BreakerState
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
+from services.router.explain import ReportNote, candidates_of
 from services.router.health import HealthSettings
+from services.router.lanes import QueueLimits
+from services.router.target import TargetLimits
 from tests.unit.router_fleets import ask, core, join
 
 BREAKER = BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=1)
@@ -44,14 +47,14 @@ def sums(router: RouterCore, name: str) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "handoff", "blocks"),
-    [(1, Handoff.SEQUENTIAL, 0), (2, Handoff.SEQUENTIAL, 9), (1, Handoff.RENDEZVOUS, 9)],
+    ("tokens", "handoff", "kept"),
+    [(1, Handoff.SEQUENTIAL, (0, 0, 0)), (2, Handoff.SEQUENTIAL, (1, 0, 9)), (1, Handoff.RENDEZVOUS, (1, 0, 9))],
 )
-def test_no_blocks_are_kept_for_it_on_the_decode_worker(tokens, handoff, blocks):
+def test_nothing_is_kept_for_it_on_the_decode_worker(tokens, handoff, kept):
     """Unless its KV comes there; the prefill worker's part is as ever, and all of it ends."""
     router = pair(handoffs=(handoff,), rendezvous="p1:9")
     number = place(router, tokens=tokens)
-    assert sums(router, "d1")[2] == blocks
+    assert sums(router, "d1") == kept
     assert sums(router, "p1")[:2] == (1, 128)
     tell(router, number, "prefilled", cached_tokens=0)
     assert sums(router, "p1")[:2] == (0, 0)
@@ -101,3 +104,56 @@ def test_no_handoff_is_learned_from_it():
         (target,) = router.fleet.workers["p1"].targets
         assert max(target.coefficients.prefill.observations) > 0
     assert not any(learned[True]) and any(learned[False])
+
+
+def full(*, prompt_tokens: int = 262_144, waits: bool = False) -> RouterCore:
+    """One pair whose decode worker takes one request and has it."""
+    queue = QueueLimits() if waits else QueueLimits(requests_max=0)
+    limits = TargetLimits(requests_per_decode_max=1, prompt_tokens_per_prefill_max=prompt_tokens)
+    router = core(target_limits=limits, queue_limits=queue)
+    join(router, "p1", "prefill")
+    join(router, "d1", "decode")
+    place(router, tokens=9)
+    return router
+
+
+def test_full_decode_workers_do_not_hold_it_up():
+    """Others are refused or wait; it goes to its prefill worker, and past those that wait for decode."""
+    router = full()
+    with pytest.raises(OverloadedError):
+        place(router, tokens=2)
+    for _ in range(5):
+        place(router)
+    waiting = full(waits=True)
+    asked = ask("w", range(8), expected_output_tokens=2)
+    assert isinstance(waiting.ask("f", 10**6, asked, now=0.0, wall=0.0), Queued)
+    place(waiting)
+    assert waiting.queue.requests == 1
+
+
+def test_full_prefill_workers_hold_it_up():
+    """It is then computed nowhere."""
+    router = full(prompt_tokens=200)
+    place(router)
+    with pytest.raises(OverloadedError):
+        place(router)
+
+
+def test_an_engine_that_hands_off_at_a_rendezvous_needs_its_decode_worker():
+    """It begins both legs at once."""
+    router = core(target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits(requests_max=0))
+    join(router, "p1", "prefill", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
+    join(router, "d1", "decode", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
+    place(router)
+    with pytest.raises(OverloadedError):
+        place(router)
+
+
+def test_the_choice_is_explained():
+    """Also where the decode worker beside it has no room."""
+    router = full()
+    number = place(router)
+    record = router.history.get(f"r{number}")
+    assert record is not None
+    (candidate,) = candidates_of(record)
+    assert candidate.removed_by == "" and candidate.cost < 60

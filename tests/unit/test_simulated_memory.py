@@ -1,11 +1,13 @@
 """KV memory addressed by many blocks against one block at a time, and runs of them."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.engines.simulated.memory import HEAD_WORDS, KvMemory, words_of
-from kvmesh.engines.simulated.runs import counted_up, neighbours
+from kvmesh.engines.simulated.runs import are_neighbours, counted_up, runs_of
 
 BLOCKS = 12
 ORDERS = st.permutations(range(BLOCKS)).flatmap(lambda order: st.integers(0, BLOCKS).map(lambda count: order[:count]))
@@ -16,12 +18,13 @@ def test_runs_are_neighbours_on_both_sides(blocks: list[int], data: st.DataObjec
     """They lead from each number to the one in the same place, and none could be joined with the one before."""
     others = data.draw(st.permutations(range(BLOCKS)))[: len(blocks)]
     first, second = np.array(blocks, np.int64), np.array(others, np.int64)
-    starts, counts = neighbours(first, second)
-    assert counted_up(first[starts], counts).tolist() == blocks
-    assert counted_up(second[starts], counts).tolist() == others
-    assert counts.sum() == len(blocks) and all(counts)
-    for start in starts[1:].tolist():
-        assert (first[start] - first[start - 1], second[start] - second[start - 1]) != (1, 1)
+    runs = runs_of(first, second)
+    assert counted_up([(start, count) for start, count, _ in runs]).tolist() == blocks
+    assert counted_up([(start, count) for _, count, start in runs]).tolist() == others
+    assert all(count for _, count, _ in runs)
+    for (one, count, other), (following, _, other_following) in pairwise(runs):
+        assert (following - one, other_following - other) != (count, count)
+    assert not blocks or are_neighbours(blocks) == (runs_of(first, first) == [(blocks[0], len(blocks), blocks[0])])
 
 
 @given(ORDERS, st.data())

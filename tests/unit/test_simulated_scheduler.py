@@ -89,7 +89,7 @@ def generation(tokens: list[int], max_tokens: int = 6, **changes: Any) -> Genera
 
 def copy_kv(source: Bench, target: Bench, order: PullOrder) -> None:
     """What a transport does."""
-    mine = order.leg.blocks[order.first : len(order.payload.blocks)]
+    mine = order.leg.blocks[order.first : len(order.payload)]
     for theirs, block in zip(order.payload.blocks[order.first :], mine, strict=True):
         target.scheduler.memory._words[block] = source.scheduler.memory._words[theirs]
 

@@ -6,6 +6,7 @@ from kvmesh.core import KvHandle
 from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, pack
 from kvmesh.engines.simulated.leg import LegState
 from kvmesh.engines.simulated.memory import KvMemory, words_of
+from kvmesh.engines.simulated.runs import Numbers, Run, are_neighbours, runs_of
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
 
@@ -18,8 +19,7 @@ def make_handle(
     parts = memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
     payload = HandlePayload(
         peer=peer,
-        blocks=np.array(leg.blocks, np.int64),
-        stamps=stamps.view(np.int64),
+        runs=_runs(leg.blocks, stamps.view(np.int64)),
         checksum=int(parts.sum()),
         cached_tokens=leg.cached_tokens,
     )
@@ -36,13 +36,19 @@ def make_handle(
     )
 
 
+def _runs(blocks: list[int], stamps: Numbers) -> list[Run]:
+    if are_neighbours(blocks) and bool((stamps[1:] - stamps[:-1] == 1).all()):
+        return [(blocks[0], len(blocks), int(stamps[0]))]
+    return runs_of(np.array(blocks, np.int64), stamps)
+
+
 def is_intact(order: PullOrder, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
     """Every pulled block is the expected one in the expected filling, and all together have the writer's checksum.
 
     What was read for this is left in `leg.parts`.
     """
     leg, payload, first = order.leg, order.payload, order.first
-    blocks = leg.blocks[: len(payload.blocks)]
+    blocks = leg.blocks[: len(payload)]
     guards, stamps = memory.guards(blocks[first:])
     full = tokens // block_size_tokens
     leg.parts = memory.read_parts(blocks)

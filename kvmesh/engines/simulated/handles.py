@@ -1,42 +1,52 @@
 """What a handle's payload says: where the blocks lie and how to know that they are still the right ones."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvmesh.core import KvHandle
-from kvmesh.engines.simulated.runs import Numbers, counted_up, neighbours
+from kvmesh.engines.simulated.runs import Numbers, Run, counted_up
 from kvmesh.errors import KvLostError
 
 FORMAT = "simulated/2"
 _HEAD = struct.Struct("<4sIIIQ")
-_RUN = np.dtype([("block", "<u4"), ("count", "<u4"), ("stamp", "<u8")])
+_RUN = struct.Struct("<IIQ")
 _MAGIC = b"KVS2"
+_STAMP_END = (1 << 63) - (1 << 32)
+"""Stamps are below it, also the last one of the longest run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlePayload:
     """Blocks of one prompt on the engine whose transport has `peer` as metadata.
 
-    `stamps` name the filling of each block, `checksum` is the sum of all blocks' parts. Guards need not travel: the reader
-    knows the block hashes of its own prompt.
+    `runs` say where they lie and which filling of each it is, `checksum` is the sum of all blocks' parts. Guards need not travel:
+    the reader knows the block hashes of its own prompt.
     """
 
     peer: bytes
-    blocks: Numbers
-    stamps: Numbers
+    runs: Sequence[Run]
     checksum: int
     cached_tokens: int
+
+    def __len__(self) -> int:
+        return sum(count for _, count, _ in self.runs)
+
+    @property
+    def blocks(self) -> Numbers:
+        """The numbers of all blocks."""
+        return counted_up([(block, count) for block, count, _ in self.runs])
+
+    @property
+    def stamps(self) -> Numbers:
+        """The stamps of all blocks."""
+        return counted_up([(stamp, count) for _, count, stamp in self.runs])
 
 
 def pack(payload: HandlePayload) -> bytes:
     """Header, metadata, then runs: the first block, how many count up from it, and the first one's stamp, which counts up too."""
-    starts, counts = neighbours(payload.blocks, payload.stamps)
-    runs = np.empty(len(starts), _RUN)
-    runs["block"], runs["count"], runs["stamp"] = payload.blocks[starts], counts, payload.stamps[starts]
-    head = _HEAD.pack(_MAGIC, len(payload.peer), len(runs), payload.cached_tokens, payload.checksum)
-    return b"".join((head, payload.peer, runs.tobytes()))
+    head = _HEAD.pack(_MAGIC, len(payload.peer), len(payload.runs), payload.cached_tokens, payload.checksum)
+    return b"".join((head, payload.peer, *(_RUN.pack(*run) for run in payload.runs)))
 
 
 def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) -> HandlePayload:
@@ -51,15 +61,14 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
         end = _HEAD.size + peer_size
-        if magic == _MAGIC and len(data) == end + _RUN.itemsize * count:
-            runs = np.frombuffer(data, _RUN, offset=end)
-            counts = runs["count"].astype(np.int64)
-            if counts.sum() == -(-handle.tokens // block_size_tokens):
-                return HandlePayload(
-                    peer=data[_HEAD.size : end],
-                    blocks=counted_up(runs["block"].astype(np.int64), counts),
-                    stamps=counted_up(runs["stamp"].astype(np.int64), counts),
-                    checksum=total,
-                    cached_tokens=cached,
-                )
+        if magic == _MAGIC and len(data) == end + _RUN.size * count:
+            payload = HandlePayload(
+                peer=data[_HEAD.size : end],
+                runs=list(_RUN.iter_unpack(memoryview(data)[end:])),
+                checksum=total,
+                cached_tokens=cached,
+            )
+            is_whole = len(payload) == -(-handle.tokens // block_size_tokens)
+            if is_whole and all(stamp < _STAMP_END for _, _, stamp in payload.runs):
+                return payload
     raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle.payload")

@@ -12,6 +12,8 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
+from kvmesh.engines.simulated.runs import are_neighbours
+
 HEAD_WORDS = 2
 WORD_MASK = (1 << 60) - 1
 STAMP_MASK = (1 << 62) - 1
@@ -69,11 +71,10 @@ class KvMemory:
 
 
 def _places(blocks: Sequence[int]) -> slice | npt.NDArray[np.int64]:
-    """What takes these blocks' rows out of an array: where they are neighbours, as a prompt's mostly are, the rows themselves."""
-    if blocks and blocks[-1] - blocks[0] == len(blocks) - 1:
-        places = range(blocks[0], blocks[-1] + 1)
-        if blocks == list(places):
-            return slice(places.start, places.stop)
+    """What takes the rows of these blocks, all of them different, out of an array: where they are neighbours, as a prompt's mostly
+    are, the rows themselves."""
+    if blocks and are_neighbours(blocks):
+        return slice(blocks[0], blocks[-1] + 1)
     return np.array(blocks, np.int64)
 
 

@@ -34,7 +34,7 @@ class Pulls:
     def start_nowait(self, order: PullOrder) -> None:
         """Begins a pull; the scheduler hears of its end, which may be now."""
         size = self._scheduler.settings.kv_bytes_per_block
-        pieces = [(theirs * size, mine * size, count * size) for theirs, mine, count in order.runs()]
+        pieces = [(theirs * size, mine * size, count * size) for theirs, count, mine in order.runs()]
         try:
             rest = self._transport.pull_nowait(order.payload.peer, pieces, timeout_s=self._timeout_s)
         except MeshError as failure:

@@ -1,27 +1,36 @@
-"""Blocks by the run: what lies side by side in several places is told and moved as one piece."""
+"""Blocks by the run: what lies side by side in several places is told and moved as one piece.
+
+Most prompts are one run, and numpy's calls cost more than what they do then.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+Run = tuple[int, int, int]
+"""The first number in one place, how many count up from it, and the first number in the other place, which counts up too."""
 
 
-def neighbours(first: Numbers, second: Numbers) -> tuple[Numbers, Numbers]:
-    """Where the runs begin in which both arrays count up by one, and how long they are. Both arrays are equally long."""
-    length = len(first)
+def are_neighbours(blocks: Sequence[int]) -> bool:
+    """True when these numbers, all of them different, count up by one."""
+    return blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == sorted(blocks)
+
+
+def runs_of(first: Numbers, second: Numbers) -> list[Run]:
+    """The runs in which both arrays count up by one. Both arrays are equally long."""
+    if not len(first):
+        return []
     breaks = ((first[1:] - first[:-1] != 1) | (second[1:] - second[:-1] != 1)).nonzero()[0]
-    if not len(breaks):
-        # The usual case for what a prompt's first pass wrote, and numpy's calls cost more than what they do.
-        return np.zeros(min(length, 1), np.int64), np.full(min(length, 1), length)
-    starts = np.concatenate(([0], breaks + 1))
-    return starts, np.concatenate((starts[1:], [length])) - starts
+    starts = [0, *(breaks + 1).tolist()]
+    counts = [end - start for start, end in zip(starts, [*starts[1:], len(first)], strict=True)]
+    return list(zip(first[starts].tolist(), counts, second[starts].tolist(), strict=True))
 
 
-def counted_up(firsts: Numbers, counts: Numbers) -> Numbers:
-    """The numbers of runs that begin with `firsts` and have so many numbers each, one run after the other."""
-    if len(firsts) == 1:
-        first = int(firsts[0])
-        return np.arange(first, first + int(counts[0]))
-    ends = counts.cumsum()
-    numbers: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(firsts - ends + counts, counts)
-    return numbers
+def counted_up(runs: Sequence[tuple[int, int]]) -> Numbers:
+    """The numbers of runs that begin with the first number and have so many numbers each, one run after the other."""
+    if len(runs) == 1:
+        first, count = runs[0]
+        return np.arange(first, first + count)
+    return np.concatenate([np.arange(first, first + count) for first, count in runs]) if runs else np.empty(0, np.int64)

@@ -10,7 +10,7 @@ from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.runs import neighbours
+from kvmesh.engines.simulated.runs import Run, are_neighbours, runs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,13 @@ class PullOrder:
     handle_id: str
     first: int
 
-    def runs(self) -> list[tuple[int, int, int]]:
-        """(the peer's first block, the leg's, count) of what is to be read."""
-        theirs = self.payload.blocks[self.first :]
-        mine = np.array(self.leg.blocks[self.first : len(self.payload.blocks)], np.int64)
-        starts, counts = neighbours(theirs, mine)
-        return list(zip(theirs[starts].tolist(), mine[starts].tolist(), counts.tolist(), strict=True))
+    def runs(self) -> list[Run]:
+        """(the peer's first block, count, the leg's) of what is to be read."""
+        first, theirs = self.first, self.payload.runs
+        mine = self.leg.blocks[first : len(self.payload)]
+        if len(theirs) == 1 and are_neighbours(mine):
+            return [(theirs[0][0] + first, len(mine), mine[0])]
+        return runs_of(self.payload.blocks[first:], np.array(mine, np.int64))
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ def _from_reservation(message: pb.Reservation) -> ReservationNews:
         decode_rank=message.decode_data_parallel_rank,
         uncached_tokens=message.uncached_prompt_tokens,
         kv_blocks=message.kv_blocks,
-        choices=message.choices or 1,
+        choices=message.choices or min(1, message.kv_blocks),
         is_prefilled=message.is_prefilled,
         is_orphaned=message.is_orphaned,
         ends_after_s=positive_duration(message, "ends_after", f"{field}.ends_after", required=True) or 0.0,

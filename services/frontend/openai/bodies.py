@@ -192,6 +192,8 @@ def _ending(collected: Collected, i: int) -> Ending:
 
 def sum_usage(usages: Sequence[Usage]) -> Usage:
     """Totals over prompts."""
+    if len(usages) == 1:
+        return usages[0]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         output_tokens=sum(usage.output_tokens for usage in usages),

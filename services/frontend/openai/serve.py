@@ -224,6 +224,7 @@ async def stream_answer(
         choices=choices,
         is_chunked=is_chunked,
         buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
+        tokens_max=prepared[0].generation.sampling.max_tokens,
     )
     keeps_alive = is_chunked and request.keep_alive
     beat = _Beat(stream, exchange.settings.keep_alive_s)

@@ -26,6 +26,8 @@ _SIZES = [b"%x\r\n" % size for size in range(2048)]
 class EventStream:
     """An outlet that is one HTTP response. Nothing is written before the first text, so that errors can be bodies.
 
+    `tokens_max`: of each choice.
+
     1. Pieces of a choice are written in order; a choice's ending comes after all of its text.
     2. After `close_*` nothing is written.
     3. `_line` is None unless a text can be written between its two pieces: the only choice has begun, its chunks are plain,
@@ -34,7 +36,7 @@ class EventStream:
 
     __slots__ = (
         "_buffer_bytes_max", "_chunks", "_has_begun", "_head", "_is_chunked", "_is_closed", "_is_open", "_is_quiet",
-        "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_pending", "_plain", "_transport",
+        "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_pending", "_plain", "_tokens_max", "_transport",
     )  # fmt: skip
 
     done = DONE
@@ -51,7 +53,9 @@ class EventStream:
         choices: int,
         is_chunked: bool,
         buffer_bytes_max: int,
+        tokens_max: int | None = None,
     ) -> None:
+        self._tokens_max = tokens_max
         self._transport = transport
         self._head = head
         self._chunks = chunks
@@ -105,7 +109,12 @@ class EventStream:
             late.add(text, token_ids, logprobs)
             text, token_ids, logprobs = late.take()
             self._late[choice] = None
-        self._put(self._open(choice) + self._chunk(choice, text, token_ids, logprobs))
+        data = self._open(choice) + self._chunk(choice, text, token_ids, logprobs)
+        if len(token_ids) == self._tokens_max and not self._is_shared:
+            # All of the answer at once: its end comes with it, and one write is half of what two cost.
+            self._pending.append(data)
+            return
+        self._put(data)
         if self._plain is not None and self._is_chunked and not self._is_shared:
             before, after = self._plain[choice]
             self._line = (before, after + b"\r\n", len(before) + len(after))
