@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvmesh.errors import KvLostError, MeshError, UnavailableError
+from kvmesh.kv.nixl_api import api_module
 from kvmesh.kv.transport import Listener, Memory, Piece
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ T = TypeVar("T")
 
 _HEAD = Struct("<4sQQ")
 _MAGIC = b"NXL1"
-_NIXL_BACK_ENDS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
 LOOKS = 4
 """How often a transfer is looked at before anybody is told that it takes longer."""
 PAUSE_S = 0.0002
@@ -109,7 +109,7 @@ class NixlTransport:
     def _create(self, memory: Memory) -> None:
         for name, value in _DEFAULT_ENVIRON.items():
             os.environ.setdefault(name, value)
-        api = _nixl_api()
+        api = importlib.import_module(api_module())
         bind = api.nixlBind
         self._nixl_errors = tuple(
             value for name, value in vars(bind).items() if name.endswith("Error") and isinstance(value, type)
@@ -430,17 +430,6 @@ class NixlTransport:
                 agent.deregister_memory(registration)
         except self._nixl_errors as error:
             log.warning("nixl_agent_not_closed", extra={"data": {"error": type(error).__name__}})
-
-
-def _nixl_api() -> Any:
-    """NIXL's Python API.
-
-    The `nixl` package picks one of its back ends by the CUDA version, and where torch was built without CUDA it imports all
-    of torch to learn that: two seconds and 200 MiB. With one back end installed there is nothing to pick.
-    """
-    installed = [name for name in _NIXL_BACK_ENDS if importlib.util.find_spec(name) is not None]
-    package = installed[0] if len(installed) == 1 else "nixl"
-    return importlib.import_module(f"{package}._api")
 
 
 class _Following(asyncio.Future[None]):
