@@ -13,7 +13,7 @@ Invariants every adapter keeps:
 6. KV events come in the order of the changes, none lost; replaying them from the start gives the set of cached blocks.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -150,6 +150,11 @@ class Engine(Protocol):
 
     def steps(self) -> AsyncIterator[StepOutput]:
         """All step outputs from the start, for one consumer. Raises LostError when the engine dies; ends after `aclose`."""
+        ...
+
+    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
+        """`steps` for a consumer that never waits: each output is given to `take` in the turn in which it is made, if that can
+        be. Raises what `take` raised."""
         ...
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:

@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -12,10 +10,10 @@ from grpc.aio import ServicerContext
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
-from kvmesh.core import LoadRecord
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES, to_description, to_kv_batch, to_load
+from kvmesh.worker.load_news import LoadNews
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.worker import Worker
 
@@ -49,22 +47,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
-        """The newest record, then one per interval in which something changed, and at least one per `load_interval_s`."""
+        """The newest record, then one per interval in which requests or memory moved, one per `load_progress_interval_s` in which
+        only work went on, and at least one per `load_interval_s`."""
         asked_s = optional_duration(request, "interval")
         interval_s = INTERVAL_DEFAULT_S if asked_s is None else asked_s
         if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
             raise InvalidRequestError("interval must be 10 ms to 60 s", field="interval")
-        pause_s = min(interval_s, self._worker.settings.load_interval_s)
-        told: tuple[object, ...] = ()
-        told_at_s = 0.0
+        settings = self._worker.settings
+        news = LoadNews(progress_interval_s=settings.load_progress_interval_s, interval_s=settings.load_interval_s)
+        pause_s = min(interval_s, settings.load_interval_s)
         ended = asyncio.ensure_future(self._worker.ended.wait())
         try:
             while not self._worker.ended.is_set():
-                record, now_s = self._worker.load(), self._clock.now()
-                is_due = now_s - told_at_s >= self._worker.settings.load_interval_s
-                if is_due or told != _content(record):
-                    told, told_at_s = _content(record), now_s
-                    yield pb.WatchLoadResponse(load=to_load(record))
+                if news.is_due(self._worker.engine.load(), self._clock.now(), is_draining=self._worker.is_draining):
+                    yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
                 # Ten times a second on every worker, so without a task for each pause.
                 await asyncio.wait((ended,), timeout=pause_s)
         finally:
@@ -130,7 +126,3 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         await self._worker.engine.wake()
         await self._membership.set_draining(False)
         return pb.WakeResponse()
-
-
-_content = attrgetter(*(field.name for field in fields(LoadRecord) if field.name not in ("sequence", "taken_at_s")))
-"""Of a load record, what changes only when the worker's load does."""

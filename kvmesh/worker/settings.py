@@ -24,6 +24,13 @@ class WorkerSettings:
     drain_timeout_s: float = setting(30.0, "longest wait for requests in flight when draining", min=0.0)
     heartbeat_s: float = setting(2.0, "longest silence on a frontend stream; a frontend gives up after three", min=0.05)
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
+    load_progress_interval_s: float = setting(
+        0.5,
+        "time between two load records that tell only of steps made and blocks filled; what moves requests is told at the router's"
+        " interval",
+        min=0.0,
+        max=60.0,
+    )
     frame_interval_s: float = setting(
         0.002,
         "least time between two step frames of a stream; steps that come faster share one, which costs both sides less",

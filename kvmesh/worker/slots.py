@@ -139,7 +139,8 @@ def split_by_link(output: StepOutput, links: Sequence[int]) -> dict[int, LinkSte
     if len(links) == 1:
         slots = [key & SLOT_MASK for key in output.keys]
         step = LinkStep(slots, output.token_ids, output.counts, list(output.finishes))
-        step.prompt_logprobs = {key & SLOT_MASK: entries for key, entries in output.prompt_logprobs.items()}
+        if output.prompt_logprobs:
+            step.prompt_logprobs = {key & SLOT_MASK: entries for key, entries in output.prompt_logprobs.items()}
         return {links[0]: step} if slots or step.finishes or step.prompt_logprobs else {}
     shares: dict[int, LinkStep] = {}
     start = 0

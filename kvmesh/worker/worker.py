@@ -308,9 +308,7 @@ class Worker:
 
     async def _read_steps(self) -> None:
         try:
-            async with aclosing(self.engine.steps()) as steps:  # type: ignore[type-var]
-                async for output in steps:
-                    self._on_step(output)
+            await self.engine.deliver(self._on_step)
         except MeshError as error:
             self._on_lost(error)
         else:

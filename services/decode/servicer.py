@@ -67,8 +67,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         try:
             await context.write(pb.AttachResponse(welcome=self._welcome()))
             reader = asyncio.create_task(self._read_requests(first, request_iterator, link, outlet))
-            async for response in outlet.frames(settings.heartbeat_s, settings.frame_interval_s):
-                await context.write(response)
+            await outlet.write(context.write, settings.heartbeat_s, settings.frame_interval_s)
         finally:
             link.close_nowait()
             if reader is not None:

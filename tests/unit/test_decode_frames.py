@@ -1,7 +1,6 @@
 """Step frames: what waits travels together, nothing lost, nothing reordered within a slot."""
 
 import asyncio
-from contextlib import aclosing
 from typing import cast
 
 import pytest
@@ -22,10 +21,23 @@ def finish(slot: int) -> EngineFinish:
     return EngineFinish(key=slot, reason=FinishReason.LENGTH)
 
 
+class Stream:
+    """What a frontend would read."""
+
+    def __init__(self) -> None:
+        self.frames: list[pb.StepFrame] = []
+        self.came_s: list[float] = []
+
+    async def write(self, response: pb.AttachResponse) -> None:
+        self.frames.append(response.frame)
+        self.came_s.append(asyncio.get_running_loop().time())
+
+
 async def drain(outlet: FrameOutlet) -> list[pb.StepFrame]:
     outlet.close_nowait()
-    async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
-        return [response.frame async for response in frames]
+    stream = Stream()
+    await outlet.write(stream.write, 1.0)
+    return stream.frames
 
 
 def tokens_by_slot(frames: list[pb.StepFrame]) -> dict[int, list[int]]:
@@ -64,13 +76,41 @@ def test_no_token_is_lost_or_moved_within_its_slot(steps: list[list[tuple[int, l
 
 async def test_a_step_alone_is_a_frame_of_its_own() -> None:
     """A stream that keeps up gets one frame per step, without counts where each entry has one token."""
-    outlet = FrameOutlet(10)
-    async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
-        for number in (1, 2):
-            outlet.on_step(number, LinkStep([3, 4], [number, 50 + number]), {})
-            frame = (await anext(frames)).frame
-            assert (frame.step, list(frame.slots), list(frame.counts)) == (number, [3, 4], [])
-            assert list(frame.token_ids) == [number, 50 + number]
+    outlet, stream = FrameOutlet(10), Stream()
+    writing = asyncio.create_task(outlet.write(stream.write, 1.0))
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        outlet.on_step(number, LinkStep([3, 4], [number, 50 + number]), {})
+        # Written by now: a step does not wait for the loop's next turn.
+        frame = stream.frames[-1]
+        assert (frame.step, list(frame.slots), list(frame.counts)) == (number, [3, 4], [])
+        assert list(frame.token_ids) == [number, 50 + number]
+    outlet.close_nowait()
+    await writing
+    assert len(stream.frames) == 2
+
+
+async def test_steps_wait_for_the_write_before_them() -> None:
+    """What comes while a write is on its way shares the next; a write that fails ends the stream with its error."""
+    outlet, gate = FrameOutlet(10), asyncio.Event()
+    written: list[list[int]] = []
+
+    async def write(response: pb.AttachResponse) -> None:
+        written.append(list(response.frame.token_ids))
+        await asyncio.sleep(0)
+        await gate.wait()
+        if len(written) == 2:
+            raise ConnectionError
+
+    writing = asyncio.create_task(outlet.write(write, 1.0))
+    await asyncio.sleep(0)
+    for number in range(3):
+        outlet.on_step(number, LinkStep([0], [number]), {})
+    assert written == [[0]]
+    gate.set()
+    with pytest.raises(ConnectionError):
+        await writing
+    assert written == [[0], [1, 2]]
 
 
 async def test_a_finish_comes_with_or_after_its_tokens() -> None:
@@ -106,19 +146,19 @@ async def test_a_frontend_that_does_not_read_is_cut_off() -> None:
     outlet = FrameOutlet(3)
     for number in range(5):
         outlet.on_step(number, LinkStep([0], [number]), {})
-    async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
-        assert list((await anext(frames)).frame.token_ids) == [0, 1, 2]
-        with pytest.raises(OverloadedError):
-            await anext(frames)
+    stream = Stream()
+    with pytest.raises(OverloadedError):
+        await outlet.write(stream.write, 1.0)
+    assert [list(frame.token_ids) for frame in stream.frames] == [[0, 1, 2]]
 
 
 async def test_silence_is_broken_by_heartbeats() -> None:
     """An empty frame with step 0 after each heartbeat interval."""
-    outlet = FrameOutlet(3)
-    async with aclosing(outlet.frames(0.01)) as frames:  # type: ignore[type-var]
-        heartbeat = (await anext(frames)).frame
-    assert heartbeat.step == 0
-    assert not heartbeat.slots
+    outlet, stream = FrameOutlet(3), Stream()
+    asyncio.get_running_loop().call_later(0.015, outlet.close_nowait)
+    await outlet.write(stream.write, 0.01)
+    assert stream.frames[0].step == 0
+    assert not stream.frames[0].slots
 
 
 @pytest.mark.parametrize(("step_s", "waits_s", "count"), [(0.006, 0.0, 20), (0.0005, 0.002, 6)])
@@ -127,21 +167,15 @@ def test_frames_keep_their_distance(step_s: float, waits_s: float, count: int) -
     interval_s, steps = 0.002, 20
 
     async def story() -> list[tuple[float, pb.StepFrame]]:
-        outlet, loop = FrameOutlet(1000), asyncio.get_running_loop()
-        heard: list[tuple[float, pb.StepFrame]] = []
-
-        async def read() -> None:
-            async with aclosing(outlet.frames(10.0, interval_s)) as frames:  # type: ignore[type-var]
-                async for response in frames:
-                    heard.append((loop.time(), response.frame))
-
-        reading = asyncio.create_task(read())
+        outlet, loop, stream = FrameOutlet(1000), asyncio.get_running_loop(), Stream()
+        writing = asyncio.create_task(outlet.write(stream.write, 10.0, interval_s))
         began_s = loop.time() + step_s
         for number in range(steps):
             await asyncio.sleep(began_s + number * step_s - loop.time())
             outlet.on_step(number, LinkStep([0], [number]), {})
         outlet.close_nowait()
-        await reading
+        await writing
+        heard = list(zip(stream.came_s, stream.frames, strict=True))
         late_s = [at_s - (began_s + min(frame.token_ids) * step_s) for at_s, frame in heard]
         assert max(late_s) <= waits_s + 1e-6
         return heard
@@ -155,13 +189,12 @@ def test_silence_is_filled_with_heartbeats() -> None:
     """One per interval of silence, counted from the last frame."""
 
     async def story() -> list[float]:
-        outlet, loop = FrameOutlet(10), asyncio.get_running_loop()
-        began_s, heard = loop.time(), []
+        outlet, loop, stream = FrameOutlet(10), asyncio.get_running_loop(), Stream()
+        began_s = loop.time()
         loop.call_later(2.5, outlet.on_step, 1, LinkStep([0], [7]), {})
         loop.call_later(5.0, outlet.close_nowait)
-        async with aclosing(outlet.frames(1.0)) as frames:  # type: ignore[type-var]
-            async for response in frames:
-                heard.append(round(loop.time() - began_s, 3) * (1 if response.frame.slots else -1))
-        return heard
+        await outlet.write(stream.write, 1.0)
+        heard = zip(stream.came_s, stream.frames, strict=True)
+        return [round(at_s - began_s, 3) * (1 if frame.slots else -1) for at_s, frame in heard]
 
     assert run_virtual(story()) == [-1.0, -2.0, 2.5, -3.5, -4.5]

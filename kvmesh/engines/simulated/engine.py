@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random, SystemRandom
 
 from xxhash import xxh3_64_hexdigest
@@ -216,6 +216,10 @@ class SimulatedEngine:
         """See Engine."""
         return self._outlet.outputs()
 
+    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
+        """See Engine."""
+        await self._outlet.deliver(take)
+
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         """See Engine. A reader that lags gets a cleared event and the present blocks in place of what it missed."""
         return self._events.batches()
@@ -356,7 +360,7 @@ class SimulatedEngine:
         if not factor:
             await asyncio.sleep(0)
             if step.has_first_token:
-                # It is written in the second turn from here, and before what follows it is made.
+                # Who waits for it by a queue writes it in the second turn from here, and before what follows it is made.
                 await asyncio.sleep(0)
 
     def _settle(self, step: Step | None = None) -> None:

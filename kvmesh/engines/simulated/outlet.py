@@ -19,6 +19,7 @@ class StepOutlet:
         self._error: MeshError | None = None
         self._filled: asyncio.Future[None] | None = None
         self._emptied: asyncio.Future[None] | None = None
+        self._take: Callable[[StepOutput], None] | None = None
 
     @property
     def has_room(self) -> bool:
@@ -26,9 +27,17 @@ class StepOutlet:
         return len(self._outputs) < self._steps_max
 
     def put_nowait(self, output: StepOutput) -> None:
-        """Adds an output, past the bound when need be."""
-        self._outputs.append(output)
-        _resolve(self._filled)
+        """Adds an output, past the bound when need be, or gives it to who takes them at once."""
+        if self._take is None:
+            self._outputs.append(output)
+            _resolve(self._filled)
+            return
+        try:
+            self._take(output)
+        except Exception as error:  # noqa: BLE001  # The consumer's own, raised in its `deliver`.
+            self._take = None
+            if self._filled is not None and not self._filled.done():
+                self._filled.set_exception(error)
 
     def close_nowait(self, error: MeshError | None = None) -> None:
         """Nothing comes after what is in the buffer but, when given, this error."""
@@ -55,6 +64,21 @@ class StepOutlet:
                 return
             self._filled = asyncio.get_running_loop().create_future()
             await self._filled
+
+    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
+        """All outputs in order: those that wait now, all others as they are put."""
+        while self._outputs:
+            take(self._outputs.popleft())
+        _resolve(self._emptied)
+        self._take = take
+        try:
+            if not self._closed:
+                self._filled = asyncio.get_running_loop().create_future()
+                await self._filled
+        finally:
+            self._take = None
+        if self._error is not None:
+            raise self._error
 
 
 class EventOutlet:

@@ -183,20 +183,26 @@ class Scheduler:
 
     def step(self, now_s: float, decode_steps_max: int = 1) -> Step:
         """Runs one step. More than one of decoding, as if they were one, while no leg waits, joins or ends."""
-        self.leases.expire(now_s)
+        if len(self.leases):
+            self.leases.expire(now_s)
         step = Step(decode_requests=len(self._decoding))
+        has_prompts = bool(self._prefilling or len(self._waiting))
         if step.decode_requests:
-            self._decode(step, 1 if self._prefilling or len(self._waiting) else decode_steps_max)
+            self._decode(step, 1 if has_prompts else decode_steps_max)
+        if has_prompts:
+            self._compute_prompts(step, now_s)
+        self._has_preempted = False
+        self.output_tokens_total += len(step.token_ids)
+        step.finishes, self._finishes = self._finishes, []
+        return step
+
+    def _compute_prompts(self, step: Step, now_s: float) -> None:
         budget = self.settings.step_tokens_max - step.decode_requests
         for leg in list(self._prefilling):
             budget -= self._prefill(leg, budget, step, now_s)
         # What was preempted in this step would take back the blocks that it just gave.
         while budget > 0 and not self._has_preempted and (admitted := self._admit(step, now_s)) is not None:
             budget -= self._prefill(admitted, budget, step, now_s)
-        self._has_preempted = False
-        self.output_tokens_total += len(step.token_ids)
-        step.finishes, self._finishes = self._finishes, []
-        return step
 
     def take_finishes(self) -> Step:
         """A step that does nothing but tell of ended legs."""
@@ -206,6 +212,9 @@ class Scheduler:
 
     def _decode(self, step: Step, steps_max: int) -> None:
         tokens_per_step = self.settings.decode_tokens_per_step
+        if steps_max * tokens_per_step == 1:
+            step.keys, step.token_ids = self._decode_once(step)
+            return
         rounds = [self._decode_once(step)]
         while len(rounds) < steps_max * tokens_per_step:
             if len(rounds) % tokens_per_step == 0 and len(self._decoding) != step.decode_requests:

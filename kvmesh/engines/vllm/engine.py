@@ -159,6 +159,11 @@ class VllmEngine:
             self._news.clear()
             await self._news.wait()
 
+    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
+        """See Engine. Outputs come from another thread, in a turn of their own."""
+        async for output in self.steps():
+            take(output)
+
     async def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         """All cache changes."""
         while True:

@@ -33,7 +33,7 @@ class WorkerServiceStub:
     2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
     `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
     3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
-    a longer silence means that the worker hangs.
+    a longer silence means that the worker hangs. Where only steps were made and few blocks filled, a worker may tell less often.
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
@@ -106,7 +106,7 @@ class WorkerServiceServicer:
     2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
     `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
     3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
-    a longer silence means that the worker hangs.
+    a longer silence means that the worker hangs. Where only steps were made and few blocks filled, a worker may tell less often.
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
@@ -252,7 +252,7 @@ class WorkerService:
     2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
     `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
     3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
-    a longer silence means that the worker hangs.
+    a longer silence means that the worker hangs. Where only steps were made and few blocks filled, a worker may tell less often.
     4. Drain marks the worker as draining here and in the registry; requests in flight go on.
 
     Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
