@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from kvmesh.cli.children import Child, ChildSpec
+from kvmesh.kv.nixl_api import PICKING, api_module
 from kvmesh.lifecycle.title import set_title
 from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module
 
 ORDER_BYTES_MAX = 1 << 20
-LATE_MODULES = ("uvloop",)
-"""What services import when they run."""
-IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's linear algebra, which no service uses, would start threads when it is imported."""
+IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "ERROR"}
+"""Read by libraries when they are imported: numpy's linear algebra, which no service uses, would start threads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +92,7 @@ def import_all(modules: Sequence[str]) -> None:
     os.environ.update(added)
     gc.disable()
     try:
-        for name in (*modules, *LATE_MODULES):
+        for name in (*modules, *_late_modules()):
             with suppress(ImportError):
                 importlib.import_module(name)
         gc.collect()
@@ -102,6 +101,12 @@ def import_all(modules: Sequence[str]) -> None:
         gc.enable()
         for name in added:
             del os.environ[name]
+
+
+def _late_modules() -> Sequence[str]:
+    """What services import when they run, except what takes seconds."""
+    nixl = api_module()
+    return ("uvloop",) if nixl == PICKING else ("uvloop", nixl)
 
 
 def _fork(others: Sequence[Forked]) -> Forked:
@@ -147,4 +152,6 @@ def _run(order: bytes) -> int:
     if not set_title((sys.executable, "-m", words["module"], *words["argv"]), needed=3):
         set_title((words["module"],))
     reseed()
+    # It was imported for what it imports; now it is run, and there should not be two of it.
+    sys.modules.pop(f"{words['module']}.__main__", None)
     return run_module(words["module"], words["argv"])

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvmesh.errors import KvLostError, MeshError, UnavailableError
+from kvmesh.kv.nixl_api import api_module
 from kvmesh.kv.transport import Listener, Memory, Piece
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,10 @@ T = TypeVar("T")
 
 _HEAD = Struct("<4sQQ")
 _MAGIC = b"NXL1"
-_NIXL_BACK_ENDS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
 LOOKS = 4
 """How often a transfer is looked at before anybody is told that it takes longer."""
+PAUSE_S = 0.0002
+"""Before the second look at a transfer that the loop has posted."""
 _DEFAULT_ENVIRON = {
     "UCX_RCACHE_MAX_UNRELEASED": "1024",
     "UCX_LOG_LEVEL": "error",
@@ -107,7 +109,7 @@ class NixlTransport:
     def _create(self, memory: Memory) -> None:
         for name, value in _DEFAULT_ENVIRON.items():
             os.environ.setdefault(name, value)
-        api = _nixl_api()
+        api = importlib.import_module(api_module())
         bind = api.nixlBind
         self._nixl_errors = tuple(
             value for name, value in vars(bind).items() if name.endswith("Error") and isinstance(value, type)
@@ -182,10 +184,10 @@ class NixlTransport:
         if handle is not None:
             await self._follow(handle, peer, deadline_s)
 
-    def _follow(self, handle: Any, peer: bytes, deadline_s: float) -> "_Following":
-        """Ends with a transfer that is under way."""
+    def _follow(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float = PAUSE_S) -> "_Following":
+        """Ends with a transfer that is under way, which is looked at after `pause_s`."""
         stop = asyncio.Event()
-        following = _Following(asyncio.create_task(self._transfer(handle, peer, deadline_s, stop)), stop)
+        following = _Following(asyncio.create_task(self._transfer(handle, peer, deadline_s, pause_s, stop)), stop)
         self._pulls.add(following)
         following.add_done_callback(self._pulls.discard)
         return following
@@ -206,16 +208,16 @@ class NixlTransport:
         if handle is not None:
             await self._abort(handle, peer)
 
-    async def _transfer(self, handle: Any, peer: bytes, deadline_s: float, stop: asyncio.Event) -> None:
+    async def _transfer(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float, stop: asyncio.Event) -> None:
         """Follows a transfer that was not over at once."""
         loop = asyncio.get_running_loop()
-        pause_s = 0.0002
+        await asyncio.sleep(pause_s)
         while not await self._call(self._is_done, handle, peer, 1, is_quick=True):
             if stop.is_set() or loop.time() >= deadline_s:
                 await self._abort(handle, peer)
                 raise KvLostError("the pull did not end in time", reason="kv_pull_timeout")
-            await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._settings.poll_s_max)
+            await asyncio.sleep(pause_s)
 
     def _post(self, peer: bytes, pieces: Sequence[Piece], looks: int = LOOKS) -> Any:
         """Begins a transfer and looks at it. None when it is over, else its handle."""
@@ -345,7 +347,7 @@ class NixlTransport:
         if handle is not None:
             deadline_s = asyncio.get_running_loop().time() + self._settings.abort_s
             with suppress(MeshError):
-                await self._follow(handle, peer, deadline_s)
+                await self._follow(handle, peer, deadline_s, self._settings.poll_s_max)
 
     def _send(self, peer: bytes, message: bytes) -> Any:
         """Sends, then reads a byte from the peer; see `_post` for what it gives.
@@ -428,17 +430,6 @@ class NixlTransport:
                 agent.deregister_memory(registration)
         except self._nixl_errors as error:
             log.warning("nixl_agent_not_closed", extra={"data": {"error": type(error).__name__}})
-
-
-def _nixl_api() -> Any:
-    """NIXL's Python API.
-
-    The `nixl` package picks one of its back ends by the CUDA version, and where torch was built without CUDA it imports all
-    of torch to learn that: two seconds and 200 MiB. With one back end installed there is nothing to pick.
-    """
-    installed = [name for name in _NIXL_BACK_ENDS if importlib.util.find_spec(name) is not None]
-    package = installed[0] if len(installed) == 1 else "nixl"
-    return importlib.import_module(f"{package}._api")
 
 
 class _Following(asyncio.Future[None]):

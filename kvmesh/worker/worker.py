@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import FinishReason, Generation, KvHandle, LoadRecord, Rendezvous, TokenLogprob
+from kvmesh.core import FinishReason, Generation, KvEvent, KvHandle, LoadRecord, Rendezvous, TokenLogprob
 from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, Leg, StepOutput
 from kvmesh.errors import (
     DeadlineError,
@@ -150,7 +150,7 @@ class Worker:
             history_blocks_max=settings.kv_history_blocks,
             buffer_max=settings.kv_watch_buffer_batches,
         )
-        self._kv_changes = KvChanges(self.kv_feed.append_nowait, settings.kv_batch_interval_s)
+        self._kv_changes = KvChanges(self._tell_kv, settings.kv_batch_interval_s)
 
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""
@@ -169,7 +169,10 @@ class Worker:
             await work
         except Exception as error:
             log.exception("worker_loop_failed")
-            self._on_lost(InternalError(f"{type(error).__name__} in a loop of the worker", reason="worker_defect"))
+            self._on_defect(error)
+
+    def _on_defect(self, error: Exception) -> None:
+        self._on_lost(InternalError(f"{type(error).__name__} in a loop of the worker", reason="worker_defect"))
 
     @property
     def description(self) -> EngineDescription:
@@ -381,6 +384,14 @@ class Worker:
         async with aclosing(self.engine.kv_events()) as batches:  # type: ignore[type-var]
             async for events in batches:
                 self._kv_changes.put_nowait(events)
+
+    def _tell_kv(self, events: Sequence[KvEvent]) -> None:
+        """For a timer, whose failures nobody would see: routers would go by a cache that is not so."""
+        try:
+            self.kv_feed.append_nowait(events)
+        except Exception as error:
+            log.exception("worker_loop_failed")
+            self._on_defect(error)
 
     async def _sweep(self) -> None:
         while True:

@@ -33,7 +33,7 @@ from kvmesh.cli.forked import fork_all
 folder, what = Path(sys.argv[1]), sys.argv[2]
 if what == "thread":
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-forked = fork_all(["a", "b"], ["forked_child", "no_such_module"])
+forked = fork_all(["a", "b"], ["forked_child.__main__", "no_such_module"])
 
 def start(name, *argv):
     spec = ChildSpec(name=name, module="forked_child", argv=argv, env={"COLOUR": name}, log_path=folder / name)
@@ -62,7 +62,9 @@ if what in ("run", "stop"):
 
 def parent(folder: Path, what: str) -> "subprocess.Popen[str]":
     """A process that has forked two others, whose ids are its first line, and does something with them."""
-    (folder / "forked_child.py").write_text(CHILD)
+    (folder / "forked_child").mkdir()
+    (folder / "forked_child" / "__init__.py").touch()
+    (folder / "forked_child" / "__main__.py").write_text(CHILD)
     path = os.pathsep.join([str(folder), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     # As long as the command line of a mesh, which is what a title has room in.
     argv = [sys.executable, "-c", PARENT, str(folder), what]

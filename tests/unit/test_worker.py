@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kvmesh.core import FinishReason, KvStored, TokenLogprob
+from kvmesh.core import FinishReason, KvRemoved, KvStored, TokenLogprob
 from kvmesh.engines.base import EngineFinish, Leg
 from kvmesh.engines.simulated import Die, Stall
 from kvmesh.errors import (
@@ -184,6 +184,15 @@ async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
     assert caught.value.reason == "worker_defect"
     with pytest.raises(LostError):
         await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig) -> None:
+    """Also where a timer finds it: a block that leaves and never came."""
+    rig.worker._kv_changes.put_nowait([KvRemoved(block_hashes=[1])])
+    rig.worker.kv_feed.append_nowait([KvStored(block_hashes=[2])])
+    with pytest.raises(LostError) as caught:
+        await asyncio.wait_for(rig.worker.run(), 10)
+    assert caught.value.reason == "worker_defect"
 
 
 async def test_closing_answers_everybody() -> None:
