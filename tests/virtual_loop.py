@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
         numbers = itertools.count()
         self.set_task_factory(
-            lambda loop, work, **options: _NumberedTask(next(numbers), work, loop=loop, **options)  # type: ignore[arg-type]
+            lambda loop, work, **options: _NumberedTask(next(numbers), work, loop=loop, **options)
         )
 
     def time(self) -> float:
