@@ -66,9 +66,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
         numbers = itertools.count()
-        self.set_task_factory(
-            lambda loop, work, **options: _NumberedTask(next(numbers), work, loop=loop, **options)
-        )
+        self.set_task_factory(lambda loop, work, **options: _NumberedTask(next(numbers), work, loop=loop, **options))
 
     def time(self) -> float:
         return self._jumping.now_s
