@@ -1,6 +1,5 @@
 """WorkerService: what prefill and decode workers share on the wire. Protobuf to worker and back, no decisions."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -20,6 +19,8 @@ from kvmesh.worker.worker import Worker
 INTERVAL_MIN_S = 0.01
 INTERVAL_MAX_S = 60.0
 INTERVAL_DEFAULT_S = 0.1
+LATE_RATIO = 1.25
+"""Of the interval, how long a look at the load waits for a step, where the worker is awake anyway."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -55,16 +56,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             raise InvalidRequestError("interval must be 10 ms to 60 s", field="interval")
         settings = self._worker.settings
         news = LoadNews(progress_interval_s=settings.load_progress_interval_s, interval_s=settings.load_interval_s)
-        pause_s = min(interval_s, settings.load_interval_s)
-        ended = asyncio.ensure_future(self._worker.ended.wait())
-        try:
-            while not self._worker.ended.is_set():
-                if news.is_due(self._worker.engine.load(), self._clock.now(), is_draining=self._worker.is_draining):
-                    yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
-                # Ten times a second on every worker, so without a task for each pause.
-                await asyncio.wait((ended,), timeout=pause_s)
-        finally:
-            ended.cancel()
+        pause_s, bell = min(interval_s, settings.load_interval_s), self._worker.load_bell
+        quiet_s = max(0.0, settings.load_interval_s - LATE_RATIO * pause_s)
+        while not self._worker.ended.is_set():
+            load = self._worker.engine.load()
+            if news.is_due(load, self._clock.now(), is_draining=self._worker.is_draining):
+                yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
+            if not (load.running_requests or load.waiting_requests or load.kv_blocks_leased or self._worker.legs):
+                # Nothing changes before something begins; what has begun is told with what follows at once.
+                await bell.wait(0, quiet_s)
+            if not self._worker.ended.is_set():
+                await bell.wait(pause_s, LATE_RATIO * pause_s)
         raise UnavailableError("the worker stops", reason="worker_stopping", where=self._worker.identity.worker_id)
 
     async def LoadAdapter(

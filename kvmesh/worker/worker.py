@@ -24,6 +24,7 @@ from kvmesh.kv.lease import LeaseTable
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
 from kvmesh.worker.kv_changes import KvChanges
 from kvmesh.worker.kv_feed import KvFeed
+from kvmesh.worker.load_bell import LoadBell
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
 
@@ -144,6 +145,8 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._load_sequence = 0
+        self.load_bell = LoadBell()
+        """Rings when the load has changed."""
         self.kv_feed = KvFeed(
             epoch=identity.epoch,
             history_max=settings.kv_history_batches,
@@ -228,6 +231,7 @@ class Worker:
             ),
         )
         self._idle.clear()
+        self.load_bell.ring()
         if self._tracing.is_on:
             self._spans[key] = self._tracing.start_span(
                 f"{submission.leg.value} leg",
@@ -322,6 +326,7 @@ class Worker:
             link = self._links.get(number)
             if link is not None:
                 link.outlet.on_step(output.step, share, output.logprobs)
+        self.load_bell.ring()
 
     def _settle(self, finish: EngineFinish) -> EngineFinish:
         record = self._legs.remove(finish.key)
@@ -366,6 +371,7 @@ class Worker:
         """Nothing that is served from here goes on; gRPC's server would give streams that stand its whole grace."""
         self._end = error
         self.ended.set()
+        self.load_bell.end()
         self._kv_changes.flush_nowait()
         self.kv_feed.close_nowait(UnavailableError(error.message, reason=error.reason, where=self.identity.worker_id))
         for link in list(self._links.values()):
@@ -411,6 +417,7 @@ class Worker:
     def set_draining(self, is_draining: bool, reason: str = "draining") -> None:
         """Refuses new requests from now on, or takes them again. A worker that stops takes none again."""
         self._draining = reason if is_draining or self._is_closing else ""
+        self.load_bell.ring()
 
     async def wait_idle(self) -> None:
         """Until no leg is in the engine."""

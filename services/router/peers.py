@@ -265,7 +265,8 @@ class Peers:
 
     async def _keep_strangers(self) -> None:
         while True:
-            await self._clock.sleep(self._settings.heartbeat_s / 4)
+            # Without a peer nobody tells of strangers; what is left of the last one ends with a grace of seconds.
+            await self._clock.sleep(self._settings.heartbeat_s / 4 if self._lines else self._settings.heartbeat_s * 2)
             self.count_strangers()
 
     def _begin(self) -> _Line:
