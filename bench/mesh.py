@@ -47,6 +47,8 @@ class MeshKind:
     prefills: int = 1
     """Prefill workers; 0: the decode worker computes prompts itself."""
     frontend_processes: int = 1
+    up_flags: Sequence[str] = ()
+    """More flags of `kvmesh up`."""
 
 
 @asynccontextmanager
@@ -58,7 +60,7 @@ async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
             process = await asyncio.create_subprocess_exec(
                 *up_argv("simulated", kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
                 *("--greeting", "", "--log-level", "warning", "--prefill", str(kind.prefills)),
-                *("--frontend-processes", str(kind.frontend_processes)),
+                *("--frontend-processes", str(kind.frontend_processes), *kind.up_flags),
                 cwd=ROOT,
                 env={**os.environ, "KVMESH_STATE": str(state)},
                 stdout=log,

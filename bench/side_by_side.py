@@ -11,11 +11,12 @@ hits both. Without Dynamo kvmesh is measured alone.
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class SideBySide:
 
     def _servers(self, each: Stand) -> list[AbstractAsyncContextManager[Served]]:
         """Both systems, neither started yet."""
-        ours = running_mesh(each.mesh)
+        ours = running_mesh(replace(each.mesh, up_flags=shlex.split(self._options.up_flags)))
         return [ours, running_dynamo(self._options.dynamo, each.dynamo)] if self._has_dynamo else [ours]
 
     async def _measure_scenarios(self, server: AbstractAsyncContextManager[Served], each: Stand, *, seed: int) -> None:
@@ -154,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--shapes", type=lambda text: _words(SHAPES, text), default=list(SHAPES), help=f"of {','.join(SHAPES)}"
+    )
+    parser.add_argument(
+        "--up-flags", default="", help="more flags of `kvmesh up`, as one string: --up-flags=--no-gateway"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per point")
