@@ -39,6 +39,7 @@ class MeshShape:
     frontend_argv: Sequence[str] = ()
     frontend_processes: int = 1
     has_gateway: bool = False
+    has_planner: bool = True
 
     @property
     def hosts_router(self) -> bool:
@@ -69,7 +70,7 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         ],
         routers=routers,
         frontends=[frontend],
-        planners=[_service(shape, "planner", ())],
+        planners=[_service(shape, "planner", ())] if shape.has_planner else [],
     )
 
 

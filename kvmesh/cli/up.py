@@ -50,6 +50,7 @@ class UpSettings:
         "services are forks of one process that has imported them, and share that memory (Linux, simulated engines)."
         " No: each starts by itself",
     )
+    planner: bool = setting(True, "a planner, which observes the pools by scraping them")
     host: str = setting("127.0.0.1", "address the frontend listens on")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
@@ -268,6 +269,7 @@ def mesh_shape(settings: UpSettings, registry_address: str) -> MeshShape:
         frontend_argv=tuple(shlex.split(settings.frontend_args)),
         frontend_processes=settings.frontend_processes,
         has_gateway=settings.gateway,
+        has_planner=settings.planner,
     )
 
 

@@ -64,6 +64,13 @@ def test_one_frontend_and_one_router_are_one_process() -> None:
         assert modules == ["services.router"] * other.routers + ["services.frontend"]
 
 
+def test_a_mesh_can_do_without_a_planner() -> None:
+    """Everything else is there."""
+    plan = plan_mesh(replace(SHAPE, has_planner=False))
+    assert not plan.planners
+    assert plan.frontends == plan_mesh(SHAPE).frontends
+
+
 def test_any_policy_can_be_asked_for() -> None:
     """Those of packages beside the router are known to it alone."""
     settings = load(UpSettings, program="kvmesh up", argv=["--policy", "emptiest_cache"], environ={})
