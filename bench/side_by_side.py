@@ -157,7 +157,9 @@ def _parser() -> argparse.ArgumentParser:
         "--shapes", type=lambda text: _words(SHAPES, text), default=list(SHAPES), help=f"of {','.join(SHAPES)}"
     )
     parser.add_argument(
-        "--up-flags", default="", help="more flags of `kvmesh up`, as one string: --up-flags=--no-gateway"
+        "--up-flags",
+        default="--no-planner",
+        help="more flags of `kvmesh up`, as one string; no planner unless said otherwise, since Dynamo runs none",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of load per point")
