@@ -22,6 +22,7 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, Placement, ReportKind
 from kvmesh.core.routing import PREFILLED, PROGRESS, SETTLING
+from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
@@ -29,7 +30,7 @@ from kvmesh.rpc.codec.router import Report, from_placement
 from kvmesh.rpc.router_choice import rank
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.router_stream import RouterStream
-from kvmesh.rpc.router_streams import RouterStreams, Watched
+from kvmesh.rpc.router_streams import RouterStreams
 from kvmesh.rpc.status import from_detail
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class GrpcRouterLink:
 
     def __init__(
         self,
-        registry: Watched,
+        registry: Registry,
         channels: Channels,
         *,
         frontend_id: str,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from random import Random
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
-from kvmesh.discovery.base import ROUTER, Instance, View
+from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.router_choice import best, better, usable, worst
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
@@ -19,14 +19,6 @@ from kvmesh.rpc.router_stream import Pace, RouterStream
 log = logging.getLogger(__name__)
 LEAVE_TICK_S = 0.05
 """How often a stream that is left is looked at."""
-
-
-class Watched(Protocol):
-    """What is needed of a registry."""
-
-    def watch(self, service: str) -> AsyncGenerator[View, None]:
-        """A service's instances, now and after every change."""
-        ...
 
 
 class StreamListener(Protocol):
@@ -58,7 +50,7 @@ class RouterStreams:
 
     def __init__(
         self,
-        registry: Watched,
+        registry: Registry,
         channels: Channels,
         *,
         frontend_id: str,
