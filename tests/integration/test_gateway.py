@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -127,6 +128,24 @@ async def test_each_can_be_a_process_of_its_own(tmp_path: Path) -> None:
         assert len(mesh.pids("frontend")) == len(mesh.pids("router")) == 1
         assert not mesh.pids("gateway")
         assert await ask(mesh.url, 2)
+
+
+@pytest.mark.parametrize("is_routers", [True, False])
+async def test_a_part_that_fails_ends_the_process(*, is_routers: bool) -> None:
+    """With status 1 and words, whichever part it is; the other one is stopped, though the registry is not there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        flag = ("--telemetry-metrics-port", str(taken.getsockname()[1]))
+        argv = ("--http-port", "0", "--", *flag) if is_routers else ("--http-port", "0", *flag)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.gateway", "--discovery-address", "127.0.0.1:1", *argv),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            _, told = await process.communicate()
+    assert process.returncode == 1
+    assert told.decode().strip().splitlines()[-1].startswith("MetricsServer failed while starting")
 
 
 def test_flags_are_divided() -> None:
