@@ -57,13 +57,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         settings = self._worker.settings
         news = LoadNews(progress_interval_s=settings.load_progress_interval_s, interval_s=settings.load_interval_s)
         pause_s, bell = min(interval_s, settings.load_interval_s), self._worker.load_bell
-        quiet_s = max(0.0, settings.load_interval_s - LATE_RATIO * pause_s)
+        quiet_s = max(0.0, settings.load_interval_s - 2 * LATE_RATIO * pause_s)
         while not self._worker.ended.is_set():
             load = self._worker.engine.load()
             if news.is_due(load, self._clock.now(), is_draining=self._worker.is_draining):
                 yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
-            if not (load.running_requests or load.waiting_requests or load.kv_blocks_leased or self._worker.legs):
-                # Nothing changes before something begins; what has begun is told with what follows at once.
+            elif not (load.running_requests or load.waiting_requests or load.kv_blocks_leased or self._worker.legs):
+                # Nothing has changed since this look and nothing will before something begins, which is told with what
+                # follows at once. Not after a record was given: who took it may have let something begin meanwhile.
                 await bell.wait(0, quiet_s)
             if not self._worker.ended.is_set():
                 await bell.wait(pause_s, LATE_RATIO * pause_s)

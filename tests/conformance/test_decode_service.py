@@ -229,6 +229,25 @@ async def test_an_engines_death_ends_all_streams(rig: WorkerRig) -> None:
         await read_to_end(late)
 
 
+async def test_who_watches_an_idle_worker_hears_of_what_begins_and_ends(rig: WorkerRig) -> None:
+    """Without waiting for the record that breaks the silence, which is a minute away here."""
+    rig.worker.settings = replace(rig.worker.settings, load_interval_s=60.0)
+    load = WorkerServiceStub(rig.channel).WatchLoad(worker_pb2.WatchLoadRequest())
+    assert (await load.read()).load.running_requests == 0
+    frontend = await RawFrontend.attach(rig.channel)
+    async with asyncio.timeout(20):
+        await frontend.submit(1, tokens=4000)
+        while not (await load.read()).load.running_requests:
+            pass
+        await frontend.call.write(pb.AttachRequest(cancels=[1]))
+        while (await load.read()).load.running_requests:
+            pass
+        rig.worker.set_draining(True)
+        while not (await load.read()).load.is_draining:
+            pass
+    load.cancel()
+
+
 async def test_a_worker_with_open_streams_stops_at_once(rig: WorkerRig) -> None:
     """Neither an idle Attach stream nor one in use nor a watch keeps the server for its grace of 5 s."""
     idle, busy = [await RawFrontend.attach(rig.channel, name) for name in ("idle", "busy")]
