@@ -19,6 +19,7 @@ import pytest_asyncio
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Role, SamplingParams
 from kvmesh.engines.base import Leg
 from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.errors import (
     InvalidRequestError,
     KvLostError,
@@ -235,6 +236,53 @@ async def test_a_late_handle_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
     assert got.finish.usage.transferred_tokens == 0
     assert prefill.engine.release_nowait(handle.handle_id)
     await prefill.idle()
+
+
+async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make, pair: tuple[Drive, Drive]) -> None:
+    """A frontend that was stopped holds a handle whose time seems to be left. The blocks belong to other prompts by then."""
+    times = {"lease_s": 1.0, "lease_margin_s": 0.2, "kv_pull_timeout_s": 0.9}
+    prefill, decode = await asyncio.gather(make("prefill", kv_cache_bytes=4 << 20, **times), make("decode", **times))
+    generation = greedy(300, seed=21)
+    alone = (await pair[1].decode(generation)).tokens
+    await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+    handle = await prefill.prefill(generation)
+    await prefill.idle()
+    blocks = prefill.engine.load().kv_blocks_total
+    for seed in range(22, 22 + blocks // 9):
+        assert prefill.engine.release_nowait((await prefill.prefill(greedy(300, seed=seed))).handle_id)
+    got = await decode.decode(generation, replace(handle, lease_s=30.0))
+    assert got.tokens == alone
+    assert got.finish is not None
+    assert got.finish.was_recomputed
+    await decode.idle()
+
+
+async def test_a_handle_is_pulled_once(pair: tuple[Drive, Drive]) -> None:
+    """The blocks are freed after the first pull. A second one with the same handle computes the prompt."""
+    prefill, decode = pair
+    generation = greedy(300, seed=22)
+    handle = await prefill.prefill(generation)
+    first = await decode.decode(generation, handle)
+    await prefill.idle()
+    await reset(decode)
+    second = await decode.decode(generation, handle)
+    assert second.tokens == first.tokens
+    assert first.finish is not None
+    assert second.finish is not None
+    assert (first.finish.was_recomputed, second.finish.was_recomputed) == (False, True)
+
+
+async def test_a_handle_without_a_hold_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
+    """Nothing could show that its blocks are still held."""
+    prefill, decode = pair
+    generation = greedy(300, seed=23)
+    handle = await prefill.prefill(generation)
+    name, parameters = unpack(handle.payload)
+    del parameters["hold"]
+    got = await decode.decode(generation, replace(handle, payload=pack(name, parameters)))
+    assert got.finish is not None
+    assert got.finish.was_recomputed
+    assert prefill.engine.release_nowait(handle.handle_id)
 
 
 async def test_a_lease_ends(make: Make) -> None:
@@ -591,6 +639,7 @@ PARENT = """
 import asyncio
 from pathlib import Path
 from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.worker.forkserver import ForkServer
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part

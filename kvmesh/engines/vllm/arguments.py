@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from kvmesh.engines.vllm.holds import HOLDS_PATH
 from kvmesh.engines.vllm.settings import (
     CPU_BLOCK_SIZE_TOKENS,
     CPU_KV_CACHE_BYTES,
@@ -13,15 +14,19 @@ from kvmesh.engines.vllm.settings import (
 from kvmesh.errors import InvalidRequestError
 
 EXTENSION = "kvmesh.engines.vllm.nixl_worker.KvmeshWorkerExtension"
+CONNECTOR_MODULE = "kvmesh.engines.vllm.connector"
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
-def engine_arguments(settings: VllmSettings, *, is_cpu: bool) -> Any:
-    """vLLM's EngineArgs. InvalidRequestError for values that vLLM would refuse late or unclearly."""
+def engine_arguments(settings: VllmSettings, *, is_cpu: bool, holds_path: str) -> Any:
+    """vLLM's EngineArgs. `holds_path` is where the connector finds its hold table.
+
+    InvalidRequestError for values that vLLM would refuse late or unclearly.
+    """
     from vllm.engine.arg_utils import EngineArgs
 
     values = base_arguments(settings) | (cpu_arguments(settings) if is_cpu else gpu_arguments(settings))
-    values |= connector_arguments(settings)
+    values |= connector_arguments(settings, holds_path)
     unknown = set(settings.engine_arguments) - {field.name for field in dataclasses.fields(EngineArgs)}
     if unknown:
         raise InvalidRequestError(
@@ -91,7 +96,7 @@ def gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     return values
 
 
-def connector_arguments(settings: VllmSettings) -> dict[str, Any]:
+def connector_arguments(settings: VllmSettings, holds_path: str) -> dict[str, Any]:
     """KV events into this process (the publisher is replaced after the start), and NIXL."""
     from vllm.config import KVEventsConfig, KVTransferConfig
 
@@ -101,11 +106,13 @@ def connector_arguments(settings: VllmSettings) -> dict[str, Any]:
     if settings.has_kv_transfer:
         values["kv_transfer_config"] = KVTransferConfig(
             kv_connector="NixlConnector",
+            kv_connector_module_path=CONNECTOR_MODULE,
             kv_role="kv_both" if settings.can_switch_role else ROLES[settings.role],
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={
                 # Threads beyond the progress thread only cost: pulls are posted from the engine thread.
                 "num_threads": 0,
+                HOLDS_PATH: holds_path,
                 "kv_lease_duration": int(settings.lease_s) if settings.lease_s.is_integer() else settings.lease_s,
             },
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvmesh.core import LoadRecord
 from kvmesh.engines.vllm.arguments import engine_arguments
+from kvmesh.engines.vllm.holds import HoldMemory
 from kvmesh.engines.vllm.preload import collector_off
 from kvmesh.engines.vllm.settings import VllmSettings
 
@@ -42,7 +43,8 @@ class VllmCore:
             from vllm.v1.request import RequestStatus
 
             self.is_cpu = bool(current_platform.is_cpu())
-            arguments = engine_arguments(settings, is_cpu=self.is_cpu)
+            self._hold_memory = HoldMemory()
+            arguments = engine_arguments(settings, is_cpu=self.is_cpu, holds_path=self._hold_memory.path)
             engine = LLMEngine.from_engine_args(arguments)
         self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -54,7 +56,9 @@ class VllmCore:
         self.config: Any = engine.vllm_config
         self.input_processor: Any = engine.input_processor
         self.supported_tasks: tuple[str, ...] = engine.get_supported_tasks()
-        self.nixl_hash: str = self.call_workers("kvmesh_prepare", os.getpid())[0]
+        prepared = self.call_workers("kvmesh_prepare", os.getpid())
+        self.nixl_hash: str = prepared[0][0]
+        self.hold_addresses: list[int] = [address for _, address in prepared]
         self.preempted_total = 0
         self._scheduler.kv_event_publisher = EventCatcher(receive_events)
         self._count_preemptions()
@@ -187,3 +191,4 @@ class VllmCore:
             self._client.shutdown()
         finally:
             gc.unfreeze = thaw
+            self._hold_memory.close()

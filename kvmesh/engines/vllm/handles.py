@@ -96,8 +96,18 @@ def are_sound(parameters: Mapping[str, Any], *, blocks: int) -> bool:
         and all(is_count(parameters[name], 1) for name in ("remote_port", "tp_size"))
         and all(is_count(parameters.get(name, 1), 1) for name in ("dcp_size", "pp_size"))
         and all(is_count(block, 0) for group in groups for block in group)
+        and is_sound_hold(parameters.get("hold"), int(parameters["tp_size"]))
         # One group of full attention has all the blocks; a window's group has fewer.
         and max((len(group) for group in groups), default=0) == blocks
+    )
+
+
+def is_sound_hold(hold: Any, ranks: int) -> bool:
+    """A hold as the connector and the runner wrote it, or none: such a handle is not pulled."""
+    return hold is None or (
+        all(is_count(hold[name], 0) for name in ("index", "number"))
+        and len(hold["addresses"]) >= ranks
+        and all(is_count(address, 1) for address in hold["addresses"])
     )
 
 

@@ -90,13 +90,14 @@ class Intake:
             raise UnsupportedError("structured output needs a tokenizer in the engine", field=f"{FIELD}.constraint")
 
     def _parameters(self, request: EngineRequest, tokens: int, prompt: str) -> tuple[dict[str, Any] | None, bool]:
-        """The connector's parameters, and whether a handle came too late to be pulled."""
+        """The connector's parameters, and whether there is a handle that cannot be pulled: it came too late or has no hold."""
         if request.leg is Leg.PREFILL:
             return dict(PREFILL_PARAMETERS), False
         if request.handle is None:
             return None, False
         parameters = read_handle(self.form, request.handle, tokens=tokens, prompt=prompt)
-        if not self.settings.has_kv_transfer or request.handle.lease_s <= self.settings.lease_margin_s:
+        is_late = request.handle.lease_s <= self.settings.lease_margin_s
+        if not self.settings.has_kv_transfer or is_late or "hold" not in parameters:
             return None, True
         return parameters, False
 

@@ -20,14 +20,15 @@ PR_SET_PDEATHSIG = 1
 class KvmeshWorkerExtension:
     """Methods have the prefix `kvmesh_`, since they live beside vLLM's own."""
 
-    def kvmesh_prepare(self, engine_pid: int) -> str:
-        """Binds a child process's life to the engine's. Answers the NIXL compatibility hash, empty without a connector."""
+    def kvmesh_prepare(self, engine_pid: int) -> tuple[str, int]:
+        """Binds a child process's life to the engine's. Returns the NIXL compatibility hash and the address of the hold
+        table in this process; empty and 0 without a connector."""
         if os.getpid() != engine_pid:
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         worker = connector_worker()
-        return "" if worker is None else str(worker.compat_hash)
+        return ("", 0) if worker is None else (str(worker.compat_hash), worker.holds.address)
 
     def kvmesh_release(self, request_ids: Sequence[str]) -> None:
         """Ends leases as if a peer had pulled: the next step frees the blocks.
@@ -45,43 +46,16 @@ class KvmeshWorkerExtension:
             worker.expected_consumer_notifications_by_req.pop(request_id, None)
             worker._replicated_pcp_done_sending.add(request_id)
 
-    def kvmesh_abandon(self, request_ids: Sequence[str]) -> None:
-        """Ends pulls of aborted requests so that their blocks are freed, which vLLM does only when the peer answers.
-
-        A posted transfer is released; as vLLM does after a failure, a handle that NIXL does not let go of keeps its
-        blocks. The notice that a transfer carries is lost with it, so the peer gets one of its own. A pull that waits
-        for the handshake becomes a mere notice to the peer, which may free its blocks then.
-        """
+    def kvmesh_abandon(self, request_id: str, may_disconnect: bool) -> None:
+        """Ends the pull of an aborted request, which vLLM does only when the peer answers. See `HoldingWorker.abandon`."""
         worker = connector_worker()
-        if worker is None:
-            return
-        for request_id in request_ids:
-            handles = worker._recving_transfers.get(request_id)
-            if handles is not None:
-                kept = [handle for handle in handles if not worker._try_release_xfer_handle(request_id, handle)]
-                worker._recving_transfers[request_id] = kept
-                notify(worker, request_id)
-            elif (meta := worker._recving_metadata.get(request_id)) is not None:
-                meta.local_block_ids, meta.local_physical_block_ids, meta.awaiting_kvs = ([],), (), False
-                worker._recv_failures.add(request_id)
+        if worker is not None:
+            worker.abandon(request_id, may_disconnect=may_disconnect)
 
     def kvmesh_has_peer(self, engine_id: str) -> bool:
         """True when the handshake with a peer is done, so that heartbeats for its leases go out."""
         worker = connector_worker()
         return worker is not None and engine_id in worker._remote_agents
-
-
-def notify(worker: Any, request_id: str) -> None:
-    """Tells the peers that a pull is over, as the transfer itself would have."""
-    meta = worker._recving_metadata.get(request_id)
-    if meta is None or meta.remote is None:
-        return
-    consumers = worker.tp_mappings[meta.remote.engine_id].local_consumers
-    for agent in worker._remote_agents[meta.remote.engine_id].values():
-        try:
-            worker.nixl_wrapper.send_notif(agent, notif_msg=f"{meta.remote.request_id}:{consumers}".encode())
-        except Exception:  # noqa: BLE001  # NIXL has an error class per failure; the peer's lease ends without us.
-            worker.xfer_stats.record_failed_notification()
 
 
 def connector_worker() -> Any:

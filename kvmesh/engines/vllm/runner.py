@@ -19,7 +19,10 @@ from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InternalError, InvalidRequestError
 
 TRANSFER_GRACE_S = 0.1
-"""An aborted transfer that runs may end by itself, which tells the peer too; one that does not is taken away."""
+"""How long an aborted pull may take to end by itself, which also notifies the peer, before it is abandoned."""
+DISCONNECT_AFTER_S = 1.0
+"""How long its transfers may run on before the peer is disconnected. That fails the pulls of other requests from this peer,
+which then compute their prompts, so it is not done for a pull that merely takes long."""
 
 
 class Runner:
@@ -36,6 +39,7 @@ class Runner:
         """Legs that compute their prompt here and that no step has taken up yet."""
         self._pulls: dict[str, LegState] = {}
         self._leaving: dict[str, float] = {}
+        """When the pulls that still write into blocks of aborted legs were aborted."""
         self._leases: dict[str, int] = {}
         self._building = StepBuilder()
         self._step = 0
@@ -173,6 +177,8 @@ class Runner:
             self._hand_off(leg, output.kv_transfer_params)
 
     def _hand_off(self, leg: LegState, parameters: dict[str, Any]) -> None:
+        if (hold := parameters.get("hold")) is not None:
+            hold["addresses"] = self._core.hold_addresses
         handle = make_handle(
             self._form, parameters, tokens=leg.prompt_tokens, prompt=leg.prompt, lease_s=self._settings.lease_s
         )
@@ -199,16 +205,17 @@ class Runner:
         was_pulling = leg.inner_id in self._pulls and self._core.is_pulling(leg.inner_id)
         self._core.abort(leg.inner_id)
         if was_pulling:
-            self._leaving[leg.inner_id] = self._now() + TRANSFER_GRACE_S
+            self._leaving[leg.inner_id] = self._now()
 
     def _watch_leaving(self) -> None:
+        """Frees the blocks of aborted pulls, once nothing writes into them any more."""
         now = self._now()
-        for inner_id, ends_s in list(self._leaving.items()):
-            if self._core.is_held(inner_id) and now < ends_s:
-                continue
-            del self._leaving[inner_id]
-            if self._core.is_held(inner_id):
-                self._core.call_workers("kvmesh_abandon", [inner_id])
+        for inner_id, aborted_s in list(self._leaving.items()):
+            if not self._core.is_held(inner_id):
+                del self._leaving[inner_id]
+            elif now >= aborted_s + TRANSFER_GRACE_S:
+                may_disconnect = now >= aborted_s + DISCONNECT_AFTER_S
+                self._core.call_workers("kvmesh_abandon", inner_id, may_disconnect)
 
     def _watch_pulls(self) -> None:
         """A leg is watched until its transfer is over, well or not: from then on it has tokens and must not begin anew."""

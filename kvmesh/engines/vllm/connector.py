@@ -1,0 +1,254 @@
+"""vLLM's NIXL pull connector, with proof that pulled blocks were held until the pull was over.
+
+vLLM's own connector trusts time: the prefill side frees blocks when their lease ends, whether or not a peer reads them.
+A decode side that was stopped in between reads blocks of other prompts and answers with wrong tokens. Here the prefill
+side ends a hold (`holds.py`) before it frees the blocks, and the decode side reads the hold's word after the blocks.
+
+Written against vLLM 0.32. vLLM loads the class by module path and name (`kv_connector_module_path`). The name is that of
+vLLM's own connector, because vLLM's configuration treats that name specially.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+
+from kvmesh.engines.vllm.holds import HOLDS_PATH, WORD_BYTES, HoldTable
+
+LOG = logging.getLogger(__name__)
+
+CHECKS_MAX = 1 << 14
+"""Hold words that are read at a time; a pull beyond this number counts as lost, and its prompt is computed."""
+
+
+HOLD = "hold"
+"""Name of the hold in the connector's parameters of a request: `index`, `number`, and the table's `addresses` by rank."""
+
+
+class NixlConnector(NixlPullConnector):  # type: ignore[misc]
+    """Both halves of the connector. vLLM makes one for its scheduler and one for each worker."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        # NixlPullConnector would make vLLM's own halves here.
+        NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = HoldingScheduler(vllm_config, self.engine_id, kv_cache_config)
+        else:
+            self.connector_worker = HoldingWorker(vllm_config, self.engine_id, kv_cache_config)
+
+
+class HoldingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
+    """Begins a hold with each handed-out prompt and ends it before vLLM frees the blocks."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._holds = HoldTable(vllm_config.kv_transfer_config.kv_connector_extra_config[HOLDS_PATH])
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        """Adds the hold to the parameters that go to the reader. A full table leaves it out."""
+        is_delayed, parameters = super().request_finished(request, block_ids)
+        if is_delayed and parameters is not None:
+            hold = self._holds.add(request.request_id)
+            if hold is not None:
+                parameters[HOLD] = {"index": hold.index, "number": hold.number}
+        return is_delayed, parameters
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """vLLM calls this right before it frees the blocks of `finished_sending`, for whatever reason they are in it."""
+        for request_id in connector_output.finished_sending or ():
+            self._holds.end(request_id)
+        super().update_connector_output(connector_output)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """Passes the holds of the pulls that begin in this step to the workers."""
+        holds = {
+            request_id: request.kv_transfer_params.get(HOLD)
+            for request_id, (request, _, _, is_awaited) in self._reqs_need_recv.items()
+            if is_awaited
+        }
+        metadata = super().build_connector_meta(scheduler_output)
+        metadata.holds = holds
+        return metadata
+
+
+@dataclass(slots=True)
+class _Check:
+    """What is left to do for one pull: read the hold's word from a rank of `engine_id` once the blocks are here.
+
+    `copy` is the index in the table of copies that the word is being read to; None before that.
+    """
+
+    engine_id: str
+    hold: dict[str, Any] | None
+    copy: int | None = None
+
+
+class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
+    """Checks the hold of each pull when its transfers are done, and only then notifies the prefill side.
+
+    The notice must not travel with the transfer, as vLLM sends it: the prefill side would end the hold before its word is
+    read. A pull whose hold has ended counts as failed, and vLLM computes the prompt.
+    """
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self.nixl_wrapper: Any = _WithoutNotices(self.nixl_wrapper)
+        self.holds = HoldTable(self.kv_transfer_config.kv_connector_extra_config[HOLDS_PATH])
+        self._copies = np.zeros(CHECKS_MAX, np.uint64)
+        self._free_copies = list(range(CHECKS_MAX - 1, -1, -1))
+        self._pull_holds: dict[str, dict[str, Any] | None] = {}
+        self._checks: dict[str, _Check] = {}
+
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        """Registers the words too. Before the caches: these end with the metadata that peers read."""
+        for address, size in (
+            (self.holds.address, self.holds.size_bytes),
+            (self._copies.ctypes.data, self._copies.nbytes),
+        ):
+            descriptors = self.nixl_wrapper.get_reg_descs([(address, size, 0, "")], "DRAM")
+            self.nixl_wrapper.register_memory(descriptors, backends=self.nixl_backends)
+            self._registered_descs.append(descriptors)
+        super().register_kv_caches(kv_caches)
+
+    def start_load_kv(self, metadata: Any) -> None:
+        """Remembers the holds until the pulls begin, which may be after a handshake."""
+        self._pull_holds.update(metadata.holds)
+        super().start_load_kv(metadata)
+
+    def get_transfer_results(self) -> Any:
+        """Forgets the holds of pulls that are over."""
+        results = super().get_transfer_results()
+        for request_id in results.finished_recving:
+            self._pull_holds.pop(request_id, None)
+        return results
+
+    def _read_blocks(self, read_spec: Any, **arguments: Any) -> bool:
+        """Posts a read of blocks. Its notice is sent when vLLM has taken over the pulled blocks."""
+        is_posted = bool(super()._read_blocks(read_spec=read_spec, **arguments))
+        if is_posted and any(read_spec.local_block_ids):
+            request_id, engine_id = arguments["request_id"], arguments["dst_engine_id"]
+            self._checks[request_id] = _Check(engine_id, self._pull_holds.get(request_id))
+            if not self._mixed_mem_types:  # There vLLM itself sends the notice later.
+                agent = self._remote_agents[engine_id][(0, read_spec.remote_rank)]
+                notice = f"{arguments['remote_request_id']}:{arguments['expected_consumers']}".encode()
+                self._pending_recv_notifs.setdefault(request_id, []).append((agent, notice))
+        return is_posted
+
+    def abandon(self, request_id: str, *, may_disconnect: bool) -> None:
+        """Ends the pull of an aborted request, so that vLLM frees its blocks. Called repeatedly until the pull is over.
+
+        Blocks of a running transfer stay allocated: releasing the transfer's handle does not stop its bytes, which over TCP
+        still arrive, in blocks that another request uses by then. `may_disconnect` disconnects the peer, which ends all
+        transfers from it; vLLM meets it anew at the next pull. A pull that waits for the handshake becomes a notice only.
+        """
+        transfers = self._recving_transfers.get(request_id)
+        metadata = self._recving_metadata.get(request_id)
+        if metadata is None:
+            return
+        self._checks.pop(request_id, None)
+        if transfers is None:
+            metadata.local_block_ids, metadata.local_physical_block_ids, metadata.awaiting_kvs = ([],), (), False
+            self._recv_failures.add(request_id)
+        elif may_disconnect and any(self._is_running(transfer) for transfer in transfers):
+            self._disconnect(metadata.remote.engine_id)
+
+    def _is_running(self, transfer: Any) -> bool:
+        try:
+            return bool(self.nixl_wrapper.check_xfer_state(transfer) == "PROC")
+        except Exception:  # noqa: BLE001  # NIXL has an error class per failure; a failed transfer has ended.
+            return False
+
+    def _disconnect(self, engine_id: str) -> None:
+        for agent in self._remote_agents.get(engine_id, {}).values():
+            try:
+                self.nixl_wrapper.remove_remote_agent(agent)
+            except Exception as error:  # noqa: BLE001  # As above; a peer that is not connected is what is wanted.
+                LOG.info("kv_peer_not_disconnected", extra={"data": {"error": type(error).__name__}})
+        # vLLM finds the peer's metadata gone and forgets the peer when its transfers have ended.
+        self._failed_remote_engines.add(engine_id)
+
+    def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
+        """Pulls whose blocks are here get one more transfer, the hold's word. They are done when that is."""
+        done, failed = super()._pop_done_transfers(transfers)
+        begun = {request_id for request_id in done - failed if self._begin_check(request_id, transfers, failed)}
+        done -= begun
+        # Words of 8 bytes are often here at once.
+        words = {request_id: transfers[request_id] for request_id in begun}
+        words_done, words_failed = super()._pop_done_transfers(words)
+        for request_id in begun:
+            if request_id in words_done:
+                del transfers[request_id]
+            else:
+                transfers[request_id] = words[request_id]
+        done |= words_done
+        failed |= words_failed
+        for request_id in done:
+            self._end_check(request_id, failed)
+        return done, failed
+
+    def _begin_check(self, request_id: str, transfers: dict[str, list[Any]], failed: set[str]) -> bool:
+        """Posts the read of a hold's word. False: there is nothing to read, or the pull has failed."""
+        check = self._checks.get(request_id)
+        if check is None or check.copy is not None or request_id in self._recv_failures:
+            return False
+        try:
+            check.copy = self._free_copies.pop()
+            self._copies[check.copy] = 0
+            transfers[request_id] = [self._post_check(check, check.copy)]
+        except Exception as error:  # noqa: BLE001  # NIXL has many error classes. Without the word the pull has failed.
+            LOG.warning("kv_hold_not_read", extra={"data": {"error": type(error).__name__}})
+            failed.add(request_id)
+            return False
+        return True
+
+    def _post_check(self, check: _Check, copy: int) -> Any:
+        if check.hold is None:
+            raise LookupError("the handle has no hold")
+        # Any rank will do, since all ranks of an engine share one table.
+        rank = min(
+            tensor_rank for pipeline_rank, tensor_rank in self._remote_agents[check.engine_id] if pipeline_rank == 0
+        )
+        there = check.hold["addresses"][rank] + check.hold["index"] * WORD_BYTES
+        here = self._copies.ctypes.data + copy * WORD_BYTES
+        wrapper = self.nixl_wrapper
+        transfer = wrapper.initialize_xfer(
+            "READ",
+            wrapper.get_xfer_descs([(here, WORD_BYTES, 0)], "DRAM"),
+            wrapper.get_xfer_descs([(there, WORD_BYTES, 0)], "DRAM"),
+            self._remote_agents[check.engine_id][(0, rank)],
+        )
+        wrapper.transfer(transfer)
+        return transfer
+
+    def _end_check(self, request_id: str, failed: set[str]) -> None:
+        """Compares the word. A pull whose hold has ended is added to `failed`."""
+        check = self._checks.pop(request_id, None)
+        if check is None or check.copy is None:
+            return
+        self._free_copies.append(check.copy)
+        if request_id in failed or request_id in self._recv_failures:
+            return
+        assert check.hold is not None
+        if int(self._copies[check.copy]) != check.hold["number"]:
+            self.xfer_stats.record_kv_expired_req()
+            LOG.warning("kv_hold_ended", extra={"data": {"request_id": request_id}})
+            failed.add(request_id)
+
+
+class _WithoutNotices:
+    """A NIXL agent whose prepared transfers carry no notice."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def make_prepped_xfer(self, *arguments: Any, notif_msg: bytes = b"", **options: Any) -> Any:
+        """Leaves `notif_msg` out."""
+        return self._agent.make_prepped_xfer(*arguments, **options)
