@@ -158,10 +158,10 @@ async def handoffs(engine: str, directory: Path, *, with_network: bool, seed: in
     with make_hosts(["frontend", "prefill", "decode"], with_network=with_network) as hosts:
         # Without shared memory, KV takes the network too.
         environ = {"UCX_TLS": "tcp,self"} if with_network else {}
-        mesh = Mesh(directory, engine, model, registry_address(hosts.gateway), environ)
-        outside = Host("outside", hosts.gateway)
+        mesh = Mesh(directory, engine, model, registry_address(hosts.outside), environ)
+        outside = Host("outside", hosts.outside)
         try:
-            await mesh.start_registry(hosts.gateway)
+            await mesh.start_registry(hosts.outside)
             # Every request is to be handed off, also those that a cost model leaves to the decode worker.
             await mesh.start_service("router", "router", outside, "--policy", "round_robin")
             for role in ("prefill", "decode"):
@@ -185,12 +185,12 @@ def faults(has_network: bool) -> list[tuple[str, float]]:
     return list(product(names, LEASES))
 
 
-async def run(engine: str, answers: int, seed: int, *, with_network: bool, directory: Path) -> Outcomes:
-    """Rounds until so many answers have come and each fault was there once."""
+async def run(engine: str, answers: int, seed: int, *, with_network: bool, directory: Path, only: str = "") -> Outcomes:
+    """Rounds until so many answers have come and each fault was there once. `only` limits them to one fault's."""
     async with handoffs(engine, directory, with_network=with_network, seed=seed) as running:
         await running.learn()
         assert await running.moved_tokens() > 0, "nothing was handed off"
-        todo = faults(with_network)
+        todo = [each for each in faults(with_network) if only in ("", each[0])]
         rounds = 0
         while rounds < len(todo) or running.outcomes.answers < answers:
             await running.run_round(*todo[rounds % len(todo)])
@@ -205,6 +205,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="simulated")
     parser.add_argument("--answers", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
+    parser.add_argument("--only", default="", help="one fault: a service, or two with | between them")
     parser.add_argument("--directory", type=Path, help="keeps the services' logs here")
     options = parser.parse_args()
     problem = network_problem()
@@ -213,7 +214,14 @@ def main() -> int:
         directory = options.directory or Path(folder)
         directory.mkdir(parents=True, exist_ok=True)
         outcomes = asyncio.run(
-            run(options.engine, options.answers, options.seed, with_network=not problem, directory=directory)
+            run(
+                options.engine,
+                options.answers,
+                options.seed,
+                with_network=not problem,
+                directory=directory,
+                only=options.only,
+            )
         )
     print(f"{outcomes.answers} answers, {outcomes.counts['wrong']} wrong, {outcomes.counts['hung']} without an end")
     print(dict(outcomes.counts))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 
 SUBNET = "10.213.71"
-"""In the range for private networks. Only the namespaces made here route it."""
+"""Addresses for private networks, four to a link. They are reachable on this machine only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +26,31 @@ class Hosts:
     """The hosts by name. `has_network` says whether the path between two of them can be cut."""
 
     hosts: dict[str, Host]
-    gateway: str
-    """Address at which all hosts reach processes that were started outside of them."""
+    outside: str
+    """Address at which all hosts reach processes of this machine that run on none of them."""
     has_network: bool
+    router: Sequence[str] = ()
+    """The words before a command on the router between the hosts."""
     _cuts: set[tuple[str, str]] = field(default_factory=set)
 
     def cut(self, first: str, second: str) -> None:
-        """Packets between two hosts are dropped from now on; connections stay open."""
-        self._route("add", first, second)
+        """Packets between two hosts are lost from now on; connections stay open."""
+        self._rule("add", first, second)
         self._cuts.add((first, second))
 
     def join(self, first: str, second: str) -> None:
         """Ends a cut."""
         self._cuts.discard((first, second))
-        self._route("del", first, second)
+        self._rule("del", first, second)
 
     def join_all(self) -> None:
         """Ends all cuts."""
         for first, second in list(self._cuts):
             self.join(first, second)
 
-    def _route(self, verb: str, first: str, second: str) -> None:
-        for here, there in permutations((self.hosts[first], self.hosts[second])):
-            run(*here.prefix, "ip", "route", verb, "blackhole", f"{there.address}/32")
+    def _rule(self, verb: str, first: str, second: str) -> None:
+        for here, there in permutations((self.hosts[first].address, self.hosts[second].address)):
+            run(*self.router, "ip", "rule", verb, "from", here, "to", there, "blackhole")
 
 
 def network_problem() -> str:
@@ -70,30 +72,42 @@ def make_hosts(names: Sequence[str], *, with_network: bool) -> Iterator[Hosts]:
     if not with_network:
         yield Hosts({name: Host(name, "127.0.0.1") for name in names}, "127.0.0.1", has_network=False)
         return
-    bridge = f"kvb{os.getpid()}"
     spaces: list[str] = []
     hosts: dict[str, Host] = {}
     try:
-        run("ip", "link", "add", bridge, "type", "bridge")
-        run("ip", "addr", "add", f"{SUBNET}.1/24", "dev", bridge)
-        run("ip", "link", "set", bridge, "up")
-        for number, name in enumerate(names, start=2):
-            space, outer, inner = (f"kv{letter}{os.getpid()}n{number}" for letter in "soi")
-            run("ip", "netns", "add", space)
-            spaces.append(space)
-            run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
-            run("ip", "link", "set", outer, "master", bridge, "up")
-            prefix = ("ip", "netns", "exec", space)
-            address = f"{SUBNET}.{number}"
-            run(*prefix, "ip", "addr", "add", f"{address}/24", "dev", inner)
-            run(*prefix, "ip", "link", "set", inner, "up")
-            run(*prefix, "ip", "link", "set", "lo", "up")
-            hosts[name] = Host(name, address, prefix)
-        yield Hosts(hosts, f"{SUBNET}.1", has_network=True)
+        router = _add_space("r", spaces)
+        run(*router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        outside = _link(router, (), 0)
+        for number, name in enumerate(names, start=1):
+            prefix = _add_space(str(number), spaces)
+            hosts[name] = Host(name, _link(router, prefix, number), prefix)
+        yield Hosts(hosts, outside, has_network=True, router=router)
     finally:
-        for space in spaces:
+        for space in spaces:  # Their devices go with them, also the one in this machine's own namespace.
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
+
+
+def _add_space(name: str, spaces: list[str]) -> Sequence[str]:
+    """A network namespace; the words before a command in it."""
+    space = f"kv{os.getpid()}{name}"
+    run("ip", "netns", "add", space)
+    spaces.append(space)
+    prefix = ("ip", "netns", "exec", space)
+    run(*prefix, "ip", "link", "set", "lo", "up")
+    return prefix
+
+
+def _link(router: Sequence[str], host: Sequence[str], number: int) -> str:
+    """Connects a host to the router; the host's address. No words before its commands: this machine itself."""
+    theirs, ours = f"{SUBNET}.{4 * number + 1}", f"{SUBNET}.{4 * number + 2}"
+    outer, inner = f"kvr{os.getpid()}n{number}", f"kvh{os.getpid()}n{number}"
+    run(*router, "ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host[-1] if host else "1")
+    run(*router, "ip", "addr", "add", f"{theirs}/30", "dev", outer)
+    run(*router, "ip", "link", "set", outer, "up")
+    run(*host, "ip", "addr", "add", f"{ours}/30", "dev", inner)
+    run(*host, "ip", "link", "set", inner, "up")
+    run(*host, "ip", "route", "add", f"{SUBNET}.0/24", "via", theirs)
+    return ours
 
 
 def run(*argv: str) -> None:
