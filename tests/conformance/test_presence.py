@@ -112,6 +112,19 @@ async def test_draining_instance_comes_back_draining(agent: Agent, mine: Registr
     await until(registry, mine.service, takes_requests)
 
 
+async def test_a_mark_of_an_earlier_process_is_taken_off(
+    registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack
+) -> None:
+    """A process that died while it drained leaves its mark; the next one under its id takes requests all the same."""
+    await registry.register(mine)
+    await registry.set_draining(mine.instance_id, True, reason="going")
+    await until(registry, mine.service, lambda instance: instance.is_draining)
+    one = presence(stack, registry, mine)
+    await one.start()
+    seen = await until(registry, mine.service, takes_requests)
+    assert not seen.is_draining
+
+
 async def test_starts_without_a_registry(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
     """A service starts while the registry is away, and is there when the registry is."""
     registry = agent.client()

@@ -192,6 +192,27 @@ def test_a_lookup_made_twice_is_remembered_until_a_holder_of_its_ends_changes():
     assert recall.find(prompt[:11], holders.get) is None
 
 
+def test_a_dropped_holder_is_in_no_lookup():
+    """A lookup that was remembered while the holder was there must not bring its bit back, whether its blocks are swept or not."""
+    index, prompt = HolderIndex(), list(range(100, 140))
+    for bit in (0, 1):
+        index.add_holder(bit)
+        index.stored(bit, prompt[: 20 + 10 * bit])
+    for _ in range(3):
+        assert index.prefixes(prompt) == ((20, 30), (0b01, 0b10))
+    index.drop_holder(1)
+    assert index.prefixes(prompt) == ((20,), (0b01,))
+    assert index.blocks_of(1) == set()
+    index.drop_holder(0)
+    assert index.prefixes(prompt) == ((), ())
+    while index.sweep(7):
+        pass
+    assert len(index) == index.traces == 0
+    index.add_holder(1)
+    assert index.prefixes(prompt) == ((), ())
+    assert index.count(1) == 0
+
+
 def test_what_is_remembered_of_lookups_is_bounded():
     """In number, and in the blocks that one hangs on."""
     recall, holders = Recall(), {}

@@ -270,9 +270,15 @@ async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
     ear = Ear()
     link = rig.worker.open_link(ear)
     link.submit_nowait(replace(prefill(), slot=4))
+    # The step that hands the prompt off has been decided and takes its time: its finish comes with a handle, whoever cancels now.
+    while not rig.engine.load().kv_blocks_leased:
+        await asyncio.sleep(0)
+    assert not ear.finishes
     rig.worker._fail(key_of(link.number, 4), DeadlineError("late"))
+    assert rig.engine.load().kv_blocks_leased, "the engine has handed it off"
     await wait_until(lambda: bool(ear.finishes), "its finish")
     assert ear.finishes[0].handle is None and isinstance(ear.finishes[0].error, DeadlineError)
+    assert (rig.worker.statistics().leases, rig.engine.load().kv_blocks_leased) == (0, 0)
     await rig.wait_free()
 
 

@@ -135,3 +135,18 @@ def test_media_change_the_blocks_they_touch_and_those_after() -> None:
     plain, first, second = (block_hashes(tokens, 16, media=media) for media in ((), (one,), (other,)))
     assert plain[0] == first[0] == second[0]
     assert len({plain[1], first[1], second[1]}) == 3 and len({plain[3], first[3], second[3]}) == 3
+
+
+def test_a_block_is_named_by_the_part_of_a_picture_that_it_holds() -> None:
+    """One picture shifted by some placeholders has other KV in every block it touches, also where its beginning is far behind."""
+    tokens = [1] * 64
+
+    def names(position: int) -> list[int]:
+        picture = Media(kind=MediaKind.IMAGE, content_hash=b"a" * 16, position=position, length=40)
+        return block_hashes(tokens, 16, media=(picture,))
+
+    # Both begin in the first block, at its start as far as an offset into the picture tells; the second block tells them apart.
+    at_0, at_4 = names(0), names(4)
+    assert at_0[1] != at_4[1]
+    digest = xxh3_64_intdigest(struct.pack("<16I", *tokens[:16]) + b"a" * 16 + struct.pack("<Q", 16), at_0[0])
+    assert at_0[1] == digest
