@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,8 @@ class TransportProcess:
         try:
             yield cls(process)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
 
     async def say(self, order: str) -> str:
@@ -206,14 +207,37 @@ async def test_a_pull_that_ran_out_of_time_writes_nothing_later() -> None:
         peer = await source.say("metadata")
         assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
         source.process.send_signal(signal.SIGSTOP)
-        try:
-            assert await reader.say(f"pull {peer} 0.2") == "kv_pull_timeout"
-            assert await reader.say("clear") == "clear"
-        finally:
-            source.process.send_signal(signal.SIGCONT)
-        # What the source had been asked for before is sent before it answers this.
+        pulling = asyncio.create_task(reader.say(f"pull {peer} 0.2"))
+        await asyncio.sleep(1.0)
+        source.process.send_signal(signal.SIGCONT)
+        # However early it ends, from then on the memory is the reader's own.
+        assert await pulling == "kv_pull_timeout"
+        assert await reader.say("clear") == "clear"
         assert await source.say("metadata") == peer
         assert await reader.say("look") == "clear"
+        assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
+
+
+async def test_a_source_that_stands_still_holds_up_no_close_and_no_cancel_for_ever() -> None:
+    """A killed source ends a pull that was given up; a transport closes although a pull of it can not end."""
+    require_part("nixl")
+    async with AsyncExitStack() as stack:
+        source, other = [await stack.enter_async_context(TransportProcess.start("source")) for _ in range(2)]
+        reader = await stack.enter_async_context(TransportProcess.start("reader"))
+        peers = [await each.say("metadata") for each in (source, other)]
+        for peer in peers:
+            assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
+        source.process.send_signal(signal.SIGSTOP)
+        other.process.send_signal(signal.SIGSTOP)
+        pulling = asyncio.create_task(reader.say(f"pull {peers[0]} 0.2"))
+        await asyncio.sleep(0.5)
+        source.process.kill()
+        assert await pulling in ("kv_pull_timeout", "kv_peer_lost")
+        assert await reader.say(f"close-in-pull {peers[1]}") == "closed"
+        assert reader.process.stdin is not None
+        reader.process.stdin.close()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.process.wait() == 0
 
 
 @pytest.mark.parametrize("peers_max", [1, 2])

@@ -3,6 +3,7 @@
 metadata            what names it
 pull PEER SECONDS   pulls all of a peer's memory: "pulled", or the reason of the failure
 clear               zeros its memory, as if another request had it now
+close-in-pull PEER  closes while it pulls: "closed"
 look                "clear" when all is zero still, else how many bytes are not
 """
 
@@ -22,7 +23,7 @@ QUIET_S = 0.5
 
 async def main(role: str) -> None:
     memory = np.full(SIZE, int(role == "source"), np.uint8)
-    transport = NixlTransport(NixlSettings(inline_bytes_max=0, abort_s=60.0))
+    transport = NixlTransport(NixlSettings(inline_bytes_max=0, close_s=1.0))
     await transport.start(memory, lambda _: None)
     loop = asyncio.get_running_loop()
     while words := (await loop.run_in_executor(None, sys.stdin.readline)).split():
@@ -33,6 +34,12 @@ async def main(role: str) -> None:
         elif words[0] == "clear":
             memory[:] = 0
             answer = "clear"
+        elif words[0] == "close-in-pull":
+            pulling = asyncio.create_task(pull(transport, bytes.fromhex(words[1]), 60.0))
+            await asyncio.sleep(QUIET_S)
+            await transport.aclose()
+            pulling.cancel()
+            answer = "closed"
         else:
             await asyncio.sleep(QUIET_S)
             answer = "clear" if not memory.any() else f"{np.count_nonzero(memory)} bytes came late"
