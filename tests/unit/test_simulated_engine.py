@@ -133,6 +133,24 @@ class TestPace:
         await reader
 
 
+class TestClose:
+    @pytest.mark.parametrize("ends", ["cancelled", "pulled"])
+    async def test_releases_that_are_due_are_sent(self, start: Start, ends: str) -> None:
+        """An engine that closes tells its sources what nobody will pull again: their blocks do not wait for the lease's end."""
+        source = await start(role="prefill", lease_s=1000.0)
+        target = await start()
+        generation = greedy("demo", [5] * 60, 4)
+        handle = await source.prefill(generation)
+        record = target.submit(generation, handle=handle)
+        if ends == "pulled":
+            await target.wait(record)
+        else:
+            target.engine.cancel_nowait(record.key)
+            assert source.engine.load().kv_blocks_leased
+        await target.engine.aclose()
+        assert not source.engine.load().kv_blocks_leased
+
+
 class TestSleep:
     async def test_requests_pause_and_can_be_cancelled(self, start: Start) -> None:
         """Asleep nothing is computed, a cancel is answered, and after waking the rest goes on with the right tokens."""

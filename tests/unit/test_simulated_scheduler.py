@@ -89,7 +89,7 @@ def generation(tokens: list[int], max_tokens: int = 6, **changes: Any) -> Genera
 
 def copy_kv(source: Bench, target: Bench, order: PullOrder) -> None:
     """What a transport does."""
-    mine = order.leg.blocks[order.first : len(order.payload)]
+    mine = order.blocks[order.first : len(order.payload)]
     for theirs, block in zip(order.payload.blocks[order.first :], mine, strict=True):
         target.scheduler.memory._words[block] = source.scheduler.memory._words[theirs]
 
@@ -308,6 +308,29 @@ class TestHandoff:
         assert bench.scheduler.pool.counts().held == 0
         bench.run()
         assert bench.finishes[1].reason is FinishReason.CANCELLED
+
+    @pytest.mark.parametrize("is_cancelled", [False, True])
+    def test_an_overdue_pull_keeps_its_blocks_and_not_its_leg(self, is_cancelled: bool) -> None:
+        """A source that stands still may send later: the prompt is computed in other blocks, and those of the pull wait for its end."""
+        source, item, handle = self.handed_off(list(range(3, 20)))
+        bench = self.pulling(item, handle)
+        order = bench.pulls[0]
+        bench.scheduler.pull_overdue(order)
+        assert bench.scheduler.aborted_pulls == [order.leg]
+        assert bench.scheduler.releases == [(b"peer", handle.handle_id)]
+        if is_cancelled:
+            bench.scheduler.cancel(1)
+        bench.scheduler.pull_overdue(order)
+        bench.run()
+        assert bench.scheduler.pool.counts().held == 5
+        copy_kv(source, bench, order)
+        assert not bench.scheduler.pull_ended(order, KvLostError("stopped"))
+        assert bench.scheduler.pool.counts().held == 0
+        if is_cancelled:
+            assert bench.finishes[1].reason is FinishReason.CANCELLED
+            return
+        assert bench.tokens[1] == bench.expected(item)
+        assert bench.finishes[1].was_recomputed
 
     def test_only_missing_blocks_are_pulled(self) -> None:
         """What the reader has cached stays where it is."""
