@@ -107,7 +107,10 @@ def read_list(path: Path = DEFECTS) -> tuple[Mapping[str, Sequence[str]], list[D
 def copy_tree(target: Path) -> None:
     """Copies what git tracks or would track, so that neither a virtual environment nor a cache travels along."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file():
@@ -124,7 +127,13 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float | None = None) ->
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     began_s = time.monotonic()
     with subprocess.Popen(
-        command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             output, _ = process.communicate(timeout=limit_s)
@@ -162,7 +171,7 @@ def read_results(path: Path = TABLE) -> dict[str, str]:
     """Results in the table, by the defect's name."""
     if not path.is_file():
         return {}
-    return {match["name"]: match["result"].strip() for match in ROW.finditer(path.read_text(encoding="utf-8"))}
+    return {match["name"]: match["result"].strip(" `") for match in ROW.finditer(path.read_text(encoding="utf-8"))}
 
 
 def table(defects: Sequence[Defect], results: Mapping[str, str]) -> str:
@@ -195,9 +204,7 @@ def select(defects: Sequence[Defect], areas: Iterable[str], names: Iterable[str]
 
 def run(chosen: Sequence[Defect], areas: Mapping[str, Sequence[str]], defects: Sequence[Defect]) -> list[str]:
     """Runs the chosen defects, writes the table after each area and returns the survivors."""
-    results = {name: result.strip("`") for name, result in read_results().items()}
-    for defect in chosen:
-        results.pop(defect.name, None)
+    results: dict[str, str] = {}
     survivors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="kvmesh-mutate-") as name:
         tree = Path(name)
@@ -206,7 +213,8 @@ def run(chosen: Sequence[Defect], areas: Mapping[str, Sequence[str]], defects: S
             for defect, result in run_area(tree, area, areas[area], [each for each in chosen if each.area == area]):
                 results[defect.name] = result
                 survivors += [defect.name] if result == SURVIVED else []
-            TABLE.write_text(table(defects, results), encoding="utf-8")
+                # Another run may have written other rows meanwhile.
+                TABLE.write_text(table(defects, {**read_results(), **results}), encoding="utf-8")
     return survivors
 
 
@@ -231,7 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     caught = len(chosen) - len(survivors)
-    print(f"{caught} of {len(chosen)} caught; survived: {', '.join(survivors) or 'none'}; see {TABLE.relative_to(ROOT)}")
+    print(
+        f"{caught} of {len(chosen)} caught; survived: {', '.join(survivors) or 'none'}; see {TABLE.relative_to(ROOT)}"
+    )
     return 0 if caught >= CAUGHT_MIN * len(chosen) else 1
 
 

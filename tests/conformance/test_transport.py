@@ -106,7 +106,8 @@ async def test_pull_copies_exactly_the_runs(ends: Ends) -> None:
 async def test_many_pulls_at_once(ends: Ends) -> None:
     """Concurrent pulls do not disturb each other."""
     pulls = [
-        pull(ends.reader, ends.source.metadata, [(i * 1024, i * 1024, 1024)], timeout_s=PATIENCE_S) for i in range(SIZE // 1024)
+        pull(ends.reader, ends.source.metadata, [(i * 1024, i * 1024, 1024)], timeout_s=PATIENCE_S)
+        for i in range(SIZE // 1024)
     ]
     await asyncio.gather(*pulls)
     assert np.array_equal(ends.reader_memory, ends.source_memory)

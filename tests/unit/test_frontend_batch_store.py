@@ -44,7 +44,9 @@ class Bench:
 
     async def row(self) -> dict[str, Any]:
         """All of the batch, without whose it is."""
-        return {key: value for key, value in dict(await self.one.get("me", "b1")).items() if not key.startswith("lease")}
+        return {
+            key: value for key, value in dict(await self.one.get("me", "b1")).items() if not key.startswith("lease")
+        }
 
 
 @pytest.fixture
@@ -114,7 +116,9 @@ async def test_a_line_has_one_result(bench: Bench) -> None:
     """A line that ran twice counts once, and its first result stands."""
     claim = await bench.claimed()
     await bench.one.record(claim, [RESULT])
-    await bench.one.record(claim, [replace(RESULT, is_error=True, record=b"other"), replace(RESULT, line=2, is_error=True)])
+    await bench.one.record(
+        claim, [replace(RESULT, is_error=True, record=b"other"), replace(RESULT, line=2, is_error=True)]
+    )
     assert await bench.one.done_lines(claim) == {1, 2}
     row = await bench.row()
     assert (row["completed"], row["failed"], row["input_tokens"], row["output_tokens"]) == (1, 1, 6, 4)

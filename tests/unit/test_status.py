@@ -61,7 +61,9 @@ def test_each_class_has_the_codes_of_the_contract(cls: type[MeshError]) -> None:
     assert http_status(cls("words")) == (status, word)
     sent = to_status(cls("words"))
     assert sent.code is grpc.StatusCode[code]
-    assert status_pb2.Status.FromString(dict(sent.trailing_metadata)[DETAILS_KEY]).code == grpc.StatusCode[code].value[0]
+    assert (
+        status_pb2.Status.FromString(dict(sent.trailing_metadata)[DETAILS_KEY]).code == grpc.StatusCode[code].value[0]
+    )
     assert type(from_rpc_error(rpc_error(grpc.StatusCode[code], "words"))) is cls
 
 

@@ -40,7 +40,7 @@ def test_a_run_of_some_defects_keeps_the_results_of_the_others(tmp_path: Path) -
     page = tmp_path / "mutations.md"
     page.write_text(table([ONE, two], {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}))
     assert "2 defects, 2 run, 1 caught (50%), 1 survived." in page.read_text()
-    assert read_results(page) == {"one": "`tests/unit/test_x.py::test_y`", "two": SURVIVED}
+    assert read_results(page) == {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}
 
 
 def test_an_unknown_word_is_an_error() -> None:
