@@ -6,6 +6,7 @@ test is missing. The results go to `docs/mutations.md`; defects that a run leave
     python scripts/mutate.py                                    all areas
     python scripts/mutate.py --only router-index,kv             two areas
     python scripts/mutate.py --names queue-expire-none          one defect
+    python scripts/mutate.py --missing                          what has no result yet
     python scripts/mutate.py --list                             the defects, without running anything
 
 Exit status: 0 when at least `CAUGHT_MIN` of the defects that ran were caught, 1 when fewer were, 2 when the list is not usable.
@@ -35,6 +36,21 @@ RUN_TIMEOUT_MIN_S = 180.0
 RUN_TIMEOUT_FACTOR = 6.0
 """A run with a defect ends after so many times the duration of the run without: a defect can make every test wait."""
 
+PYTEST_OPTIONS = (
+    *(
+        "-p",
+        "pytest_asyncio.plugin",
+        "-p",
+        "pytest_timeout",
+        "-p",
+        "_hypothesis_pytestplugin",
+        "-p",
+        "no:cacheprovider",
+    ),
+    *("--hypothesis-seed=0", "-o", f"timeout={TEST_TIMEOUT_S}"),
+)
+"""Other plugins are not loaded: that would take longer than most areas' tests."""
+
 SURVIVED = "**survived**"
 NOT_RUN = "not run"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - .*)?$", re.MULTILINE)
@@ -48,6 +64,7 @@ HEAD = """# Planted defects
     make mutate                                  all areas
     make mutate ARGS="--only router-index,kv"    some areas
     make mutate ARGS="--names queue-expire-none" some defects
+    make mutate ARGS="--missing"                 what has no result yet
     make mutate ARGS="--list"                    the list
 
 When a bug is fixed, add the bug to the list: the old text is the fix, the new text is the code before it. A unit test checks that every
@@ -120,11 +137,13 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(tree: Path, tests: Sequence[str], limit_s: float | None = None) -> Run:
     """Runs tests of a copy of the tree until one fails."""
-    command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--durations=0", "--durations-min=1000", "-p", "no:cacheprovider",
-        "--hypothesis-seed=0", "-o", f"timeout={TEST_TIMEOUT_S}", *tests,
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", *PYTEST_OPTIONS, *tests]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     began_s = time.monotonic()
     with subprocess.Popen(
         command,
@@ -223,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Applies known defects to a copy of the tree and runs the tests.")
     parser.add_argument("--only", default="", help="areas, divided by commas")
     parser.add_argument("--names", default="", help="defects, divided by commas")
+    parser.add_argument("--missing", action="store_true", help="only defects that the table has no result for")
     parser.add_argument("--list", action="store_true", help="show the defects and run nothing")
     options = parser.parse_args(arguments)
     try:
@@ -230,6 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for defect in defects:
             defect.applied_to((ROOT / defect.file).read_text(encoding="utf-8"))
         chosen = select(defects, filter(None, options.only.split(",")), filter(None, options.names.split(",")))
+        if options.missing:
+            chosen = [each for each in chosen if read_results().get(each.name, NOT_RUN) == NOT_RUN]
         if options.list:
             for defect in chosen:
                 print(f"{defect.area:20} {defect.name:45} {defect.file}")

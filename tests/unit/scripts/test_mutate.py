@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from mutate import ROOT, SURVIVED, Defect, ListError, read_list, read_results, select, table
+from mutate import NOT_RUN, ROOT, SURVIVED, Defect, ListError, read_list, read_results, select, table
 
 AREAS, DEFECTS = read_list()
 ONE = Defect(name="one", area="a", file="x.py", old="a < b", new="a <= b", harm="An extra block.")
@@ -40,6 +40,9 @@ def test_a_run_of_some_defects_keeps_the_results_of_the_others(tmp_path: Path) -
     page = tmp_path / "mutations.md"
     page.write_text(table([ONE, two], {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}))
     assert "2 defects, 2 run, 1 caught (50%), 1 survived." in page.read_text()
+    page.write_text(table([ONE, two], {**read_results(page), "one": NOT_RUN}))
+    assert "2 defects, 1 run, 0 caught (0%), 1 survived." in page.read_text()
+    page.write_text(table([ONE, two], {**read_results(page), "one": "tests/unit/test_x.py::test_y"}))
     assert read_results(page) == {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}
 
 
