@@ -16,6 +16,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -160,6 +161,9 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float | None = None) ->
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
             return Run(failed=f"no end within {limit_s:.0f} s", seconds=time.monotonic() - began_s, output=output)
+        except BaseException:
+            os.killpg(process.pid, 9)
+            raise
     seconds = time.monotonic() - began_s
     if process.returncode == 0:
         return Run(failed="", seconds=seconds, output=output)
@@ -245,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--missing", action="store_true", help="only defects that the table has no result for")
     parser.add_argument("--list", action="store_true", help="show the defects and run nothing")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ends the tests that run, and removes the copy.
     try:
         areas, defects = read_list()
         for defect in defects:

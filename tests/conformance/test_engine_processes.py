@@ -17,8 +17,7 @@ from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
 from kvmesh.kv.nixl_transport import NixlTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.parts import ROOT, require_part
-
-PATIENCE_S = 60.0
+from tests.patience import PATIENCE_S
 
 
 class PrefillProcess:

@@ -16,10 +16,9 @@ from kvmesh.errors import KvLostError, MeshError
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import KvTransport, Memory, Piece
 from tests.parts import require_part
+from tests.patience import PATIENCE_S
 
 SIZE = 1 << 16
-PATIENCE_S = 60.0
-"""For what takes milliseconds on a quiet machine; nothing waits this long unless it fails."""
 
 
 async def pull(reader: KvTransport, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> None:

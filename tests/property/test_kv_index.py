@@ -136,6 +136,13 @@ def test_nothing_is_kept_of_what_left():
     assert index.count(bit) == 1
     assert len(index._children) + sum(len(known) for known in index._children.values() if isinstance(known, set)) < 400
     assert sum(map(len, index._cuts.values())) < 200
+    index.removed(bit, [1])
+    index.stored(bit, list(range(20_000, 20_500)))
+    index.removed(bit, list(range(20_000, 20_500)))
+    assert len(index) == 0
+    assert not any(20_000 <= block < 20_500 for block in index._children), (
+        "a run that left at once leaves nothing either"
+    )
 
 
 PROMPTS = [[1, *range(100 * branch, 100 * branch + 40)] for branch in range(1, 4)]
@@ -200,7 +207,10 @@ def test_a_dropped_holder_is_in_no_lookup():
         index.stored(bit, prompt[: 20 + 10 * bit])
     for _ in range(3):
         assert index.prefixes(prompt) == ((20, 30), (0b01, 0b10))
+    index.removed(1, [prompt[3]])
+    assert index.has_cuts(1)
     index.drop_holder(1)
+    assert not index.has_cuts(1), "whoever gets the bit next has none"
     assert index.prefixes(prompt) == ((20,), (0b01,))
     assert index.blocks_of(1) == set()
     index.drop_holder(0)

@@ -125,7 +125,7 @@ def test_a_placement_whose_frontend_is_gone_says_nothing():
     """Nobody may have submitted it, so the worker has no work to be late with; once its frontend is back it counts again."""
     router = fleet_of("d1")
     load(router, "d1", 0.0, step=1)
-    number, _ = place(router, 0.0)
+    number, _ = place(router, 0.5)
     router.stream_ended("f", now=1.0)
     for now in range(1, 12):
         assert kinds(router, float(now)) == []

@@ -27,6 +27,7 @@ from kvmesh.engines.simulated.engine import STEPS_PER_TURN
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
+from tests.patience import PATIENCE_S
 
 Start = Callable[..., Awaitable[EngineDriver]]
 
@@ -231,7 +232,7 @@ class TestFaults:
         handle = await prefill.prefill(generation)
         prefill.submit(greedy("demo", [6] * 100), leg=Leg.PREFILL)
         engine_of(prefill).inject(Die())
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             while prefill.error is None:
                 await asyncio.sleep(0)
         assert isinstance(prefill.error, LostError)

@@ -9,6 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvmesh.core import FinishReason, Media, MediaKind
 from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.errors import LostError
 from kvmesh.kv.blocks import block_hashes, chain_hash, pack_tokens, seed_hash, unpack_tokens
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.worker.slots import LegRecord, LegTable, LinkStep, key_of, split_by_link
@@ -104,6 +105,16 @@ def test_leases_expire_once_and_can_be_extended() -> None:
     assert leases.collect_expired(6.0) == []
     assert leases.collect_expired(8.0) == ["a"]
     assert len(leases) == 0
+
+
+def test_a_leg_that_has_failed_is_not_overdue_as_well() -> None:
+    """It has its failure; a deadline that passes while its last step runs does not replace it."""
+    legs = LegTable()
+    legs.add(1, LegRecord(request_id="a", leg=Leg.DECODE, deadline_s=5.0, failure=LostError("stopping")))
+    legs.add(2, LegRecord(request_id="b", leg=Leg.DECODE, deadline_s=5.0))
+    assert legs.collect_overdue(4.9) == []
+    assert legs.collect_overdue(5.0) == [2]
+    assert legs.collect_overdue(6.0) == []
 
 
 def test_block_names_are_the_stated_formula() -> None:
