@@ -17,7 +17,7 @@ ARGS ?=
 # Set-up writes to standard error only and is silent when there is nothing to do.
 SETUP = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up.py
 
-.PHONY: help up test setup check format proto lock bench clean
+.PHONY: help up test setup check format proto lock bench mutate clean
 .DEFAULT_GOAL := help
 
 help: ## Show the commands
@@ -57,6 +57,9 @@ lock: setup ## Write constraints*.txt from what .venv holds
 
 bench: setup ## Run the load scenarios against a mesh of simulated engines
 	@"$(BIN)/python" -m bench $(ARGS)
+
+mutate: setup ## Plant defects in a copy, one at a time, and check that tests catch them
+	@"$(BIN)/python" scripts/mutate.py $(ARGS)
 
 clean: ## Remove all that set-up, tests and checks wrote
 	rm -rf "$(KVMESH_VENV)" "$(KVMESH_CACHE)" kvmesh.egg-info build dist

@@ -34,12 +34,12 @@ from services.decode.admit import DecodeAdmission
 from services.decode.servicer import DecodeServicer
 from services.prefill.admit import PrefillAdmission
 from services.prefill.servicer import PrefillServicer
+from tests.patience import PATIENCE_S
 
 MODEL = "demo"
 EPOCH = 7
 SLOW = SimulatedSettings(profile=StepProfile(base_s=0.005), vocabulary_size=1000, lease_s=20.0)
 WORKER = WorkerSettings(heartbeat_s=0.2, lease_check_s=0.02)
-WAIT_S = 20.0
 
 AddServices = Callable[[Any], None]
 
@@ -52,7 +52,7 @@ def generation(
     return Generation(**{"model": MODEL, "token_ids": list(prompt), "sampling": sampling, **more})
 
 
-async def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+async def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Polls, since what is waited for has no event of its own."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -133,6 +133,7 @@ async def running_worker(
     engine: SimulatedSettings = SLOW,
     settings: WorkerSettings = WORKER,
     waiting_requests_max: int = 0,
+    grace_s: float = 5.0,
 ) -> AsyncIterator[WorkerRig]:
     """A worker that serves its role and WorkerService."""
     rig = make_worker(replace(engine, role=role.value), settings)
@@ -150,7 +151,7 @@ async def running_worker(
         add_WorkerServiceServicer_to_server(WorkerServicer(rig.worker, membership, clock), server)
 
     try:
-        async with serving(kind, add_services) as (rig.address, rig.channels, rig.stop_server):
+        async with serving(kind, add_services, grace_s) as (rig.address, rig.channels, rig.stop_server):
             try:
                 yield rig
             finally:
@@ -208,7 +209,7 @@ class RawFrontend:
         return True
 
     async def read_until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 assert await self.read_one(), "the stream ended"
 
@@ -221,7 +222,7 @@ class RawFrontend:
     async def read_to_end(self) -> grpc.aio.AioRpcError | None:
         """How the stream ended; None: well."""
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while await self.read_one():
                     pass
         except grpc.aio.AioRpcError as error:

@@ -65,9 +65,11 @@ class MemoryTransport:
         source = network.peers.get(peer)
         if source is None or source._memory is None or network.fails_pulls:
             raise KvLostError("the peer that held the KV is gone", reason="kv_peer_lost")
+        if any(
+            remote + size > source._memory.size or local + size > self._memory.size for remote, local, size in pieces
+        ):
+            raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
         for remote, local, size in pieces:
-            if remote + size > source._memory.size or local + size > self._memory.size:
-                raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
             self._memory[local : local + size] = source._memory[remote : remote + size]
 
     async def notify(self, peer: bytes, message: bytes) -> None:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _HEAD = Struct("<4sQQ")
 _MAGIC = b"NXL1"
+_written: list[Memory | None] = []
+"""Memory of closed transports that a peer may still write to: never given back to the system."""
 LOOKS = 4
 """How often a transfer is looked at before anybody is told that it takes longer."""
 PAUSE_S = 0.0002
@@ -53,10 +55,8 @@ class NixlSettings:
     """How often messages are looked for while any may come. They only tell that KV may be freed."""
     poll_s_max: float = 0.005
     """Longest pause between looks at a running transfer; the first ones are shorter."""
-    abort_grace_s: float = 0.2
-    """How long an abandoned transfer may run on before its peer is disconnected. Most end by themselves sooner."""
-    abort_s: float = 5.0
-    """How long it is waited for after that."""
+    close_s: float = 5.0
+    """Longest wait for transfers that still run when the transport closes."""
     inline_bytes_max: int = 1 << 20
     """Pulls of at most so many bytes are posted by the event loop: copied in 0.1 ms, when a hop to the thread takes more. 0: none."""
     peers_max: int = 1024
@@ -65,12 +65,16 @@ class NixlSettings:
 
 @dataclass(slots=True, kw_only=True)
 class _Peer:
-    """A peer's agent, where its memory begins and how large it is. `is_proven` once something was read from there."""
+    """A peer's agent, where its memory begins and how large it is.
+
+    `is_proven` once something was read from there. `is_lost` once a transfer failed: it is forgotten when no transfer runs.
+    """
 
     name: str
     base: int
     size: int
     is_proven: bool = False
+    is_lost: bool = False
 
 
 class NixlTransport:
@@ -95,6 +99,9 @@ class NixlTransport:
         self._ready: asyncio.Event = asyncio.Event()
         self._expecting: asyncio.Event = asyncio.Event()
         self._peers: dict[bytes, _Peer] = {}
+        self._running: dict[Any, bytes] = {}
+        """Handles of transfers that may still write to the memory, with their peers. NIXL reports a transfer as failed once its peer is
+        removed, although its bytes still arrive: a peer with running transfers stays."""
         self._pulls: set[asyncio.Future[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -206,7 +213,7 @@ class NixlTransport:
         except MeshError:
             return
         if handle is not None:
-            await self._abort(handle, peer)
+            await self._abort(handle)
 
     async def _transfer(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float, stop: asyncio.Event) -> None:
         """Follows a transfer that was not over at once."""
@@ -214,7 +221,7 @@ class NixlTransport:
         await asyncio.sleep(pause_s)
         while not await self._call(self._is_done, handle, peer, 1, is_quick=True):
             if stop.is_set() or loop.time() >= deadline_s:
-                await self._abort(handle, peer)
+                await self._abort(handle)
                 raise KvLostError("the pull did not end in time", reason="kv_pull_timeout")
             pause_s = min(2 * pause_s, self._settings.poll_s_max)
             await asyncio.sleep(pause_s)
@@ -247,6 +254,7 @@ class NixlTransport:
             raise self._lost(peer, f"{type(error).__name__} while posting") from error
         if state == "ERR":
             raise self._lost(peer, "the transfer could not be posted")
+        self._running[handle] = peer
         return None if self._is_done(handle, peer, looks) else handle
 
     def _know(self, peer: bytes) -> _Peer:
@@ -258,7 +266,9 @@ class NixlTransport:
             known = self._meet(peer)
         self._peers[peer] = known
         if len(self._peers) > self._settings.peers_max:
-            self._forget(next(iter(self._peers)))
+            running = {peer, *self._running.values()}
+            if (oldest := next((each for each in self._peers if each not in running), None)) is not None:
+                self._forget(oldest)
         return known
 
     def _meet(self, peer: bytes) -> _Peer:
@@ -272,9 +282,14 @@ class NixlTransport:
         return _Peer(name=name.decode() if isinstance(name, bytes) else str(name), base=base, size=size)
 
     def _forget(self, peer: bytes) -> None:
-        known = self._peers.pop(peer, None)
+        """Removes a peer, or marks it lost while one of its transfers runs."""
+        known = self._peers.get(peer)
         if known is None or self._agent is None:
             return
+        if peer in self._running.values():
+            known.is_lost, known.is_proven = True, False
+            return
+        del self._peers[peer]
         try:
             self._agent.remove_remote_agent(known.name)
         except self._nixl_errors as error:
@@ -288,7 +303,14 @@ class NixlTransport:
         """A transfer went well."""
         self._agent.release_xfer_handle(handle)
         if (known := self._peers.get(peer)) is not None:
-            known.is_proven = True
+            known.is_proven = not known.is_lost
+        self._ended(handle)
+
+    def _ended(self, handle: Any) -> None:
+        """A transfer writes no more. Forgets its peer if that is lost and this was its last transfer."""
+        peer = self._running.pop(handle, None)
+        if peer is not None and (known := self._peers.get(peer)) is not None and known.is_lost:
+            self._forget(peer)
 
     def _is_done(self, handle: Any, peer: bytes, looks: int = LOOKS) -> bool:
         """Looks a few times within a millisecond, since most transfers are over by then."""
@@ -303,29 +325,24 @@ class NixlTransport:
                 self._release(handle, peer)
                 return True
         except self._nixl_errors as error:
+            self._ended(handle)
             raise self._lost(peer, f"{type(error).__name__} in transfer") from error
         if state == "ERR":
+            self._ended(handle)
             raise self._lost(peer, "transfer failed")
         return False
 
-    async def _abort(self, handle: Any, peer: bytes) -> None:
+    async def _abort(self, handle: Any) -> None:
         """Waits until an abandoned transfer no longer writes to the memory.
 
-        Releasing a running transfer is not enough: over TCP its bytes still arrive afterwards. So it may run to its end for a
-        moment; then the peer is disconnected, which ends it.
+        NIXL cannot stop a transfer: over TCP its bytes still arrive after the transfer was released, its peer removed or the memory
+        deregistered (nixl 1.5.1). So this waits for the peer to send or to die. While a peer's process stands still, the memory
+        stays in use; who waits for the pull is bounded by the request's own deadline.
         """
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        is_met = True
+        pause_s = PAUSE_S
         while not await self._submit(self._try_end, handle):
-            passed_s = loop.time() - began_s
-            if is_met and passed_s >= self._settings.abort_grace_s:
-                is_met = False
-                await self._submit(self._forget, peer)
-            if passed_s >= self._settings.abort_grace_s + self._settings.abort_s:
-                log.error("nixl_transfer_not_ended", extra={"data": {"waited_s": passed_s}})
-                return
-            await asyncio.sleep(0.002)
+            pause_s = min(2 * pause_s, self._settings.poll_s_max)
+            await asyncio.sleep(pause_s)
 
     def _try_end(self, handle: Any) -> bool:
         """True when the transfer is over, well or not; it is released then."""
@@ -338,6 +355,7 @@ class NixlTransport:
             self._agent.release_xfer_handle(handle)
         except self._nixl_errors as error:
             log.warning("nixl_transfer_not_released", extra={"data": {"error": type(error).__name__}})
+        self._ended(handle)
         return True
 
     async def notify(self, peer: bytes, message: bytes) -> None:
@@ -345,7 +363,7 @@ class NixlTransport:
         await self._ready.wait()
         handle = await self._call(self._send, peer, message, is_quick=self._is_proven(peer))
         if handle is not None:
-            deadline_s = asyncio.get_running_loop().time() + self._settings.abort_s
+            deadline_s = asyncio.get_running_loop().time() + self._settings.close_s
             with suppress(MeshError):
                 await self._follow(handle, peer, deadline_s, self._settings.poll_s_max)
 
@@ -412,11 +430,20 @@ class NixlTransport:
             return
         if self._listening is not None:
             self._listening.cancel()
-        for is_over in list(self._pulls):
-            await _outlast(is_over)
+        if self._pulls:
+            await _outlast(asyncio.create_task(self._wait_pulls(), name="nixl-close"))
         self._is_closed = True
+        if self._running:
+            _written.append(self._memory)
         self._thread.submit(self._locked, self._destroy)
         self._thread.shutdown(wait=False)
+
+    async def _wait_pulls(self) -> None:
+        """Until no pull runs, or for `close_s`."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._settings.close_s
+        while self._pulls and (left_s := deadline_s - loop.time()) > 0:
+            await asyncio.wait(self._pulls, timeout=left_s)
 
     def _destroy(self) -> None:
         """Nobody can read from here afterwards; peers see a disconnect."""

@@ -23,7 +23,7 @@ TOKEN = "11111111-2222-3333-4444-555555555555"
 ACL = {"acl": {"enabled": True, "default_policy": "deny", "tokens": {"master": TOKEN}}}
 
 # Short enough for tests, long enough for a machine that runs others too.
-CLIENT = DiscoverySettings(watch_wait_s=2.0, call_timeout_s=3.0, watch_interval_min_s=0.02, backoff_max_s=0.3)
+CLIENT = DiscoverySettings(watch_wait_s=2.0, call_timeout_s=30.0, watch_interval_min_s=0.02, backoff_max_s=0.3)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import KvTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.parts import require_part
+from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,8 @@ class EngineCase:
 
     name: str
     open: Callable[[AsyncExitStack], Awaitable[Make]]
-    timeout_s: float = 30.0
-    free_s: float = 2.0
+    timeout_s: float = PATIENCE_S
+    free_s: float = PATIENCE_S
     adapter: str = ""
 
 
@@ -158,7 +159,7 @@ CASES = [
     ),
     pytest.param(EngineCase(name="simulated", open=_simulated(_nixl), adapter="any"), id="simulated-nixl"),
     pytest.param(
-        EngineCase(name="vllm", open=_vllm, timeout_s=90.0, free_s=5.0, adapter=VLLM_ADAPTER),
+        EngineCase(name="vllm", open=_vllm, timeout_s=90.0, adapter=VLLM_ADAPTER),
         id="vllm",
         marks=[pytest.mark.vllm, pytest.mark.timeout(300)],
     ),

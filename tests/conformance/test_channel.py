@@ -36,6 +36,7 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.telemetry import Telemetry, TelemetrySettings, Tracing, current_traceparent
+from tests.patience import PATIENCE_S
 
 MESSAGE_BYTES_MAX = 64 * 1024
 SERVICE_NAMES = ("kvmesh.worker.v1.WorkerService", "kvmesh.decode.v1.DecodeService")
@@ -144,7 +145,7 @@ class Mesh:
         return decode_pb2_grpc.DecodeServiceStub(self.pool.channel(self.address))
 
     async def ended(self) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.worker.ends.get()
 
 
@@ -304,14 +305,14 @@ async def test_unimplemented(mesh: Mesh) -> None:
 
 async def test_deadline(mesh: Mesh) -> None:
     """The deadline ends the call on both sides and is known to the servicer."""
-    await mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=5)
+    await mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=PATIENCE_S)
     await mesh.stub.Describe(worker_pb2.DescribeRequest())
     left, none = mesh.worker.remaining
     assert left is not None
     # gRPC rounds deadlines on the wire.
     assert 3 < left <= 5.1
     assert none is None
-    assert (await mesh.stub.SetRole(worker_pb2.SetRoleRequest(), timeout=5)).role == 1
+    assert (await mesh.stub.SetRole(worker_pb2.SetRoleRequest(), timeout=PATIENCE_S)).role == 1
     assert (await mesh.stub.SetRole(worker_pb2.SetRoleRequest())).role == 2
     error = await failure(mesh.stub.Drain(worker_pb2.DrainRequest(), timeout=0.05))
     assert type(error) is DeadlineError
@@ -359,7 +360,7 @@ async def test_backpressure(mesh: Mesh) -> None:
     call = mesh.stub.WatchKv(worker_pb2.WatchKvRequest(resume_sequence=5_000_000, resume_epoch=LARGE))
     await call.read()
     sent = -1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while sent != mesh.worker.sent:
             sent = mesh.worker.sent
             await asyncio.sleep(0.2)
@@ -375,11 +376,11 @@ async def test_server_death(mesh: Mesh) -> None:
     unary = asyncio.ensure_future(failure(mesh.stub.Drain(worker_pb2.DrainRequest()), where="w1"))
     await asyncio.sleep(0.05)
     await mesh.kill()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         error = await failure(stream.read(), where="w1", has_begun=True)
         assert (type(error), error.where) == (LostError, "w1")
         assert type(await unary) is UnavailableError
-        refused = await failure(mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=5))
+        refused = await failure(mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=PATIENCE_S))
     assert type(refused) is UnavailableError
     assert {await mesh.ended(), await mesh.ended()} == {"drain cancelled", "watch ended"}
 
@@ -391,7 +392,7 @@ async def test_dropping_a_channel_cancels_its_calls(mesh: Mesh) -> None:
     await mesh.pool.drop(mesh.address)
     assert await mesh.ended() == "watch ended"
     assert call.cancelled()
-    assert (await mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=5)).block_size_tokens == 32
+    assert (await mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=PATIENCE_S)).block_size_tokens == 32
     await mesh.pool.aclose()
     with pytest.raises(UnavailableError):
         mesh.pool.channel(mesh.address)

@@ -17,8 +17,10 @@ from kvmesh.errors import InvalidRequestError, UnauthenticatedError
 from tests.conformance.conftest import Agent
 from tests.conformance.health_server import HealthServer
 from tests.conformance.manual_clock import ManualClock, settle
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 10.0
+TTL_S = 4.5
+"""Heartbeats come three times as often: one may be late by 3 s, as on a machine that does other things."""
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def mine(server: HealthServer) -> Registration:
         instance_id=f"{service}-1",
         host="127.0.0.1",
         port=server.port,
-        ttl_s=0.9,
+        ttl_s=TTL_S,
         check_interval_s=0.2,
     )
 
@@ -41,7 +43,9 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 def presence(stack: AsyncExitStack, registry: Registry, mine: Registration) -> Presence:
-    one = Presence(registry, mine, settings=PresenceSettings(backoff_max_s=0.2, close_timeout_s=0.5))
+    one = Presence(
+        registry, mine, settings=PresenceSettings(attempt_timeout_s=30.0, backoff_max_s=0.2, close_timeout_s=30.0)
+    )
     stack.push_async_callback(one.aclose)
     return one
 
@@ -65,8 +69,8 @@ async def test_lives_and_leaves(registry: ConsulRegistry, mine: Registration, st
     one = presence(stack, registry, mine)
     await one.start()
     await until(registry, mine.service, takes_requests)
-    for _ in range(15):
-        await asyncio.sleep(0.1)
+    for _ in range(12):
+        await asyncio.sleep(TTL_S / 10)
         assert (await registry.instances(mine.service)).instances[0].takes_requests
     await one.aclose()
     assert (await registry.instances(mine.service)).instances == ()
@@ -112,6 +116,19 @@ async def test_draining_instance_comes_back_draining(agent: Agent, mine: Registr
     await until(registry, mine.service, takes_requests)
 
 
+async def test_a_mark_of_an_earlier_process_is_taken_off(
+    registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack
+) -> None:
+    """A process that died while it drained leaves its mark; the next one under its id takes requests all the same."""
+    await registry.register(mine)
+    await registry.set_draining(mine.instance_id, True, reason="going")
+    await until(registry, mine.service, lambda instance: instance.is_draining)
+    one = presence(stack, registry, mine)
+    await one.start()
+    seen = await until(registry, mine.service, takes_requests)
+    assert not seen.is_draining
+
+
 async def test_starts_without_a_registry(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
     """A service starts while the registry is away, and is there when the registry is."""
     registry = agent.client()
@@ -119,10 +136,11 @@ async def test_starts_without_a_registry(agent: Agent, mine: Registration, stack
     one = presence(stack, registry, mine)
     await one.start()
     assert not one.statistics().is_registered
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(PATIENCE_S):
+        while one.statistics().failures < 2:
+            await asyncio.sleep(0.02)
     await agent.proxy.resume()
     await until(registry, mine.service, takes_requests)
-    assert one.statistics().failures >= 2
 
 
 async def test_what_is_said_in_an_outage_is_told_after(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
@@ -170,14 +188,14 @@ async def test_start_with_a_wrong_token_fails(guarded_agent: Agent, mine: Regist
 
 async def test_close_is_bounded(agent: Agent, mine: Registration) -> None:
     """A hung registry holds the end of a process up for the close timeout and no longer; no task stays."""
-    registry = agent.client(call_timeout_s=30.0)
+    registry = agent.client(call_timeout_s=600.0)
     one = Presence(registry, mine, settings=PresenceSettings(close_timeout_s=0.3))
     await one.start()
     agent.proxy.hang()
     await asyncio.sleep(0.5)
-    began = time.monotonic()
-    await one.aclose()
-    assert time.monotonic() - began < 1.0
+    # Of all limits only the close timeout can end it in time.
+    async with asyncio.timeout(PATIENCE_S):
+        await one.aclose()
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("presence")]
     await agent.proxy.resume()
 
@@ -185,14 +203,13 @@ async def test_close_is_bounded(agent: Agent, mine: Registration) -> None:
 async def test_setting_something_is_bounded(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
     """Who sets the drain mark while the registry hangs is not held up beyond one attempt's time."""
     settings = PresenceSettings(attempt_timeout_s=0.4, close_timeout_s=0.4, backoff_max_s=0.1)
-    one = Presence(agent.client(call_timeout_s=30.0), mine, settings=settings)
+    one = Presence(agent.client(call_timeout_s=600.0), mine, settings=settings)
     stack.push_async_callback(one.aclose)
     await one.start()
     agent.proxy.hang()
     await asyncio.sleep(0.5)
-    began = time.monotonic()
-    await one.set_draining(True)
-    assert time.monotonic() - began < 1.0
+    async with asyncio.timeout(PATIENCE_S):
+        await one.set_draining(True)
     await agent.proxy.resume()
     await until(agent.client(), mine.service, lambda instance: instance.is_draining)
 
@@ -218,13 +235,14 @@ async def test_heartbeats_thrice_per_ttl(agent: Agent, mine: Registration) -> No
     one = Presence(agent.client(), replace(mine, ttl_s=60.0), clock=clock)
     await one.start()
     await settle()
-    counts = [one.statistics().heartbeats]
-    for _ in range(3):
+    for sent in range(1, 4):
         await clock.advance(15.0)
         await asyncio.sleep(0.1)
-        counts.append(one.statistics().heartbeats)
+        assert one.statistics().heartbeats == sent
         await clock.advance(6.0)
-        await asyncio.sleep(0.3)
-        counts.append(one.statistics().heartbeats)
+        async with asyncio.timeout(PATIENCE_S):
+            while one.statistics().heartbeats == sent:
+                await asyncio.sleep(0.02)
+        await settle()
+        assert one.statistics().heartbeats == sent + 1
     await one.aclose()
-    assert counts == [1, 1, 2, 2, 3, 3, 4]

@@ -22,9 +22,7 @@ from kvmesh.errors import (
 )
 from tests.conformance.conftest import Agent
 from tests.conformance.health_server import HealthServer
-
-# For what takes a check's interval or a TTL; nothing waits this long unless it fails.
-PATIENCE_S = 10.0
+from tests.patience import PATIENCE_S
 
 
 def registration(port: int = 1, **changes: object) -> Registration:
@@ -262,16 +260,15 @@ async def test_watch_sees_every_kind_of_change(registry: ConsulRegistry, server:
         await view_where(views, lambda view: view.instances == ())
 
 
-async def test_watch_is_prompt(registry: ConsulRegistry) -> None:
-    """A change wakes the watch; it is not found at the end of a wait."""
+async def test_watch_is_prompt(agent: Agent) -> None:
+    """A change wakes the watch; it is not found at the end of a wait, which nobody here would live to see."""
+    registry = agent.client(watch_wait_s=600.0)
     mine = registration()
     async with aclosing(registry.watch(mine.service)) as views:
         await anext(views)
         await asyncio.sleep(0.2)
-        began = time.monotonic()
         await registry.register(mine)
         await view_where(views, lambda view: len(view.instances) == 1)
-        assert time.monotonic() - began < 1.0
 
 
 async def test_watch_is_silent_without_change(registry: ConsulRegistry, server: HealthServer) -> None:
@@ -354,7 +351,7 @@ async def test_many_watches_leave_room_for_calls(agent: Agent) -> None:
         await anext(views)
     following = [asyncio.ensure_future(anext(views)) for views in watches]
     await asyncio.sleep(0.2)
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(registry.get("no/such/key") for _ in range(10)))
     assert registry.statistics().watches_open == 40
     for task in following:
@@ -578,7 +575,7 @@ async def test_session_ttl_beyond_the_limits(registry: ConsulRegistry, ttl_s: fl
 @pytest.mark.slow
 @pytest.mark.parametrize("registry", ["consul"], indirect=True)
 async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
-    """A session without renewal ends after its TTL and at most two, and its lock is free.
+    """A session without renewal ends after its TTL, and its lock is free.
 
     The embedded agent shows the same on a clock that the test moves, in tests/unit/test_discovery_embedded.py.
     """
@@ -586,9 +583,9 @@ async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
     one = await registry.create_session(name="one", ttl_s=10.0)
     assert await registry.acquire(name, one)
     began = time.monotonic()
-    while (entry := await registry.get(name)) is not None and entry.session:
-        assert time.monotonic() - began < 22.0
-        await asyncio.sleep(0.25)
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while (entry := await registry.get(name)) is not None and entry.session:
+            await asyncio.sleep(0.25)
     assert time.monotonic() - began > 9.5
 
 
@@ -649,22 +646,22 @@ def every_call(registry: ConsulRegistry) -> dict[str, Callable[[], Awaitable[obj
 @pytest.mark.parametrize("how", ["refuse", "hang"])
 async def test_every_call_ends_when_the_registry_is_away(agent: Agent, how: str) -> None:
     """Refused or silent, every call fails within its own timeout with the one error that says "try again"."""
-    registry = agent.client(call_timeout_s=0.4)
-    await registry.get("warm/connection")
+    warm, registry = agent.client(), agent.client(call_timeout_s=0.4)
+    await warm.get("warm/connection")
     await _break(agent, how)
-    began = time.monotonic()
 
     async def failure_of(call: Callable[[], Awaitable[object]]) -> MeshError:
         with pytest.raises(MeshError) as failure:
             await call()
         return failure.value
 
-    failures = await asyncio.gather(*(failure_of(call) for call in every_call(registry).values()))
+    # Nothing else than its own timeout ends a call to a registry that says nothing.
+    async with asyncio.timeout(PATIENCE_S):
+        failures = await asyncio.gather(*(failure_of(call) for call in every_call(registry).values()))
     assert {type(failure) for failure in failures} == {UnavailableError}
-    assert time.monotonic() - began < 3.0
     await agent.proxy.resume()
     # Calls that were only held up may have happened after all: "x" says nothing, another key says that calls work again.
-    assert await registry.get("never/written") is None
+    assert await warm.get("never/written") is None
 
 
 async def test_calls_cancelled_anywhere_leave_room(agent: Agent) -> None:
@@ -677,7 +674,7 @@ async def test_calls_cancelled_anywhere_leave_room(agent: Agent) -> None:
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(PATIENCE_S):
             await registry.get(name)
     assert not [task for task in asyncio.all_tasks() if "ConsulRegistry" in repr(task)]
     assert registry.statistics().calls_failed == 0
@@ -700,7 +697,7 @@ async def test_watches_cancelled_anywhere_leave_room(agent: Agent) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert registry.statistics().watches_open == 0
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(PATIENCE_S):
         assert not (await anext(registry.watch("svc-cancelled"))).is_stale
 
 

@@ -1,8 +1,12 @@
 """What every KV transport promises (`kvmesh.kv.transport`), in memory and over real NIXL."""
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from kvmesh.errors import KvLostError, MeshError
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import KvTransport, Memory, Piece
 from tests.parts import require_part
+from tests.patience import PATIENCE_S
 
 SIZE = 1 << 16
 
@@ -42,6 +47,34 @@ class Ends:
         return transport, memory
 
 
+@dataclass
+class TransportProcess:
+    """A NIXL transport in a process of its own that speaks TCP only: a process that stands still does not send."""
+
+    process: asyncio.subprocess.Process
+
+    @classmethod
+    @asynccontextmanager
+    async def start(cls, role: str) -> AsyncIterator["TransportProcess"]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.conformance.transport_process", role,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "UCX_TLS": "tcp"},
+        )  # fmt: skip
+        try:
+            yield cls(process)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def say(self, order: str) -> str:
+        """An order, and the answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(order.encode() + b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self.process.stdout.readline()).decode().strip()
+
+
 @pytest.fixture(params=["memory", "nixl"])
 async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
     network = MemoryNetwork(clock=SystemClock())
@@ -62,7 +95,7 @@ async def test_pull_copies_exactly_the_runs(ends: Ends) -> None:
     """Scattered runs land where they should, and nothing else changes."""
     remote, local = [0, 4096, 300, 60000], [512, 1024, 40000, 5000]
     pieces = [(theirs, mine, 500) for theirs, mine in zip(remote, local, strict=True)]
-    await pull(ends.reader, ends.source.metadata, pieces, timeout_s=10)
+    await pull(ends.reader, ends.source.metadata, pieces, timeout_s=PATIENCE_S)
     expected = np.zeros(SIZE, np.uint8)
     for theirs, mine in zip(remote, local, strict=True):
         expected[mine : mine + 500] = ends.source_memory[theirs : theirs + 500]
@@ -72,7 +105,8 @@ async def test_pull_copies_exactly_the_runs(ends: Ends) -> None:
 async def test_many_pulls_at_once(ends: Ends) -> None:
     """Concurrent pulls do not disturb each other."""
     pulls = [
-        pull(ends.reader, ends.source.metadata, [(i * 1024, i * 1024, 1024)], timeout_s=10) for i in range(SIZE // 1024)
+        pull(ends.reader, ends.source.metadata, [(i * 1024, i * 1024, 1024)], timeout_s=PATIENCE_S)
+        for i in range(SIZE // 1024)
     ]
     await asyncio.gather(*pulls)
     assert np.array_equal(ends.reader_memory, ends.source_memory)
@@ -82,22 +116,22 @@ async def test_message_reaches_the_listener(ends: Ends) -> None:
     """Messages arrive while they are expected."""
     ends.source.expect_messages(True)
     await ends.reader.notify(ends.source.metadata, b"release:1")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while ends.messages != [b"release:1"]:
             await asyncio.sleep(0.005)
 
 
 async def test_closed_peer(ends: Ends) -> None:
     """KvLostError when the peer has closed, and a message to it is dropped; another peer still works."""
-    await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=10)
+    await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
     gone = ends.source.metadata
     await ends.source.aclose()
     await asyncio.sleep(0.05)
     with pytest.raises(KvLostError):
-        await pull(ends.reader, gone, [(0, 0, 64)], timeout_s=5)
+        await pull(ends.reader, gone, [(0, 0, 64)], timeout_s=PATIENCE_S)
     await ends.reader.notify(gone, b"hello")
     other, _ = await ends.start(np.full(SIZE, 7, np.uint8))
-    await pull(ends.reader, other.metadata, [(0, 0, 64)], timeout_s=10)
+    await pull(ends.reader, other.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
     assert ends.reader_memory[:64].tolist() == [7] * 64
 
 
@@ -105,39 +139,46 @@ async def test_closed_peer(ends: Ends) -> None:
 async def test_unknown_peer(ends: Ends, peer: bytes) -> None:
     """KvLostError for metadata that names nobody."""
     with pytest.raises(KvLostError):
-        await pull(ends.reader, peer, [(0, 0, 64)], timeout_s=5)
+        await pull(ends.reader, peer, [(0, 0, 64)], timeout_s=PATIENCE_S)
 
 
 async def test_outside_the_memory(ends: Ends) -> None:
     """Offsets past either end are refused, nothing is copied."""
-    for remote, local in ((SIZE - 10, 0), (0, SIZE - 10)):
-        with pytest.raises(KvLostError):
-            await pull(ends.reader, ends.source.metadata, [(remote, local, 64)], timeout_s=5)
-    assert not ends.reader_memory.any()
+    for is_met in (False, True):
+        for remote, local in ((SIZE - 10, 0), (0, SIZE - 10), (SIZE - 63, 0), (0, SIZE - 63)):
+            with pytest.raises(KvLostError) as caught:
+                await pull(ends.reader, ends.source.metadata, [(0, 0, 64), (remote, local, 64)], timeout_s=PATIENCE_S)
+            # The transport's own check: the network would take such a pull for the peer's death.
+            assert caught.value.reason == "kv_payload"
+        assert not ends.reader_memory.any()
+        if not is_met:
+            await pull(ends.reader, ends.source.metadata, [(SIZE - 64, SIZE - 64, 64)], timeout_s=PATIENCE_S)
+            assert np.array_equal(ends.reader_memory[-64:], ends.source_memory[-64:])
+            ends.reader_memory[:] = 0
 
 
 async def test_cancel(ends: Ends) -> None:
     """A cancelled pull ends soon, leaves the memory alone afterwards, and the transport goes on."""
     for turns in range(6):
-        pulling = asyncio.create_task(pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=10))
+        pulling = asyncio.create_task(pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=PATIENCE_S))
         for _ in range(turns):
             await asyncio.sleep(0)
         pulling.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(pulling, return_exceptions=True)
         ends.reader_memory[:4096] = 0
         await asyncio.sleep(0.01)
         assert not ends.reader_memory[:4096].any()
-    await pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=10)
+    await pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=PATIENCE_S)
     assert ends.reader_memory[:4096].any()
 
 
 async def test_a_pull_in_progress_is_cancelled_at_any_moment(ends: Ends) -> None:
     """Before its first turn too: what it wrote to is left alone once it has ended, and the transport goes on."""
-    await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=10)
+    await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
     for turns in range(4):
         ends.reader_memory[:] = 0
-        rest = ends.reader.pull_nowait(ends.source.metadata, [(64, 0, 4096)], timeout_s=10)
+        rest = ends.reader.pull_nowait(ends.source.metadata, [(64, 0, 4096)], timeout_s=PATIENCE_S)
         if rest is None:
             assert np.array_equal(ends.reader_memory[:4096], ends.source_memory[64:4160])
             continue
@@ -145,13 +186,78 @@ async def test_a_pull_in_progress_is_cancelled_at_any_moment(ends: Ends) -> None
         for _ in range(turns):
             await asyncio.sleep(0)
         pulling.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(pulling, return_exceptions=True)
         ends.reader_memory[:] = 0
         await asyncio.sleep(0.01)
         assert not ends.reader_memory.any()
-    await pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=10)
+    await pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=PATIENCE_S)
     assert ends.reader_memory[:4096].any()
+
+
+async def test_a_pull_that_ran_out_of_time_writes_nothing_later() -> None:
+    """The source stands still while it is read over TCP, and goes on after the reader's time-out.
+
+    The reader has given the memory to another request by then, whose tokens would be wrong if late bytes came.
+    """
+    require_part("nixl")
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(TransportProcess.start("source"))
+        reader = await stack.enter_async_context(TransportProcess.start("reader"))
+        peer = await source.say("metadata")
+        assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
+        source.process.send_signal(signal.SIGSTOP)
+        pulling = asyncio.create_task(reader.say(f"pull {peer} 0.2"))
+        await asyncio.sleep(1.0)
+        source.process.send_signal(signal.SIGCONT)
+        # However early it ends, from then on the memory is the reader's own.
+        assert await pulling == "kv_pull_timeout"
+        assert await reader.say("clear") == "clear"
+        assert await source.say("metadata") == peer
+        assert await reader.say("look") == "clear"
+        assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
+
+
+async def test_a_source_that_stands_still_holds_up_no_close_and_no_cancel_for_ever() -> None:
+    """A killed source ends a pull that was given up; a transport closes although a pull of it can not end."""
+    require_part("nixl")
+    async with AsyncExitStack() as stack:
+        source, other = [await stack.enter_async_context(TransportProcess.start("source")) for _ in range(2)]
+        reader = await stack.enter_async_context(TransportProcess.start("reader"))
+        peers = [await each.say("metadata") for each in (source, other)]
+        for peer in peers:
+            assert await reader.say(f"pull {peer} {PATIENCE_S}") == "pulled"
+        source.process.send_signal(signal.SIGSTOP)
+        other.process.send_signal(signal.SIGSTOP)
+        pulling = asyncio.create_task(reader.say(f"pull {peers[0]} 0.2"))
+        await asyncio.sleep(0.5)
+        source.process.kill()
+        assert await pulling in ("kv_pull_timeout", "kv_peer_lost")
+        assert await reader.say(f"close-in-pull {peers[1]}") == "closed"
+        assert reader.process.stdin is not None
+        reader.process.stdin.close()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.process.wait() == 0
+
+
+@pytest.mark.parametrize("peers_max", [1, 2])
+async def test_peers_beyond_the_bound_are_forgotten(peers_max: int) -> None:
+    """Workers come and go for months: the one unused longest is forgotten, and met again when it is needed."""
+    require_part("nixl")
+    from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
+
+    async with AsyncExitStack() as stack:
+        # A peer that is known, and from which something was read, is read in the call itself; one that is not, never is.
+        ends = Ends(lambda: NixlTransport(NixlSettings(peers_max=peers_max)), stack)
+        reader, mine = await ends.start(np.zeros(SIZE, np.uint8))
+        sources = [(await ends.start(np.full(SIZE, 1 + i, np.uint8)))[0] for i in range(peers_max + 1)]
+        for _ in range(3):
+            for i, source in enumerate(sources):
+                rest = reader.pull_nowait(source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
+                assert rest is not None, "it was forgotten"
+                await rest
+                assert mine[:64].tolist() == [1 + i] * 64
+                assert len(reader._peers) <= peers_max
 
 
 async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
@@ -167,15 +273,15 @@ async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
         await source.start(memory, lambda _: None)
         for each in (reader, careful):
             await each.start(mine, lambda _: None)
-            await pull(each, source.metadata, [(0, 0, 64)], timeout_s=10)
-        quick = [reader.pull_nowait(source.metadata, [(100, 0, 4096)], timeout_s=10) for _ in range(20)]
+            await pull(each, source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
+        quick = [reader.pull_nowait(source.metadata, [(100, 0, 4096)], timeout_s=PATIENCE_S) for _ in range(20)]
         for rest in quick:
             if rest is not None:
                 await rest
         assert quick.count(None) >= 10, "most are over in the call"
         assert np.array_equal(mine[:4096], memory[100:4196])
         for each, size in ((reader, 4097), (careful, 64)):
-            rest = each.pull_nowait(source.metadata, [(0, 0, size)], timeout_s=10)
+            rest = each.pull_nowait(source.metadata, [(0, 0, size)], timeout_s=PATIENCE_S)
             assert rest is not None
             await rest
     finally:
@@ -188,7 +294,7 @@ async def test_close_is_idempotent_and_refuses_afterwards(ends: Ends) -> None:
     await ends.reader.aclose()
     await ends.reader.aclose()
     with pytest.raises(MeshError):
-        await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=5)
+        await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
 
 
 async def test_pull_times_out_on_a_hanging_network() -> None:
@@ -209,11 +315,11 @@ async def test_the_pull_after_a_message_does_not_wait_for_it() -> None:
 
     async with AsyncExitStack() as stack:
         ends = await Ends(NixlTransport, stack).open()
-        await pull(ends.reader, ends.source.metadata, [(0, 0, 1024)], timeout_s=10)
+        await pull(ends.reader, ends.source.metadata, [(0, 0, 1024)], timeout_s=PATIENCE_S)
         at_once = 0
         for _ in range(20):
             await ends.reader.notify(ends.source.metadata, b"release:1")
-            rest = ends.reader.pull_nowait(ends.source.metadata, [(0, 0, 1024)], timeout_s=10)
+            rest = ends.reader.pull_nowait(ends.source.metadata, [(0, 0, 1024)], timeout_s=PATIENCE_S)
             at_once += rest is None
             if rest is not None:
                 await rest

@@ -21,9 +21,10 @@ from kvmesh.rpc.router_client import GrpcRouterClient
 from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.settings import RpcSettings
 from tests.integration.workers import ToldWorker
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
-START_S_MAX = 30.0
+START_S_MAX = PATIENCE_S
 
 
 @asynccontextmanager

@@ -47,6 +47,7 @@ from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.certificates import Authority
 from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.patience import PATIENCE_S
 
 TEXT = "Hello! one two three"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}
@@ -157,7 +158,7 @@ async def test_keys_change_without_a_restart_and_a_bad_document_changes_nothing(
         await asyncio.sleep(0.3)
         assert await works("old")
         write_keys(path, {"key_sha256": hash_of("new")})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not await works("new"):
                 await asyncio.sleep(0.05)
         assert not await works("old")
@@ -212,7 +213,7 @@ async def test_a_request_is_accounted_once_however_it_went(
         async with frontend(model, mesh, access=access) as (url, pipeline, metrics), aiohttp.ClientSession() as session:
             with caplog.at_level(logging.INFO):
                 asking = asyncio.create_task(post(session, url, Authorization="Bearer k"))
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE_S):
                     while not (asking.done() or mesh.stalled):
                         await asyncio.sleep(0.01)
                     asking.cancel()

@@ -23,6 +23,7 @@ from services.frontend.models import ServedModel
 from tests.batch_process import QUICK, answering
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import Faults, served_model, write_model
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = "/v1/chat/completions"
@@ -205,7 +206,7 @@ async def test_cancelling_keeps_what_was_done(model: ServedModel, tmp_path: Path
     mesh = answering(model, step_s=0.02)
     async with running_apps([model], mesh, tmp_path, apps=SETTINGS) as running, openai_client(running.url) as client:
         made = await start_batch(client, jsonl(chat_line(i) for i in range(40)))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await completed(client, made.id) < 4:
                 await asyncio.sleep(0.02)
         assert (await client.batches.cancel(made.id)).status == "cancelling"
@@ -288,7 +289,7 @@ async def test_a_lease_that_was_lost_writes_nothing(model: ServedModel, tmp_path
     async with running_apps([model], mesh, tmp_path, apps=SETTINGS, instance_id="a") as first:
         async with openai_client(first.url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(30)))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while await completed(client, made.id) < 4:
                     await asyncio.sleep(0.02)
             with sqlite3.connect(tmp_path / "batches" / "batches.sqlite") as connection:
@@ -306,7 +307,7 @@ async def test_stopping_leaves_the_batch_to_the_next(model: ServedModel, tmp_pat
     async with running_apps([model], mesh, tmp_path, apps=long_lease, instance_id="a") as first:
         async with openai_client(first.url) as client:
             made = await start_batch(client, jsonl(chat_line(i) for i in range(60)))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while await completed(client, made.id) < 4:
                     await asyncio.sleep(0.02)
         await first.pipeline.drain()
@@ -405,7 +406,7 @@ async def test_old_files_and_batches_go(model: ServedModel, tmp_path: Path) -> N
         connection.execute("UPDATE files SET expires_s = 1")
         connection.execute("UPDATE batches SET ended_s = 1")
     async with running_apps([model], answering(model), tmp_path, apps=SETTINGS) as running:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while list_files(tmp_path / "batches" / "files"):
                 await asyncio.sleep(0.02)
         assert (await running.call("GET", "/v1/batches"))[1]["data"] == []

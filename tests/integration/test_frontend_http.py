@@ -29,6 +29,7 @@ from services.frontend.pipeline import Pipeline
 from services.frontend.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -614,7 +615,7 @@ async def test_a_defect_tells_the_client_an_id_and_nothing_else(model: ServedMod
 
 
 async def wait_for(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -689,7 +690,7 @@ async def test_a_client_that_never_reads_is_cut_off(model: ServedModel) -> None:
         await wait_for(lambda: 'code="499"' in running.metrics())
         data = b""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while piece := await loop.sock_recv(stuck, 1 << 20):
                     data += piece
         assert data

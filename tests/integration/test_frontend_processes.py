@@ -20,9 +20,10 @@ from kvmesh.lifecycle import Supervisor, SupervisorSettings
 from services.frontend.processes import command, reserved_port
 from services.frontend.settings import FrontendSettings, HttpSettings
 from tests.integration.mesh import ROOT, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
+from tests.patience import PATIENCE_S
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-RESTART_TIMEOUT_S = 30.0
+RESTART_TIMEOUT_S = PATIENCE_S
 
 
 async def instances(registry_address: str) -> list[Instance]:

@@ -37,6 +37,7 @@ from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
 from tests.grpc_messages import filled, mutated, random_bytes
+from tests.patience import PATIENCE_S
 
 MESSAGES = int(os.environ.get("KVMESH_FUZZ_MESSAGES", "20000"))
 SEED = int(os.environ.get("KVMESH_FUZZ_SEED", "1"))
@@ -235,7 +236,7 @@ class Round:
     async def tasks_left(self) -> int:
         """Waits until nothing runs any more."""
         apps = self._target.apps
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while apps.pipeline.in_flight or apps.mesh.running or apps.apps.batches.running:
                 await asyncio.sleep(0.01)
         gc.collect()

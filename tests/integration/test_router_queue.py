@@ -15,9 +15,9 @@ from kvmesh.rpc.status import from_rpc_error
 from services.router.lanes import QueueLimits
 from services.router.target import TargetLimits
 from tests.integration.test_router_service import eventually, running_mesh
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
-ANSWER_S_MAX = 20.0
 """Bounds a test that hangs. A worker that joins takes a second and more where processors are busy: checks, Describe, two streams."""
 
 
@@ -61,7 +61,7 @@ class Stream:
 
     async def answer(self) -> tuple[int, str]:
         """The next answer: its number and the decode worker, or why there is none."""
-        async with asyncio.timeout(ANSWER_S_MAX):
+        async with asyncio.timeout(PATIENCE_S):
             while (message := await self.call.read()).WhichOneof("kind") == "queued":
                 self.queued.extend(message.queued.ask_ids)
         if message.WhichOneof("kind") == "placement":
@@ -84,7 +84,7 @@ async def test_an_ask_waits_for_room_and_says_how_long():
         assert sample(router, "queue_requests", priority="normal") == 1
         assert sample(router, "queue_tokens", priority="normal") == 16
         link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
-        placed = await asyncio.wait_for(waiting, ANSWER_S_MAX)
+        placed = await asyncio.wait_for(waiting, PATIENCE_S)
         assert placed.placement.queued_s is not None
         assert 1.0 < placed.placement.queued_s < time.monotonic() - began_s
         assert first.placement.queued_s is None
@@ -225,7 +225,7 @@ async def test_a_stopping_router_leaves_no_ask_unanswered():
         await eventually(lambda: second.takes() == {"d1"})
         await mesh.registry.set_draining(first.name, True)
         first.servicer.end_streams()
-        placed = await asyncio.wait_for(asyncio.gather(*waiting), ANSWER_S_MAX)
+        placed = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
         assert len({p.ask_id for p in placed}) == 5
         assert first.core.queue.requests == 0
         assert link.router_id == "router-2"
@@ -254,7 +254,7 @@ async def test_a_batch_is_answered_ask_by_ask(takes_batches):
 async def _answers(call, count: int) -> dict[int, str]:
     """What is said of so many asks: a worker, a reason or `queued`, whatever messages it comes in."""
     said: dict[int, str] = {}
-    async with asyncio.timeout(ANSWER_S_MAX):
+    async with asyncio.timeout(PATIENCE_S):
         while len(said) < count:
             message = await call.read()
             batch = message.answers

@@ -36,10 +36,11 @@ from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.settings import MembershipSettings
 from services.router.upkeep import Upkeep
 from tests.integration.workers import ToldWorker
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
 
-async def eventually(is_so: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def eventually(is_so: Callable[[], bool], *, within_s: float = PATIENCE_S) -> None:
     """Waits for other tasks to bring something about."""
     async with asyncio.timeout(within_s):
         while not is_so():

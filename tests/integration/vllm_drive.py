@@ -8,7 +8,7 @@ from typing import Any
 from kvmesh.core import Generation, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, LoadRecord, SamplingParams
 from kvmesh.engines.base import Engine, EngineFinish, EngineRequest, Leg
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 @dataclass
@@ -71,14 +71,14 @@ class Drive:
         assert got.tokens == []
         return got.finish.handle
 
-    async def until(self, holds: Callable[[LoadRecord], bool], timeout_s: float = 20.0) -> LoadRecord:
+    async def until(self, holds: Callable[[LoadRecord], bool], timeout_s: float = TIMEOUT_S) -> LoadRecord:
         """The first load for which it holds; looks every 5 ms."""
         async with asyncio.timeout(timeout_s):
             while not holds(load := self.engine.load()):
                 await asyncio.sleep(0.005)
         return load
 
-    async def idle(self, timeout_s: float = 20.0) -> LoadRecord:
+    async def idle(self, timeout_s: float = TIMEOUT_S) -> LoadRecord:
         return await self.until(lambda load: load.kv_blocks_used == 0, timeout_s)
 
     def cached(self) -> set[int]:

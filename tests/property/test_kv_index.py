@@ -136,6 +136,13 @@ def test_nothing_is_kept_of_what_left():
     assert index.count(bit) == 1
     assert len(index._children) + sum(len(known) for known in index._children.values() if isinstance(known, set)) < 400
     assert sum(map(len, index._cuts.values())) < 200
+    index.removed(bit, [1])
+    index.stored(bit, list(range(20_000, 20_500)))
+    index.removed(bit, list(range(20_000, 20_500)))
+    assert len(index) == 0
+    assert not any(20_000 <= block < 20_500 for block in index._children), (
+        "a run that left at once leaves nothing either"
+    )
 
 
 PROMPTS = [[1, *range(100 * branch, 100 * branch + 40)] for branch in range(1, 4)]
@@ -190,6 +197,30 @@ def test_a_lookup_made_twice_is_remembered_until_a_holder_of_its_ends_changes():
     assert recall.find(prompt, holders.get) is None
     recall.clear()
     assert recall.find(prompt[:11], holders.get) is None
+
+
+def test_a_dropped_holder_is_in_no_lookup():
+    """A lookup that was remembered while the holder was there must not bring its bit back, whether its blocks are swept or not."""
+    index, prompt = HolderIndex(), list(range(100, 140))
+    for bit in (0, 1):
+        index.add_holder(bit)
+        index.stored(bit, prompt[: 20 + 10 * bit])
+    for _ in range(3):
+        assert index.prefixes(prompt) == ((20, 30), (0b01, 0b10))
+    index.removed(1, [prompt[3]])
+    assert index.has_cuts(1)
+    index.drop_holder(1)
+    assert not index.has_cuts(1), "whoever gets the bit next has none"
+    assert index.prefixes(prompt) == ((20,), (0b01,))
+    assert index.blocks_of(1) == set()
+    index.drop_holder(0)
+    assert index.prefixes(prompt) == ((), ())
+    while index.sweep(7):
+        pass
+    assert len(index) == index.traces == 0
+    index.add_holder(1)
+    assert index.prefixes(prompt) == ((), ())
+    assert index.count(1) == 0
 
 
 def test_what_is_remembered_of_lookups_is_bounded():

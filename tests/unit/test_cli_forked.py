@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.lifecycle.title import fitting
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are used on Linux only")
 
@@ -73,14 +74,14 @@ def parent(folder: Path, what: str) -> "subprocess.Popen[str]":
 
 def lines(process: "subprocess.Popen[str]") -> list[str]:
     """What it wrote, once it has ended well."""
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     return output.splitlines()
 
 
 def wait_gone(pids: list[int]) -> None:
-    """Until none of them runs; fails after 5 s."""
-    ends_at_s = time.monotonic() + 5
+    """Until none of them runs."""
+    ends_at_s = time.monotonic() + PATIENCE_S
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < ends_at_s
         time.sleep(0.01)

@@ -37,6 +37,7 @@ from services.frontend.models import ServedModel
 from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
+from tests.patience import PATIENCE_S
 
 CHAT = pb.BATCH_ENDPOINT_CHAT_COMPLETIONS
 BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20})
@@ -86,7 +87,7 @@ def lines(*bodies: str) -> pb.BatchLines:
 
 
 async def ended(stub: Any, batch_id: str, **kwargs: Any) -> Any:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             batch = (await stub.GetBatch(pb.GetBatchRequest(batch_id=batch_id), **kwargs)).batch
             if batch.status in (pb.BATCH_STATUS_COMPLETED, pb.BATCH_STATUS_FAILED, pb.BATCH_STATUS_CANCELLED):
@@ -139,7 +140,7 @@ async def test_a_batch_is_cancelled(model: ServedModel, tmp_path: Path) -> None:
     async with served(model, tmp_path) as (stub, apps):
         apps.mesh.step_s = 0.05
         made = (await stub.CreateBatch(pb.CreateBatchRequest(endpoint=CHAT, lines=lines(*[BODY] * 40)))).batch
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not apps.mesh.running:
                 await asyncio.sleep(0.01)
         cancelled = (await stub.CancelBatch(pb.CancelBatchRequest(batch_id=made.id))).batch

@@ -27,6 +27,7 @@ from services.frontend.settings import ModelSettings
 from services.frontend.templates import ChatTemplate
 from services.frontend.text_model import find_directory, load_text_model
 from tests.frontend_mesh import write_model
+from tests.patience import PATIENCE_S
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ async def following(*, parsers: ParserNames | None = None, **settings: Any) -> A
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 

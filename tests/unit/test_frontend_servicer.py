@@ -25,6 +25,7 @@ from services.frontend.models import ServedModel, StaticModels
 from services.frontend.pipeline import Pipeline
 from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve 日本語 🙂 one two three"
 USER = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="Hi")
@@ -223,7 +224,7 @@ async def test_cancel_and_deadline_stop_the_request(running: Running, stream: bo
     request = pb.GenerateRequest(model="tiny", text="x", options=options(stream=stream, max_tokens=400))
     call = running.stub.Generate(request)
     reading = asyncio.ensure_future(anext(aiter(call)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not running.mesh.running:
             await asyncio.sleep(0.005)
         call.cancel()
@@ -235,7 +236,7 @@ async def test_cancel_and_deadline_stop_the_request(running: Running, stream: bo
         async for _ in running.stub.Generate(request, timeout=0.1):
             pass
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while len(running.mesh.settled()) < 2:
             await asyncio.sleep(0.005)
     kinds = [kind for _, kind in running.mesh.settled()]

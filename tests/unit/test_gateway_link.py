@@ -27,6 +27,7 @@ from services.router.lanes import QueueLimits
 from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
 from services.router.target import TargetLimits
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask, join
 
 
@@ -63,7 +64,7 @@ async def stage(*, is_open: bool = True, queue: int = 8, **settings: float) -> A
     if is_open:
         await link.open()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             yield Stage(core, servicer, link)
     finally:
         await link.aclose()
@@ -73,7 +74,7 @@ async def stage(*, is_open: bool = True, queue: int = 8, **settings: float) -> A
 
 async def settled(on: Stage, count: int = 0) -> None:
     """Until so many reservations are left."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while on.in_flight != count:
             await asyncio.sleep(0.002)
 
@@ -81,7 +82,7 @@ async def settled(on: Stage, count: int = 0) -> None:
 async def test_an_ask_is_answered_as_it_is_asked():
     """Without a turn of the event loop: there is nobody to wait for."""
     async with stage() as on:
-        placing = on.link.place(ask("r1"), timeout_s=1)
+        placing = on.link.place(ask("r1"), timeout_s=PATIENCE_S)
         with pytest.raises(StopIteration) as placed:
             placing.send(None)
         assert placed.value.value.placement.decode.worker_id == "d1"
@@ -94,10 +95,10 @@ async def test_refusals_are_raised():
     """The router's own, with what they say, and what no router takes."""
     async with stage() as on:
         with pytest.raises(NotFoundError) as refused:
-            await on.link.place(ask("r1", model="another"), timeout_s=1)
+            await on.link.place(ask("r1", model="another"), timeout_s=PATIENCE_S)
         assert refused.value.request_id == "r1"
         with pytest.raises(InvalidRequestError) as wrong:
-            await on.link.place(ask("r2", priority=10_000), timeout_s=1)
+            await on.link.place(ask("r2", priority=10_000), timeout_s=PATIENCE_S)
         assert wrong.value.field == "ask.priority"
         assert on.in_flight == 0
 
@@ -105,8 +106,8 @@ async def test_refusals_are_raised():
 async def test_who_waits_is_placed_when_there_is_room():
     """In order, with the time that they waited."""
     async with stage() as on:
-        first = await on.link.place(ask("r1"), timeout_s=1)
-        waiting = [asyncio.create_task(on.link.place(ask(f"r{n}"), timeout_s=5)) for n in (2, 3)]
+        first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
+        waiting = [asyncio.create_task(on.link.place(ask(f"r{n}"), timeout_s=PATIENCE_S)) for n in (2, 3)]
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
         on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
@@ -125,10 +126,10 @@ async def test_who_waits_is_placed_when_there_is_room():
 async def test_who_stops_waiting_keeps_nothing():
     """Cancelled, or out of time: the queue forgets them, and the room goes to the next."""
     async with stage() as on:
-        first = await on.link.place(ask("r1"), timeout_s=1)
-        left = asyncio.create_task(on.link.place(ask("r2"), timeout_s=5))
+        first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
+        left = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         late = asyncio.create_task(on.link.place(ask("r3", timeout_s=0.05), timeout_s=0.05))
-        last = asyncio.create_task(on.link.place(ask("r4"), timeout_s=5))
+        last = asyncio.create_task(on.link.place(ask("r4"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -145,8 +146,8 @@ async def test_who_stops_waiting_keeps_nothing():
 async def test_a_placement_that_crosses_a_cancel_is_given_back():
     """Room and the cancel come in the same turn of the loop."""
     async with stage(report_delay_s=0) as on:
-        first = await on.link.place(ask("r1"), timeout_s=1)
-        crossed = asyncio.create_task(on.link.place(ask("r2"), timeout_s=5))
+        first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
+        crossed = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
         on.servicer.desk.count_reports()
@@ -160,11 +161,11 @@ async def test_a_placement_that_crosses_a_cancel_is_given_back():
 async def test_a_full_queue_refuses():
     """With a time to come back, and as many as may wait here."""
     async with stage(queue=1, messages_max=1) as on:
-        await on.link.place(ask("r1"), timeout_s=1)
-        waiting = asyncio.create_task(on.link.place(ask("r2"), timeout_s=5))
+        await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
+        waiting = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         with pytest.raises(OverloadedError) as full:
-            await on.link.place(ask("r3"), timeout_s=1)
+            await on.link.place(ask("r3"), timeout_s=PATIENCE_S)
         assert full.value.retry_after_s
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -176,7 +177,7 @@ async def test_asks_wait_for_a_router_that_joins():
         with pytest.raises(UnavailableError) as early:
             await on.link.place(ask("r1"), timeout_s=0.02)
         assert early.value.reason == "no_router"
-        placing = asyncio.create_task(on.link.place(ask("r2"), timeout_s=5))
+        placing = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         await on.link.open()
         assert (await placing).placement.decode.worker_id == "d1"
@@ -185,8 +186,8 @@ async def test_asks_wait_for_a_router_that_joins():
 async def test_closing_answers_everybody():
     """Who waits for room, and who comes too late; what was reported counts, the rest ends with its grace."""
     async with stage() as on:
-        first = await on.link.place(ask("r1"), timeout_s=1)
-        waiting = asyncio.create_task(on.link.place(ask("r2"), timeout_s=5))
+        first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
+        waiting = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         on.link.report_nowait(first.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.1)
         on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
@@ -194,7 +195,7 @@ async def test_closing_answers_everybody():
         with pytest.raises(UnavailableError):
             await waiting
         with pytest.raises(UnavailableError):
-            await on.link.place(ask("r3"), timeout_s=1)
+            await on.link.place(ask("r3"), timeout_s=PATIENCE_S)
         assert on.in_flight == 0
         assert on.core.queue.requests == 0
 
@@ -202,9 +203,9 @@ async def test_closing_answers_everybody():
 async def test_reports_of_what_is_over_are_not_told():
     """One end counts."""
     async with stage() as on:
-        first = await on.link.place(ask("r1"), timeout_s=1)
+        first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
         on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
-        second = asyncio.create_task(on.link.place(ask("r2"), timeout_s=5))
+        second = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         placed = await second
         on.link.report_nowait(first.ask_id, ReportKind.CANCELLED, elapsed_s=0.1)
         on.link.report_nowait(99, ReportKind.FINISHED, elapsed_s=0.1)

@@ -78,6 +78,28 @@ def test_another_epoch_gets_a_snapshot() -> None:
     assert heard == [KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, part=1)]
 
 
+@pytest.mark.parametrize(("known", "is_snapshot"), [(1, True), (2, True), (3, False), (5, False), (6, True)])
+def test_a_gap_in_the_history_is_a_snapshot(known: int, is_snapshot: bool) -> None:
+    """Two batches are kept of five: who missed more than those, or claims to know more than there is, begins anew."""
+    log = KvLog(epoch=1, history_max=2)
+    for block in range(1, 6):
+        log.append([KvStored(block_hashes=[block])])
+    heard = list(log.since(1, known))
+    assert any(batch.is_snapshot for batch in heard) == is_snapshot
+    told = {block for batch in heard for event in batch.events for block in event.block_hashes}
+    assert told == (set(range(1, 6)) if is_snapshot else set(range(known + 1, 6)))
+
+
+async def test_a_watcher_that_leaves_is_forgotten() -> None:
+    """Routers come and go: none leaves a buffer behind."""
+    feed = KvFeed(epoch=1, history_max=10, buffer_max=10)
+    watch = feed.watch()
+    await anext(watch)
+    assert feed.watchers_count() == 1
+    await watch.aclose()  # type: ignore[attr-defined]
+    assert feed.watchers_count() == 0
+
+
 async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:
     """Nothing is lost between the snapshot and the first change."""
     feed = KvFeed(epoch=1, history_max=10, buffer_max=10)

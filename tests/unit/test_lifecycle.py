@@ -21,6 +21,7 @@ from kvmesh.lifecycle import (
     run_until_signalled,
     stop_on_signals,
 )
+from tests.patience import PATIENCE_S
 from tests.virtual_loop import run_virtual
 
 SETTINGS = LifecycleSettings(start_timeout_s=100, drain_timeout_s=50, stop_timeout_s=10, hurry_timeout_s=1)
@@ -299,7 +300,7 @@ def test_a_child_dies_with_its_parent() -> None:
         child_pid = int(parent.stdout.readline())
         assert is_alive(child_pid)
         parent.kill()
-    ends_s = time.monotonic() + 5
+    ends_s = time.monotonic() + PATIENCE_S
     while is_alive(child_pid) and time.monotonic() < ends_s:
         time.sleep(0.01)
     assert not is_alive(child_pid)
@@ -309,7 +310,7 @@ def test_a_child_dies_with_its_parent() -> None:
 def test_a_parent_that_died_before_is_noticed() -> None:
     """The race between fork and the kernel call is closed: with another parent than expected the child ends at once."""
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, "1" if os.getpid() != 1 else "2"], capture_output=True, timeout=20
+        [sys.executable, "-c", CHILD, "1" if os.getpid() != 1 else "2"], capture_output=True, timeout=PATIENCE_S
     )
     assert child.returncode == -signal.SIGKILL
     assert child.stdout == b""

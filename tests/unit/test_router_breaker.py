@@ -85,6 +85,20 @@ def test_probes_close_it():
     assert breaker.turns_at == NEVER_S
 
 
+def test_a_probe_counts_in_its_own_round_only():
+    """One good probe, then a failed one: after the next pause it takes two good ones again."""
+    breaker = half_open()
+    breaker.placed("p1", 1.0)
+    breaker.began("p1", 1.1)
+    breaker.placed("p2", 1.2)
+    breaker.failed("p2", 1.3)
+    assert breaker.state is BreakerState.OPEN
+    breaker.turn(breaker.turns_at)
+    breaker.placed("p3", 9.0)
+    breaker.began("p3", 9.1)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
 def test_the_pause_doubles_up_to_its_bound_and_starts_over_after_a_good_time():
     """1, 2, 4, 8, 8 seconds; a breaker that closed just now goes on doubling, one closed for long starts with 1."""
     breaker, now, pauses = opened(), 0.0, [1.0]

@@ -121,6 +121,21 @@ def test_when_all_are_open_the_refusal_says_so_and_until_when():
     assert place(router, 1.0)[1].decode.worker_id == "d1"
 
 
+def test_a_placement_whose_frontend_is_gone_says_nothing():
+    """Nobody may have submitted it, so the worker has no work to be late with; once its frontend is back it counts again."""
+    router = fleet_of("d1")
+    load(router, "d1", 0.0, step=1)
+    number, _ = place(router, 0.5)
+    router.stream_ended("f", now=1.0)
+    for now in range(1, 12):
+        assert kinds(router, float(now)) == []
+    assert excluded(router, "d1") == ""
+    tell(router, number, "progress", 12.0)
+    for now in range(12, 17):
+        assert kinds(router, float(now)) == []
+    assert kinds(router, 17.5) == ["worker_wedged", "breaker_opened"]
+
+
 def test_a_cancelled_probe_says_nothing():
     """It gives its place to another one."""
     router = fleet_of("d1")

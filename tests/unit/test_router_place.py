@@ -134,6 +134,17 @@ def test_full_workers_refuse_with_a_time():
     place(router, 4)
 
 
+def test_a_reservation_is_reported_of_by_its_own_frontend_only():
+    """An id that another frontend learnt, by mistake or not, ends nothing."""
+    router = two_by_two()
+    placed = place(router, 1)
+    note = ReportNote(kind=ReportKind.FINISHED, elapsed_s=1.0, reservation_id=placed.reservation_id)
+    assert router.report("another", 1, note) is None
+    assert len(router.book) == 1
+    assert router.report("f", 1, note) is not None
+    assert len(router.book) == 0
+
+
 def test_the_routers_own_bound():
     """Reservations are bounded over all workers together."""
     router = two_by_two(core_limits=CoreLimits(reservations_max=1))

@@ -13,7 +13,7 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from services.router.admission import PLACED_PER_TURN_MAX, Queued
-from services.router.core import RouterCore
+from services.router.core import CoreLimits, RouterCore
 from services.router.drain import MEMORY_S, DrainRate
 from services.router.explain import ReportNote
 from services.router.fairness import read_weights
@@ -25,9 +25,12 @@ from tests.unit.router_fleets import ask, core, holds, join
 class Stage:
     """One core with one decode worker of `room` requests, and a clock that the test moves."""
 
-    def __init__(self, *, room: int = 1, **limits) -> None:
+    def __init__(self, *, room: int = 1, core_limits: CoreLimits | None = None, **limits) -> None:
         self.router: RouterCore = core(
-            target_limits=TargetLimits(requests_per_decode_max=room), queue_limits=QueueLimits(**limits), policy="kv"
+            target_limits=TargetLimits(requests_per_decode_max=room),
+            queue_limits=QueueLimits(**limits),
+            core_limits=core_limits or CoreLimits(),
+            policy="kv",
         )
         join(self.router, "d1", "decode")
         self.now = 0.0
@@ -341,6 +344,20 @@ def test_a_request_that_waited_ends_with_its_own_time():
     assert stage.drain() == [("b", "d1")]
     assert not list(stage.router.expire(now=9.9))
     assert [r.request_id for r in stage.router.expire(now=10.0)] == ["b"]
+
+
+def test_asks_that_waited_count_against_the_routers_own_bound():
+    """New workers have room for all who wait; the router places no more of them than it may keep account of."""
+    stage = Stage(core_limits=CoreLimits(reservations_max=2))
+    for name in "abcd":
+        stage.ask(name)
+    for worker in ("d2", "d3", "d4"):
+        join(stage.router, worker, "decode")
+    assert [name for name, _ in stage.drain()] == ["b"]
+    assert (len(stage.router.book), stage.router.queue.requests) == (2, 2)
+    stage.finish("a")
+    assert [name for name, _ in stage.drain()] == ["c"]
+    assert (len(stage.router.book), stage.router.queue.requests) == (2, 1)
 
 
 def test_the_drain_rate_fades_and_forgets_idle_time():

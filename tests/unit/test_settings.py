@@ -126,6 +126,24 @@ def test_a_variable_of_another_component_only_warns(caplog: pytest.LogCaptureFix
     assert not caplog.text
 
 
+def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    """A token that looks like a number to TOML must not end up in a log."""
+    file = tmp_path / "mesh.toml"
+    file.write_text('model = "m"\ntoken = 271828\n')
+    [problem] = problems("--config", str(file))
+    assert "token" in problem
+    assert "271828" not in problem
+
+
+@pytest.mark.parametrize(("lease_s", "is_fine"), [("0.1", True), ("0.0999", False), ("3600", True), ("3600.1", False)])
+def test_limits_are_allowed_themselves(lease_s: str, is_fine: bool) -> None:
+    """The smallest and the largest value that the help names."""
+    if is_fine:
+        assert router("--lease-s", lease_s).lease_s == float(lease_s)
+    else:
+        assert problems("--model", "m", "--lease-s", lease_s)
+
+
 def test_secrets_are_not_shown() -> None:
     """A secret appears in no repr, no description, no help and no message about a wrong value."""
     settings = router("--token", "hunter2")

@@ -27,6 +27,7 @@ from kvmesh.engines.simulated.engine import STEPS_PER_TURN
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
+from tests.patience import PATIENCE_S
 
 Start = Callable[..., Awaitable[EngineDriver]]
 
@@ -133,6 +134,24 @@ class TestPace:
         await reader
 
 
+class TestClose:
+    @pytest.mark.parametrize("ends", ["cancelled", "pulled"])
+    async def test_releases_that_are_due_are_sent(self, start: Start, ends: str) -> None:
+        """An engine that closes tells its sources what nobody will pull again: their blocks do not wait for the lease's end."""
+        source = await start(role="prefill", lease_s=1000.0)
+        target = await start()
+        generation = greedy("demo", [5] * 60, 4)
+        handle = await source.prefill(generation)
+        record = target.submit(generation, handle=handle)
+        if ends == "pulled":
+            await target.wait(record)
+        else:
+            target.engine.cancel_nowait(record.key)
+            assert source.engine.load().kv_blocks_leased
+        await target.engine.aclose()
+        assert not source.engine.load().kv_blocks_leased
+
+
 class TestSleep:
     async def test_requests_pause_and_can_be_cancelled(self, start: Start) -> None:
         """Asleep nothing is computed, a cancel is answered, and after waking the rest goes on with the right tokens."""
@@ -213,7 +232,7 @@ class TestFaults:
         handle = await prefill.prefill(generation)
         prefill.submit(greedy("demo", [6] * 100), leg=Leg.PREFILL)
         engine_of(prefill).inject(Die())
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             while prefill.error is None:
                 await asyncio.sleep(0)
         assert isinstance(prefill.error, LostError)

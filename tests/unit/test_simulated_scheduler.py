@@ -89,7 +89,7 @@ def generation(tokens: list[int], max_tokens: int = 6, **changes: Any) -> Genera
 
 def copy_kv(source: Bench, target: Bench, order: PullOrder) -> None:
     """What a transport does."""
-    mine = order.leg.blocks[order.first : len(order.payload)]
+    mine = order.blocks[order.first : len(order.payload)]
     for theirs, block in zip(order.payload.blocks[order.first :], mine, strict=True):
         target.scheduler.memory._words[block] = source.scheduler.memory._words[theirs]
 
@@ -239,6 +239,33 @@ class TestTokens:
             assert (bench.tokens[1][-1] == 2) == (finish.stop_token_id == 2) == (reason is FinishReason.STOP)
 
 
+class TestLimits:
+    def test_waiting_requests_are_bounded(self) -> None:
+        """Exactly as many as set wait; the next one is refused with a time to come back, and leaves no trace."""
+        bench = Bench()
+        for key in range(8):
+            bench.submit(key, generation([5, key + 6]))
+        with pytest.raises(OverloadedError) as refused:
+            bench.submit(8, generation([5, 50]))
+        assert refused.value.reason == "queue_full"
+        assert refused.value.retry_after_s
+        assert bench.scheduler.counts()[1] == 8
+        bench.run()
+        assert set(bench.finishes) == set(range(8))
+
+
+class TestCachedPrompt:
+    @pytest.mark.parametrize(("length", "cached"), [(7, 4), (8, 4), (9, 8)])
+    def test_the_last_token_is_computed(self, length: int, cached: int) -> None:
+        """The first token is sampled from it, so that a prompt which is cached whole is computed from its last block on."""
+        bench, item = Bench(), generation(list(range(3, 3 + length)))
+        for key in (1, 2):
+            bench.submit(key, item)
+            bench.run()
+            assert bench.tokens[key] == bench.expected(item)
+        assert [bench.finishes[key].usage.cached_tokens for key in (1, 2)] == [0, cached]
+
+
 class TestHandoff:
     def handed_off(self, tokens: list[int]) -> tuple[Bench, Generation, KvHandle]:
         source, item = Bench(), generation(tokens)
@@ -308,6 +335,40 @@ class TestHandoff:
         assert bench.scheduler.pool.counts().held == 0
         bench.run()
         assert bench.finishes[1].reason is FinishReason.CANCELLED
+
+    @pytest.mark.parametrize("is_cancelled", [False, True])
+    def test_an_overdue_pull_keeps_its_blocks_and_not_its_leg(self, is_cancelled: bool) -> None:
+        """A source that stands still may send later: the prompt is computed in other blocks, and those of the pull wait for its end."""
+        source, item, handle = self.handed_off(list(range(3, 20)))
+        bench = self.pulling(item, handle)
+        order = bench.pulls[0]
+        bench.scheduler.pull_overdue(order)
+        assert bench.scheduler.aborted_pulls == [order.leg]
+        assert bench.scheduler.releases == [(b"peer", handle.handle_id)]
+        if is_cancelled:
+            bench.scheduler.cancel(1)
+        bench.scheduler.pull_overdue(order)
+        bench.run()
+        assert bench.scheduler.pool.counts().held == 5
+        copy_kv(source, bench, order)
+        assert not bench.scheduler.pull_ended(order, KvLostError("stopped"))
+        assert bench.scheduler.pool.counts().held == 0
+        if is_cancelled:
+            assert bench.finishes[1].reason is FinishReason.CANCELLED
+            return
+        assert bench.tokens[1] == bench.expected(item)
+        assert bench.finishes[1].was_recomputed
+
+    def test_a_handle_whose_lease_is_over_is_not_pulled(self) -> None:
+        """Its blocks may be another prompt's by now, at the very moment of the lease's end too."""
+        _, item, handle = self.handed_off(list(range(3, 20)))
+        bench = Bench()
+        bench.submit(1, item, handle=handle)
+        bench.now_s = handle.lease_s
+        bench.run()
+        assert not bench.pulls
+        assert bench.finishes[1].was_recomputed
+        assert bench.tokens[1] == bench.expected(item)
 
     def test_only_missing_blocks_are_pulled(self) -> None:
         """What the reader has cached stays where it is."""

@@ -29,11 +29,49 @@ def as_dict(error: MeshError) -> dict[str, object]:
     return {"class": type(error), **vars(error)}
 
 
+# What clients in other languages, proxies and OpenAI's own client act upon: retry elsewhere, later, or not at all.
+CONTRACT = {
+    errors.InvalidRequestError: ("INVALID", "INVALID_ARGUMENT", 400, "invalid_request_error"),
+    errors.NotFoundError: ("NOT_FOUND", "NOT_FOUND", 404, "not_found_error"),
+    errors.UnauthenticatedError: ("UNAUTHENTICATED", "UNAUTHENTICATED", 401, "authentication_error"),
+    errors.PermissionDeniedError: ("PERMISSION_DENIED", "PERMISSION_DENIED", 403, "permission_error"),
+    errors.UnsupportedError: ("UNSUPPORTED", "FAILED_PRECONDITION", 400, "invalid_request_error"),
+    errors.OverloadedError: ("OVERLOADED", "RESOURCE_EXHAUSTED", 503, "overloaded_error"),
+    errors.UnavailableError: ("UNAVAILABLE", "UNAVAILABLE", 503, "service_unavailable_error"),
+    errors.LostError: ("LOST", "ABORTED", 502, "server_error"),
+    errors.KvLostError: ("KV_LOST", "DATA_LOSS", 502, "server_error"),
+    errors.DeadlineError: ("DEADLINE", "DEADLINE_EXCEEDED", 504, "timeout_error"),
+    errors.CancelledByCallerError: ("CANCELLED", "CANCELLED", 499, "request_cancelled"),
+    errors.InternalError: ("INTERNAL", "INTERNAL", 500, "server_error"),
+}
+
+
 def test_every_class_has_its_own_kind_and_code_and_every_kind_a_class() -> None:
     """No class is forgotten, and none is mistaken for another."""
-    assert set(KINDS) == set(CLASSES) == set(HTTP_STATUS)
+    assert set(KINDS) == set(CLASSES) == set(HTTP_STATUS) == set(CONTRACT)
     assert {kind for kind, _ in KINDS.values()} == set(errors_pb2.ErrorKind.values()) - {0}
     assert len({code for _, code in KINDS.values()}) == len(CLASSES)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_each_class_has_the_codes_of_the_contract(cls: type[MeshError]) -> None:
+    """The same kind, gRPC code, HTTP status and type word for ever: two codes that changed places would still differ."""
+    kind, code, status, word = CONTRACT[cls]
+    assert KINDS[cls] == (errors_pb2.ErrorKind.Value(f"ERROR_KIND_{kind}"), grpc.StatusCode[code])
+    assert http_status(cls("words")) == (status, word)
+    sent = to_status(cls("words"))
+    assert sent.code is grpc.StatusCode[code]
+    assert (
+        status_pb2.Status.FromString(dict(sent.trailing_metadata)[DETAILS_KEY]).code == grpc.StatusCode[code].value[0]
+    )
+    assert type(from_rpc_error(rpc_error(grpc.StatusCode[code], "words"))) is cls
+
+
+@pytest.mark.parametrize("reason", ["requests_quota", "tokens_quota", "concurrency_quota"])
+def test_a_quota_is_the_callers_own_doing(reason: str) -> None:
+    """429 for it, 503 for a mesh that is full: clients back off from the one and go elsewhere for the other."""
+    assert http_status(OverloadedError("words", reason=reason)) == (429, "rate_limit_error")
+    assert http_status(OverloadedError("words", reason="queue_full"))[0] == 503
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from kvmesh.errors import UnavailableError
 from kvmesh.worker.forkserver import ForkServer
+from tests.patience import PATIENCE_S
 
 SCRIPT = """
 import os, random, signal, sys, time
@@ -40,7 +41,7 @@ async def server(tmp_path: Path) -> AsyncIterator[ForkServer]:
 
 async def run(server: ForkServer, log: Path, *argv: str) -> int:
     child = await server.spawn("forked_script", argv, env={"COLOUR": "red", "GONE": None}, log=str(log))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         return await server.wait(child)
 
 
@@ -78,7 +79,7 @@ async def test_signals_reach_a_child_and_are_reported(server: ForkServer, tmp_pa
     """A negative status names the signal; a second signal to a dead child does nothing."""
     child = await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log"))
     child.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert await server.wait(child) == -signal.SIGTERM
     child.send_signal(signal.SIGTERM)
 
@@ -87,7 +88,7 @@ async def test_children_die_with_the_server(server: ForkServer, tmp_path: Path) 
     """Killed without a chance to clean up, it takes its children along, and later calls are refused."""
     children = [await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log")) for _ in range(3)]
     server._process.kill()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         for child in children:
             assert await server.wait(child) == -signal.SIGKILL
             while alive(child.pid):
@@ -100,7 +101,7 @@ async def test_closing_ends_everything(server: ForkServer, tmp_path: Path) -> No
     """No child, no server, no socket is left; closing again does nothing."""
     child = await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log"))
     await server.aclose()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while alive(child.pid):
             await asyncio.sleep(0.01)
     await server.aclose()

@@ -123,6 +123,22 @@ def test_a_handle_survives_the_trip() -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        (replace(FORM, format="vllm/0/nixl-0"), "kv_format"),
+        (replace(FORM, compatibility_hash="other"), "kv_incompatible"),
+        (replace(FORM, block_size_tokens=2 * FORM.block_size_tokens), "kv_payload"),
+    ],
+)
+def test_a_handle_of_another_engine_is_refused(form: HandleForm, reason: str) -> None:
+    """Each check alone: vLLM itself would answer with wrong tokens."""
+    handle = make_handle(FORM, PARAMETERS, tokens=70, prompt="p", lease_s=30)
+    with pytest.raises(KvLostError) as caught:
+        read_handle(form, handle, tokens=70, prompt="p")
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
     "payload",
     [
         b"", b"{", b"[]", b"{}", b"\xff\xfe", b"null", b'{"prompt": "p", "parameters": 3}',

@@ -270,10 +270,42 @@ async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
     ear = Ear()
     link = rig.worker.open_link(ear)
     link.submit_nowait(replace(prefill(), slot=4))
+    # The step that hands the prompt off has been decided and takes its time: its finish comes with a handle, whoever cancels now.
+    while not rig.engine.load().kv_blocks_leased:
+        await asyncio.sleep(0)
+    assert not ear.finishes
     rig.worker._fail(key_of(link.number, 4), DeadlineError("late"))
+    assert rig.engine.load().kv_blocks_leased, "the engine has handed it off"
     await wait_until(lambda: bool(ear.finishes), "its finish")
     assert ear.finishes[0].handle is None and isinstance(ear.finishes[0].error, DeadlineError)
+    assert (rig.worker.statistics().leases, rig.engine.load().kv_blocks_leased) == (0, 0)
     await rig.wait_free()
+
+
+async def test_a_handle_for_a_link_that_closed_is_given_back(rig: WorkerRig) -> None:
+    """Its caller left while the last step ran: nobody will ever hear of the handle."""
+    link = rig.worker.open_link(Ear())
+    link.submit_nowait(replace(prefill(), slot=4))
+    while not rig.engine.load().kv_blocks_leased:
+        await asyncio.sleep(0)
+    assert link.has_leg(4)
+    link.close_nowait()
+    await wait_until(lambda: not link.has_leg(4), "its finish")
+    assert (rig.worker.statistics().leases, rig.engine.load().kv_blocks_leased) == (0, 0)
+
+
+async def test_legs_are_bounded() -> None:
+    """Exactly `legs_max`, over all links; the refusal says when to come back."""
+    rig = make_worker(SLOW, replace(WORKER, legs_max=2))
+    await rig.worker.start()
+    links = [rig.worker.open_link(Ear()) for _ in range(2)]
+    for number, link in enumerate(links):
+        link.submit_nowait(decode(number, request_id=f"r{number}"))
+    with pytest.raises(OverloadedError) as refused:
+        links[0].submit_nowait(decode(7))
+    assert refused.value.reason == "worker_full"
+    assert refused.value.retry_after_s
+    await rig.worker.aclose()
 
 
 async def test_leases_end() -> None:

@@ -9,6 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvmesh.core import FinishReason, Media, MediaKind
 from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.errors import LostError
 from kvmesh.kv.blocks import block_hashes, chain_hash, pack_tokens, seed_hash, unpack_tokens
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.worker.slots import LegRecord, LegTable, LinkStep, key_of, split_by_link
@@ -106,6 +107,16 @@ def test_leases_expire_once_and_can_be_extended() -> None:
     assert len(leases) == 0
 
 
+def test_a_leg_that_has_failed_is_not_overdue_as_well() -> None:
+    """It has its failure; a deadline that passes while its last step runs does not replace it."""
+    legs = LegTable()
+    legs.add(1, LegRecord(request_id="a", leg=Leg.DECODE, deadline_s=5.0, failure=LostError("stopping")))
+    legs.add(2, LegRecord(request_id="b", leg=Leg.DECODE, deadline_s=5.0))
+    assert legs.collect_overdue(4.9) == []
+    assert legs.collect_overdue(5.0) == [2]
+    assert legs.collect_overdue(6.0) == []
+
+
 def test_block_names_are_the_stated_formula() -> None:
     """Anybody can compute a block's name from the documentation alone."""
     tokens = list(range(100, 170))
@@ -135,3 +146,18 @@ def test_media_change_the_blocks_they_touch_and_those_after() -> None:
     plain, first, second = (block_hashes(tokens, 16, media=media) for media in ((), (one,), (other,)))
     assert plain[0] == first[0] == second[0]
     assert len({plain[1], first[1], second[1]}) == 3 and len({plain[3], first[3], second[3]}) == 3
+
+
+def test_a_block_is_named_by_the_part_of_a_picture_that_it_holds() -> None:
+    """One picture shifted by some placeholders has other KV in every block it touches, also where its beginning is far behind."""
+    tokens = [1] * 64
+
+    def names(position: int) -> list[int]:
+        picture = Media(kind=MediaKind.IMAGE, content_hash=b"a" * 16, position=position, length=40)
+        return block_hashes(tokens, 16, media=(picture,))
+
+    # Both begin in the first block, at its start as far as an offset into the picture tells; the second block tells them apart.
+    at_0, at_4 = names(0), names(4)
+    assert at_0[1] != at_4[1]
+    digest = xxh3_64_intdigest(struct.pack("<16I", *tokens[:16]) + b"a" * 16 + struct.pack("<Q", 16), at_0[0])
+    assert at_0[1] == digest

@@ -11,6 +11,10 @@ from kvmesh.kv.transport import KvTransport
 
 RELEASED = b"release:"
 """Begins a message to a source, which goes on with the handles that nobody will pull again, divided by spaces."""
+OVERDUE_S = 0.25
+"""How long after its time-out a pull may take to stop. A transport cannot stop one from a peer that stands still."""
+CLOSE_S = 1.0
+"""Longest wait for pulls to stop when the engine closes. The transport keeps the memory of those that do not."""
 NOTICE_S = 1.0
 NOTICE_INTERVAL_S = 0.02
 """Releases of this time travel together. A source looks for messages as seldom."""
@@ -44,7 +48,13 @@ class Pulls:
             self._end(order, None)
             return
         self._pulls[order.leg] = task = asyncio.ensure_future(rest)
-        task.add_done_callback(lambda _: self._on_done(order))
+        overdue = asyncio.get_running_loop().call_later(self._timeout_s + OVERDUE_S, self._on_overdue, order)
+
+        def on_done(_: asyncio.Future[None]) -> None:
+            overdue.cancel()
+            self._on_done(order)
+
+        task.add_done_callback(on_done)
 
     def settle_nowait(self) -> None:
         """Stops the pulls of cancelled legs and sends the releases that are due."""
@@ -55,6 +65,11 @@ class Pulls:
         releases, self._scheduler.releases = self._scheduler.releases, []
         for peer, handle_id in releases:
             self._notify(peer, handle_id)
+
+    def _on_overdue(self, order: PullOrder) -> None:
+        self._scheduler.pull_overdue(order)
+        self.settle_nowait()
+        self._on_change()
 
     def _on_done(self, order: PullOrder) -> None:
         task = self._pulls.pop(order.leg)
@@ -89,11 +104,14 @@ class Pulls:
 
     async def aclose(self) -> None:
         """Stops all pulls; notices have a moment to get out."""
-        for task in self._pulls.values():
+        pulls = list(self._pulls.values())
+        for task in pulls:
             task.cancel()
         self._tell_released()
         if self._notices:
             _, late = await asyncio.wait(self._notices, timeout=NOTICE_S)
             for task in late:
                 task.cancel()
-        await asyncio.gather(*self._pulls.values(), *self._notices, return_exceptions=True)
+        await asyncio.gather(*self._notices, return_exceptions=True)
+        if pulls:
+            await asyncio.wait(pulls, timeout=CLOSE_S)

@@ -39,7 +39,7 @@ class Scheduler:
     """All legs of one engine.
 
     Invariants: 1. a key is known exactly from `submit` until its finish is in a Step; 2. blocks are held by legs in
-    phases PULLING, PREFILL and DECODE only, and by leases; 3. a cancelled pull keeps its blocks until `pull_ended`.
+    phases PULLING, PREFILL and DECODE only, and by leases; 3. a pull that was cancelled or is overdue keeps its blocks until `pull_ended`.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class Scheduler:
         leg.phase = Phase.PULLING
         self._pulling.add(leg)
         handle_id, first = leg.request.handle.handle_id, leg.named_blocks
-        step.pulls.append(PullOrder(leg=leg, payload=leg.payload, handle_id=handle_id, first=first))
+        step.pulls.append(PullOrder(leg=leg, blocks=leg.blocks, payload=leg.payload, handle_id=handle_id, first=first))
 
     def _begin_prompt(self, leg: LegState) -> None:
         leg.phase = Phase.PREFILL
@@ -347,9 +347,10 @@ class Scheduler:
         """A pull is over, well or not, and touches no blocks any more. True: the source is still to be told to free its own."""
         leg = order.leg
         self._pulling.discard(leg)
-        if leg.phase is not Phase.PULLING:
-            self.pool.drop(leg.blocks)
-            leg.blocks = []
+        if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
+            self.pool.drop(order.blocks)
+            if leg.blocks is order.blocks:
+                leg.blocks = []
             return False
         assert leg.request.handle is not None
         tokens, size = leg.request.handle.tokens, self.settings.block_size_tokens
@@ -362,6 +363,18 @@ class Scheduler:
         self._begin_prompt(leg)
         # Nobody reads a failed handle again: kept to its lease, its blocks would be missing where prompts wait for them.
         return True
+
+    def pull_overdue(self, order: PullOrder) -> None:
+        """A pull has run out of time and may still write: its leg waits for other blocks and computes the prompt itself."""
+        leg = order.leg
+        if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
+            return
+        self._leave(leg)
+        self._pulling.discard(leg)
+        leg.blocks, leg.phase = [], Phase.WAITING
+        leg.computed = leg.named_blocks = 0
+        leg.was_recomputed = True
+        self._waiting.push(leg)
 
     def _accept_pull(self, order: PullOrder, tokens: int) -> None:
         leg, first = order.leg, order.first

@@ -15,9 +15,13 @@ from kvmesh.engines.simulated.runs import Run, are_neighbours, runs_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOrder:
-    """Blocks to be read from a peer into `leg.blocks[first:]`; answered with `Scheduler.pull_ended`."""
+    """Blocks to be read from a peer into `blocks[first:]`; answered with `Scheduler.pull_ended`.
+
+    `blocks` is the leg's own list until `Scheduler.pull_overdue`: from then on the blocks are the order's alone.
+    """
 
     leg: LegState
+    blocks: list[int]
     payload: HandlePayload
     handle_id: str
     first: int
@@ -25,7 +29,7 @@ class PullOrder:
     def runs(self) -> list[Run]:
         """(the peer's first block, count, the leg's) of what is to be read."""
         first, theirs = self.first, self.payload.runs
-        mine = self.leg.blocks[first : len(self.payload)]
+        mine = self.blocks[first : len(self.payload)]
         if len(theirs) == 1 and are_neighbours(mine):
             return [(theirs[0][0] + first, len(mine), mine[0])]
         return runs_of(self.payload.blocks[first:], np.array(mine, np.int64))

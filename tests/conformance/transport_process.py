@@ -1,0 +1,60 @@
+"""A NIXL transport in a process of its own: `source` holds ones, `reader` zeros. It answers one-line orders.
+
+metadata            what names it
+pull PEER SECONDS   pulls all of a peer's memory: "pulled", or the reason of the failure
+clear               zeros its memory, as if another request had it now
+close-in-pull PEER  closes while it pulls: "closed"
+look                "clear" when all is zero still, else how many bytes are not
+"""
+
+import asyncio
+import sys
+
+import numpy as np
+
+from kvmesh.errors import KvLostError
+from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
+
+SIZE = 8 << 20
+"""More than a socket's buffers hold: a source that stands still cannot have sent it all."""
+QUIET_S = 0.5
+"""How long bytes that are under way on loopback may take. A slow machine can only hide a defect, not show one that is not there."""
+
+
+async def main(role: str) -> None:
+    memory = np.full(SIZE, int(role == "source"), np.uint8)
+    transport = NixlTransport(NixlSettings(inline_bytes_max=0, close_s=1.0))
+    await transport.start(memory, lambda _: None)
+    loop = asyncio.get_running_loop()
+    while words := (await loop.run_in_executor(None, sys.stdin.readline)).split():
+        if words[0] == "metadata":
+            answer = transport.metadata.hex()
+        elif words[0] == "pull":
+            answer = await pull(transport, bytes.fromhex(words[1]), float(words[2]))
+        elif words[0] == "clear":
+            memory[:] = 0
+            answer = "clear"
+        elif words[0] == "close-in-pull":
+            pulling = asyncio.create_task(pull(transport, bytes.fromhex(words[1]), 60.0))
+            await asyncio.sleep(QUIET_S)
+            await transport.aclose()
+            pulling.cancel()
+            answer = "closed"
+        else:
+            await asyncio.sleep(QUIET_S)
+            answer = "clear" if not memory.any() else f"{np.count_nonzero(memory)} bytes came late"
+        print(answer, flush=True)
+
+
+async def pull(transport: NixlTransport, peer: bytes, timeout_s: float) -> str:
+    try:
+        rest = transport.pull_nowait(peer, [(0, 0, SIZE)], timeout_s=timeout_s)
+        if rest is not None:
+            await rest
+    except KvLostError as error:
+        return error.reason
+    return "pulled"
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
