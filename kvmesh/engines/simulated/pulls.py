@@ -31,12 +31,20 @@ class Pulls:
         self._timeout_s = timeout_s
         self._on_change = on_change
         self._pulls: dict[LegState, asyncio.Future[None]] = {}
+        self._overdue: dict[LegState, bytes] = {}
+        """Peers of the pulls that should have ended and may still write."""
         self._notices: set[asyncio.Task[None]] = set()
         self._released: dict[bytes, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start_nowait(self, order: PullOrder) -> None:
-        """Begins a pull; the scheduler hears of its end, which may be now."""
+        """Begins a pull; the scheduler hears of its end, which may be now.
+
+        Fails while an earlier pull from the peer is overdue: another one would only take more blocks out of use.
+        """
+        if order.payload.peer in self._overdue.values():
+            self._end(order, KvLostError("an earlier pull from the peer has not ended", reason="kv_peer_overdue"))
+            return
         size = self._scheduler.settings.kv_bytes_per_block
         pieces = [(theirs * size, mine * size, count * size) for theirs, count, mine in order.runs()]
         try:
@@ -67,12 +75,14 @@ class Pulls:
             self._notify(peer, handle_id)
 
     def _on_overdue(self, order: PullOrder) -> None:
+        self._overdue[order.leg] = order.payload.peer
         self._scheduler.pull_overdue(order)
         self.settle_nowait()
         self._on_change()
 
     def _on_done(self, order: PullOrder) -> None:
         task = self._pulls.pop(order.leg)
+        self._overdue.pop(order.leg, None)
         error: KvLostError | None = None
         if task.cancelled():
             error = KvLostError("the pull was stopped", reason="kv_pull_cancelled")

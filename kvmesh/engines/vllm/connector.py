@@ -139,38 +139,19 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 self._pending_recv_notifs.setdefault(request_id, []).append((agent, notice))
         return is_posted
 
-    def abandon(self, request_id: str, *, may_disconnect: bool) -> None:
-        """Ends the pull of an aborted request, so that vLLM frees its blocks. Called repeatedly until the pull is over.
+    def abandon(self, request_id: str) -> None:
+        """Ends the wait for the handshake of an aborted pull, which becomes a notice to the peer.
 
-        Blocks of a running transfer stay allocated: releasing the transfer's handle does not stop its bytes, which over TCP
-        still arrive, in blocks that another request uses by then. `may_disconnect` disconnects the peer, which ends all
-        transfers from it; vLLM meets it anew at the next pull. A pull that waits for the handshake becomes a notice only.
+        Blocks of a running transfer stay allocated until the transfer ends. NIXL cannot stop one: its bytes still arrive after
+        its handle was released or its peer removed, in blocks that another request uses by then (seen with nixl 1.5.1 over TCP).
         """
-        transfers = self._recving_transfers.get(request_id)
         metadata = self._recving_metadata.get(request_id)
         if metadata is None:
             return
         self._checks.pop(request_id, None)
-        if transfers is None:
+        if request_id not in self._recving_transfers:
             metadata.local_block_ids, metadata.local_physical_block_ids, metadata.awaiting_kvs = ([],), (), False
             self._recv_failures.add(request_id)
-        elif may_disconnect and any(self._is_running(transfer) for transfer in transfers):
-            self._disconnect(metadata.remote.engine_id)
-
-    def _is_running(self, transfer: Any) -> bool:
-        try:
-            return bool(self.nixl_wrapper.check_xfer_state(transfer) == "PROC")
-        except Exception:  # noqa: BLE001  # NIXL has an error class per failure; a failed transfer has ended.
-            return False
-
-    def _disconnect(self, engine_id: str) -> None:
-        for agent in self._remote_agents.get(engine_id, {}).values():
-            try:
-                self.nixl_wrapper.remove_remote_agent(agent)
-            except Exception as error:  # noqa: BLE001  # As above; a peer that is not connected is what is wanted.
-                LOG.info("kv_peer_not_disconnected", extra={"data": {"error": type(error).__name__}})
-        # vLLM finds the peer's metadata gone and forgets the peer when its transfers have ended.
-        self._failed_remote_engines.add(engine_id)
 
     def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
         """Pulls whose blocks are here get one more transfer, the hold's word. They are done when that is."""

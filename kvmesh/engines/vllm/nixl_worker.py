@@ -46,11 +46,11 @@ class KvmeshWorkerExtension:
             worker.expected_consumer_notifications_by_req.pop(request_id, None)
             worker._replicated_pcp_done_sending.add(request_id)
 
-    def kvmesh_abandon(self, request_id: str, may_disconnect: bool) -> None:
+    def kvmesh_abandon(self, request_id: str) -> None:
         """Ends the pull of an aborted request, which vLLM does only when the peer answers. See `HoldingWorker.abandon`."""
         worker = connector_worker()
         if worker is not None:
-            worker.abandon(request_id, may_disconnect=may_disconnect)
+            worker.abandon(request_id)
 
     def kvmesh_has_peer(self, engine_id: str) -> bool:
         """True when the handshake with a peer is done, so that heartbeats for its leases go out."""

@@ -5,7 +5,7 @@ queue without a heartbeat to its owner, and leases that can be given back.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvmesh.core import FinishReason, LoadRecord
@@ -20,9 +20,15 @@ from kvmesh.errors import InternalError, InvalidRequestError
 
 TRANSFER_GRACE_S = 0.1
 """How long an aborted pull may take to end by itself, which also notifies the peer, before it is abandoned."""
-DISCONNECT_AFTER_S = 1.0
-"""How long its transfers may run on before the peer is disconnected. That fails the pulls of other requests from this peer,
-which then compute their prompts, so it is not done for a pull that merely takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedPull:
+    """A pull that may still write into the blocks of an aborted leg. From `overdue_s` on its peer is not pulled from."""
+
+    peer: str
+    aborted_s: float
+    overdue_s: float
 
 
 class Runner:
@@ -38,8 +44,7 @@ class Runner:
         self._queued: dict[str, LegState] = {}
         """Legs that compute their prompt here and that no step has taken up yet."""
         self._pulls: dict[str, LegState] = {}
-        self._leaving: dict[str, float] = {}
-        """When the pulls that still write into blocks of aborted legs were aborted."""
+        self._leaving: dict[str, AbortedPull] = {}
         self._leases: dict[str, int] = {}
         self._building = StepBuilder()
         self._step = 0
@@ -47,6 +52,8 @@ class Runner:
 
     def add(self, leg: LegState) -> None:
         """Hands a leg to vLLM. What it refuses now is the leg's finish."""
+        if self._is_overdue(leg):
+            without_handle(leg)
         try:
             self._core.add(leg.core_request)
         except self._core.refusals as error:
@@ -201,21 +208,29 @@ class Runner:
         )
         self._building.finishes.append(finish)
 
-    def _abort(self, leg: LegState) -> None:
+    def _abort(self, leg: LegState, *, is_overdue: bool = False) -> None:
         was_pulling = leg.inner_id in self._pulls and self._core.is_pulling(leg.inner_id)
         self._core.abort(leg.inner_id)
-        if was_pulling:
-            self._leaving[leg.inner_id] = self._now()
+        if was_pulling and leg.parameters is not None:
+            now = self._now()
+            overdue_s = now if is_overdue else now + self._settings.kv_pull_timeout_s
+            self._leaving[leg.inner_id] = AbortedPull(leg.parameters["remote_engine_id"], now, overdue_s)
 
     def _watch_leaving(self) -> None:
         """Frees the blocks of aborted pulls, once nothing writes into them any more."""
         now = self._now()
-        for inner_id, aborted_s in list(self._leaving.items()):
+        for inner_id, pull in list(self._leaving.items()):
             if not self._core.is_held(inner_id):
                 del self._leaving[inner_id]
-            elif now >= aborted_s + TRANSFER_GRACE_S:
-                may_disconnect = now >= aborted_s + DISCONNECT_AFTER_S
-                self._core.call_workers("kvmesh_abandon", inner_id, may_disconnect)
+            elif now >= pull.aborted_s + TRANSFER_GRACE_S:
+                self._core.call_workers("kvmesh_abandon", inner_id)
+
+    def _is_overdue(self, leg: LegState) -> bool:
+        """True when an earlier pull from the leg's peer should have ended. Another one would take more blocks out of use."""
+        if not self._leaving or leg.is_prefill or leg.parameters is None:
+            return False
+        peer, now = leg.parameters["remote_engine_id"], self._now()
+        return any(pull.peer == peer and now >= pull.overdue_s for pull in self._leaving.values())
 
     def _watch_pulls(self) -> None:
         """A leg is watched until its transfer is over, well or not: from then on it has tokens and must not begin anew."""
@@ -225,10 +240,12 @@ class Runner:
                 if leg.pull_ends_s is None:
                     leg.pull_ends_s = now + self._settings.kv_pull_timeout_s
                 if now >= leg.pull_ends_s:
-                    self._compute_instead(leg)
+                    self._compute_instead(leg, is_overdue=True)
             elif not self._core.is_queued(leg.inner_id):
                 leg.was_recomputed = self._core.has_failed_pull(leg.inner_id)
                 del self._pulls[leg.inner_id]
+            elif self._is_overdue(leg):
+                self._compute_instead(leg)
             elif now >= leg.pull_by_s:
                 self._check_queued(leg, now)
 
@@ -240,8 +257,8 @@ class Runner:
         else:
             self._compute_instead(leg)
 
-    def _compute_instead(self, leg: LegState) -> None:
-        self._abort(leg)
+    def _compute_instead(self, leg: LegState, *, is_overdue: bool = False) -> None:
+        self._abort(leg, is_overdue=is_overdue)
         self._legs.pop(leg.inner_id)
         self._pulls.pop(leg.inner_id)
         without_handle(leg)
