@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import permutations
 
-SUBNET = "10.213.71"
+SUBNET = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
 """Addresses for private networks, four to a link. They are reachable on this machine only."""
 
 
