@@ -31,7 +31,7 @@ def require_part(name: Part) -> Path:
     found = _package(name) if name in PACKAGES else _binary(name)
     if isinstance(found, Path):
         return found
-    if _is_required() and _can_be_had(name):
+    if is_required() and _can_be_had(name):
         pytest.fail(f"{name} is required here: {found}", pytrace=False)
     pytest.skip(f"no {name}: {found}")
 
@@ -59,7 +59,7 @@ def _package(name: str) -> Path | str:
     return Path(spec.origin).parent
 
 
-def _is_required() -> bool:
+def is_required() -> bool:
     """Whether a missing part is a failure."""
     return bool(os.environ.get("CI")) or os.environ.get("KVMESH_REQUIRE_PARTS") == "1"
 

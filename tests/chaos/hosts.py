@@ -76,7 +76,7 @@ def make_hosts(names: Sequence[str], *, with_network: bool) -> Iterator[Hosts]:
     hosts: dict[str, Host] = {}
     try:
         router = _add_space("r", spaces)
-        run(*router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        run(*router, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
         outside = _link(router, (), 0)
         for number, name in enumerate(names, start=1):
             prefix = _add_space(str(number), spaces)

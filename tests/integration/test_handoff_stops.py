@@ -1,0 +1,33 @@
+"""No wrong token when services stop, or the network between them is cut, at any step of the handoff.
+
+A slice of `python -m tests.chaos.handoff`, which runs as long as one likes.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.handoff import run
+from tests.chaos.hosts import network_problem
+from tests.parts import is_required, require_part
+
+SEED = 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def test_stops_and_cuts_give_no_wrong_token(engine: str, tmp_path: Path) -> None:
+    """Each service is stopped, and each path cut, for 0.5, 1 and 2 leases, while other requests reuse the blocks."""
+    require_part("nixl")
+    if engine == "vllm":
+        require_part("vllm")
+    problem = network_problem()
+    outcomes = await run(engine, 0, SEED, with_network=not problem, directory=tmp_path)
+    assert not outcomes.wrong
+    assert not outcomes.counts["hung"]
+    assert outcomes.answers > 0
+    if problem:
+        can_be_had = is_required() and os.geteuid() == 0 and "command ip is missing" in problem
+        (pytest.fail if can_be_had else pytest.skip)(f"services were stopped, but no path was cut: {problem}")
