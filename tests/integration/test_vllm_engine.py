@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -83,8 +83,8 @@ async def make(server: ForkServer, settings: Callable[..., VllmSettings], tmp_pa
     """Starts further engines for one test."""
     drives: list[Drive] = []
 
-    async def start(role: str, **more: Any) -> Drive:
-        drive = Drive(RemoteEngine(server, settings(role, **more), tmp_path))
+    async def start(role: str, *, environ: Mapping[str, str] | None = None, **more: Any) -> Drive:
+        drive = Drive(RemoteEngine(server, settings(role, **more), tmp_path, environ=environ))
         drives.append(drive)
         return await drive.start()
 
@@ -260,6 +260,29 @@ async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make,
     assert got.finish is not None
     assert got.finish.was_recomputed
     await decode.idle()
+
+
+async def test_bytes_that_come_late_reach_no_other_request(make: Make, pair: tuple[Drive, Drive]) -> None:
+    """The prefill process stands still, so the pull is given up. When the process goes on, it sends the bytes after all."""
+    more = {"kv_cache_bytes": 4 << 20, "environ": {"UCX_TLS": "tcp,self"}, "lease_s": 60.0, "kv_pull_timeout_s": 1.0}
+    prefill, decode = await asyncio.gather(make("prefill", **more), make("decode", **more))
+    await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+    await asyncio.gather(prefill.idle(), reset(decode))
+    others = [greedy(300, seed=seed) for seed in range(30, 42)]
+    alone = [(await pair[1].decode(other)).tokens for other in others]
+    generation = greedy(1800, seed=29)
+    handle = await prefill.prefill(generation)
+    os.kill(prefill.remote.pid, signal.SIGSTOP)
+    try:
+        got = await decode.decode(generation, handle)
+        assert got.finish is not None
+        assert got.finish.was_recomputed
+        # Blocks of the given-up pull would be among those that these take.
+        assert [(await decode.decode(other)).tokens for other in others] == alone
+    finally:
+        os.kill(prefill.remote.pid, signal.SIGCONT)
+    await decode.idle()
+    assert [(await decode.decode(other)).tokens for other in others] == alone
 
 
 async def test_a_handle_is_pulled_once(pair: tuple[Drive, Drive]) -> None:

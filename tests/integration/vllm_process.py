@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,15 @@ class RemoteEngine:
     """Satisfies `kvmesh.engines.base.Engine`. Its synchronous calls block for a round trip."""
 
     def __init__(
-        self, server: ForkServer | None, settings: VllmSettings, folder: Path, *, start_now: bool = True
+        self,
+        server: ForkServer | None,
+        settings: VllmSettings,
+        folder: Path,
+        *,
+        start_now: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        self._environ = {"PYTHONPATH": None, **(environ or {})}
         self._server, self._settings, self._folder, self._start_now = server, settings, folder, start_now
         self._lock, self._number = threading.Lock(), 0
         self._answers: dict[int, Future[Any]] = {}
@@ -77,7 +84,7 @@ class RemoteEngine:
             listener.bind(path)
             listener.listen(1)
             listener.settimeout(CALL_TIMEOUT_S)
-            self.child = await self._server.spawn(MODULE, [path], env={"PYTHONPATH": None}, log=str(self.log))
+            self.child = await self._server.spawn(MODULE, [path], env=self._environ, log=str(self.log))
             self._link, _ = await asyncio.to_thread(listener.accept)
         self._link.settimeout(None)
         threading.Thread(target=self._read, daemon=True).start()

@@ -1,0 +1,71 @@
+"""The table of hold words that tells a reader whether the blocks it pulled were held."""
+
+import ctypes
+
+import pytest
+
+from kvmesh.engines.vllm.holds import HOLDS_MAX, WORD_BYTES, Hold, HoldMemory, HoldTable
+
+
+def word(table: HoldTable, hold: Hold) -> int:
+    """What a peer reads by the table's address."""
+    return ctypes.c_uint64.from_address(table.address + hold.index * WORD_BYTES).value
+
+
+@pytest.fixture
+def memory() -> HoldMemory:
+    return HoldMemory()
+
+
+def test_a_word_has_its_number_until_the_hold_ends(memory: HoldMemory) -> None:
+    """A reader that finds another number knows that the blocks were freed."""
+    table = HoldTable(memory.path)
+    hold = table.add("a")
+    assert hold is not None
+    assert word(table, hold) == hold.number != 0
+    table.end("a")
+    assert word(table, hold) == 0
+    table.end("a")
+    assert len(table) == 0
+
+
+def test_a_word_that_is_used_again_has_another_number(memory: HoldMemory) -> None:
+    """The reader of an old handle does not take the next prompt's blocks for its own."""
+    table = HoldTable(memory.path)
+    first = table.add("a")
+    table.end("a")
+    second = table.add("b")
+    assert first is not None
+    assert second is not None
+    assert first.index == second.index
+    assert first.number != second.number
+
+
+def test_all_maps_of_the_memory_show_the_same_words(memory: HoldMemory) -> None:
+    """Ranks of a tensor-parallel engine register their own maps; the scheduler writes."""
+    scheduler, rank = HoldTable(memory.path), HoldTable(memory.path)
+    hold = scheduler.add("a")
+    assert hold is not None
+    assert rank.address != scheduler.address
+    assert word(rank, hold) == hold.number
+    scheduler.end("a")
+    assert word(rank, hold) == 0
+
+
+def test_a_full_table_gives_no_hold(memory: HoldMemory) -> None:
+    """The prompt is handed out without one, and its reader computes it."""
+    table = HoldTable(memory.path)
+    for number in range(HOLDS_MAX):
+        assert table.add(str(number)) is not None
+    assert table.add("one more") is None
+    table.end("7")
+    assert table.add("another") is not None
+
+
+def test_the_memory_cannot_be_opened_once_it_is_closed(memory: HoldMemory) -> None:
+    """Processes that mapped it before keep it."""
+    table, path = HoldTable(memory.path), memory.path
+    memory.close()
+    with pytest.raises(OSError):
+        HoldTable(path)
+    assert table.add("a") is not None
