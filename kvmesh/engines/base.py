@@ -6,9 +6,11 @@ outside the step. A request is named by `key`, an integer that the worker choose
 Invariants every adapter keeps:
 1. Each accepted submit is answered by exactly one EngineFinish, in a StepOutput, whatever happens, cancel included.
 2. Tokens of a request come in order, before or in the same StepOutput as its finish, and never after it.
-3. A cancel frees the request's blocks within one step (250 ms), a pull in progress included; a cancelled prefill leaves no lease.
-4. A handle that is expired, from another epoch, or of another compatibility hash is never read: the prompt is computed
-   instead (`was_recomputed`), or the request refused. A pull that does not end within its deadline is abandoned the same way.
+3. A cancel frees the request's blocks within one step (250 ms); a cancelled prefill leaves no lease. Blocks that a running transfer
+   writes to are freed when the transfer ends.
+4. A handle that is expired, from another epoch, or of another compatibility hash is never read: the prompt is computed instead
+   (`was_recomputed`), or the request refused. The same holds for a pull that does not end within its deadline, and for one whose
+   blocks were not held until its last byte came.
 5. A handed-out handle's blocks are freed when pulled, released, or `lease_s` after it was made.
 6. KV events come in the order of the changes, none lost; replaying them from the start gives the set of cached blocks.
 """
