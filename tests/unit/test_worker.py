@@ -110,8 +110,13 @@ async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
     with pytest.raises(OverloadedError):
         link.submit_nowait(decode(2))
     other = rig.worker.open_link(Ear())
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError) as refused:
         other.submit_nowait(decode(5, request_id="r1"))
+    assert refused.value.reason == "request_id_in_use"
+    other.submit_nowait(decode(6))
+    with pytest.raises(InvalidRequestError) as refused:
+        other.submit_nowait(decode(6, request_id="another"))
+    assert (refused.value.reason, refused.value.field) == ("slot_in_use", "slot")
 
 
 async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
