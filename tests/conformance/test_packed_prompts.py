@@ -32,6 +32,7 @@ from kvmesh.rpc.codec.types import to_generation
 from kvmesh.rpc.decode_link import GrpcDecodeLinks
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.status import from_rpc_error
+from tests.patience import PATIENCE_S
 from tests.worker_rig import EPOCH, generation, running_worker, serving, wait_until
 
 PROMPT = tuple(range(3, 103))
@@ -105,10 +106,10 @@ async def test_only_who_announces_it_gets_packed_prompts(kind: str, announced: d
         client = GrpcPrefillClient(channels, frontend_id="f1")
         # What is said before the Welcome is said as every worker understands it.
         for name in ("before", "after"):
-            await client.prefill(worker, request_id=name, generation=generation(PROMPT), timeout_s=5)
+            await client.prefill(worker, request_id=name, generation=generation(PROMPT), timeout_s=PATIENCE_S)
         links = GrpcDecodeLinks(channels, frontend_id="f1", clock=SystemClock())
-        link = await links.link(worker, timeout_s=5)
-        link.submit_nowait(DecodeLeg(request_id="r", generation=generation(PROMPT), timeout_s=5), Sink())
+        link = await links.link(worker, timeout_s=PATIENCE_S)
+        link.submit_nowait(DecodeLeg(request_id="r", generation=generation(PROMPT), timeout_s=PATIENCE_S), Sink())
         await wait_until(lambda: bool(decode.heard), "it is submitted")
         await links.aclose()
         await client.aclose()
@@ -128,8 +129,10 @@ async def test_the_answer_is_the_same_in_either_form(kind: str) -> None:
     """Through the link, which packs, and in calls of frontends that do or do not."""
     async with running_worker(kind) as rig:
         links, sink = GrpcDecodeLinks(rig.channels, frontend_id="f1", clock=SystemClock()), Sink()
-        link = await links.link(rig.ref, timeout_s=5)
-        link.submit_nowait(DecodeLeg(request_id="r", generation=generation(PROMPT, tokens=9), timeout_s=5), sink)
+        link = await links.link(rig.ref, timeout_s=PATIENCE_S)
+        link.submit_nowait(
+            DecodeLeg(request_id="r", generation=generation(PROMPT, tokens=9), timeout_s=PATIENCE_S), sink
+        )
         await wait_until(lambda: sink.finish is not None, "it is done")
         answers = [sink.tokens]
         for form in ("plain", "packed"):
@@ -152,7 +155,7 @@ async def test_the_prefill_worker_finds_one_form_cached_in_the_other(kind: str) 
             usage = (await stub.Prefill(request)).usage
             usages.append((usage.prompt_tokens, usage.cached_tokens))
         for name in ("a", "b"):
-            given = await client.prefill(rig.ref, request_id=name, generation=generation(PROMPT), timeout_s=5)
+            given = await client.prefill(rig.ref, request_id=name, generation=generation(PROMPT), timeout_s=PATIENCE_S)
             usages.append((given.usage.prompt_tokens, given.usage.cached_tokens))
         await client.aclose()
     assert usages[0] == (len(PROMPT), 0) and usages[1][1] > 0
@@ -210,10 +213,10 @@ async def test_a_refused_packed_prompt_is_its_callers_alone(kind: str) -> None:
     """On a shared stream the others go on."""
     async with running_worker(kind, Role.PREFILL) as rig:
         client = GrpcPrefillClient(rig.channels, frontend_id="f1")
-        await client.prefill(rig.ref, request_id="first", generation=generation(PROMPT), timeout_s=5)
+        await client.prefill(rig.ref, request_id="first", generation=generation(PROMPT), timeout_s=PATIENCE_S)
         good, bad = await asyncio.gather(
-            client.prefill(rig.ref, request_id="good", generation=generation(PROMPT), timeout_s=5),
-            client.prefill(rig.ref, request_id="bad", generation=generation([99_999]), timeout_s=5),
+            client.prefill(rig.ref, request_id="good", generation=generation(PROMPT), timeout_s=PATIENCE_S),
+            client.prefill(rig.ref, request_id="bad", generation=generation([99_999]), timeout_s=PATIENCE_S),
             return_exceptions=True,
         )
         await client.aclose()

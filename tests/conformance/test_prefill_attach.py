@@ -193,7 +193,7 @@ async def token(
 
 async def unary(rig: WorkerRig, name: str, **fields: Any) -> pb.PrefillResponse:
     request = pb.PrefillRequest(request_id=name, **fields)
-    response: pb.PrefillResponse = await PrefillServiceStub(rig.channel).Prefill(request, timeout=5)
+    response: pb.PrefillResponse = await PrefillServiceStub(rig.channel).Prefill(request, timeout=PATIENCE_S)
     return response
 
 
@@ -205,7 +205,7 @@ async def test_a_single_token_is_answered(prefill: WorkerRig, client: GrpcPrefil
     assert client.may_answer(prefill.ref)
     assert handed.output is None and handed.handle is not None
     alone = SimulatedEngine(prefill.engine.settings, SystemClock())
-    driver = await EngineDriver(alone, 5.0).start()
+    driver = await EngineDriver(alone, PATIENCE_S).start()
     expected = await driver.run(generation(tokens=1, logprobs=2))
     await driver.aclose()
     for answer in (*answers, from_prefill_response(plain)):
@@ -226,7 +226,7 @@ async def test_a_prompt_is_scored_with_its_token(prefill: WorkerRig, client: Grp
     prompts = [list(range(3, 40 + i)) for i in range(6)]
     asked = [replace(generation(prompt), sampling=sampling) for prompt in prompts]
     calls = [
-        client.prefill(prefill.ref, request_id=f"s{i}", generation=each, timeout_s=5, wants_output=True)
+        client.prefill(prefill.ref, request_id=f"s{i}", generation=each, timeout_s=PATIENCE_S, wants_output=True)
         for i, each in enumerate(asked)
     ]
     answers = await asyncio.gather(*calls)
@@ -243,7 +243,7 @@ async def test_the_output_of_more_than_one_token_is_refused(prefill: WorkerRig, 
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
         more = replace(generation(), sampling=sampling)
         with pytest.raises(InvalidRequestError) as caught:
-            await client.prefill(prefill.ref, request_id="m", generation=more, timeout_s=5, wants_output=True)
+            await client.prefill(prefill.ref, request_id="m", generation=more, timeout_s=PATIENCE_S, wants_output=True)
         assert caught.value.field == "generation.sampling.max_tokens"
     both = pb.PrefillRequest(generation=to_generation(generation(tokens=1)))
     both.rendezvous.host, both.rendezvous.port, both.rendezvous.room = "127.0.0.1", 1, 1
@@ -295,7 +295,9 @@ async def test_a_worker_that_does_not_answer_single_tokens(kind: str, says: bool
         worker = WorkerRef(worker_id="old", address=address, epoch=1)
         assert client.may_answer(worker)
         wanted = generation(tokens=1)
-        answer = await client.prefill(worker, request_id="a", generation=wanted, timeout_s=5, wants_output=True)
+        answer = await client.prefill(
+            worker, request_id="a", generation=wanted, timeout_s=PATIENCE_S, wants_output=True
+        )
         assert answer.output is None
         assert not client.may_answer(worker)
         await client.aclose()

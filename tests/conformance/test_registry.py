@@ -385,7 +385,7 @@ async def test_closing_the_registry_ends_its_watches(agent: Agent) -> None:
     await waiting.aclose()
     await waiting.aclose()
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(last, 2.0)
+        await asyncio.wait_for(last, PATIENCE_S)
     await agent.proxy.refuse()
     views = failing.watch("svc-closing")
     await anext(views)
@@ -393,7 +393,7 @@ async def test_closing_the_registry_ends_its_watches(agent: Agent) -> None:
     await asyncio.sleep(0.5)
     await failing.aclose()
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(last, 2.0)
+        await asyncio.wait_for(last, PATIENCE_S)
     with pytest.raises(UnavailableError):
         await failing.get("key")
 

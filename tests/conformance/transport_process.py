@@ -2,6 +2,7 @@
 
 metadata            what names it
 pull PEER SECONDS   pulls all of a peer's memory: "pulled", or the reason of the failure
+cancel PEER SECONDS pulls, and cancels that after so long: "cancelled"
 clear               zeros its memory, as if another request had it now
 close-in-pull PEER  closes while it pulls: "closed"
 look                "clear" when all is zero still, else how many bytes are not
@@ -31,6 +32,12 @@ async def main(role: str) -> None:
             answer = transport.metadata.hex()
         elif words[0] == "pull":
             answer = await pull(transport, bytes.fromhex(words[1]), float(words[2]))
+        elif words[0] == "cancel":
+            pulling = asyncio.create_task(pull(transport, bytes.fromhex(words[1]), 600.0))
+            await asyncio.sleep(float(words[2]))
+            pulling.cancel()
+            await asyncio.wait([pulling])
+            answer = "cancelled" if pulling.cancelled() else pulling.result()
         elif words[0] == "clear":
             memory[:] = 0
             answer = "clear"

@@ -19,6 +19,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router_client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -122,7 +123,7 @@ async def _wait_prefill(mesh: RunningMesh) -> None:
 
 
 async def _usable_prefills(router: GrpcRouterClient) -> int:
-    workers = await router.list_workers(timeout_s=10)
+    workers = await router.list_workers(timeout_s=PATIENCE_S)
     return sum(worker.role is Role.PREFILL and not worker.excluded_by for worker in workers)
 
 

@@ -73,16 +73,16 @@ async def test_processes_serve_and_stop():
         link = GrpcRouterLink(registry, channels, frontend_id="frontend-1", clock=SystemClock(), generator=Random(1))
         running = asyncio.create_task(link.run())
         async with asyncio.timeout(START_S_MAX):
-            while not await GrpcRouterClient(channels, router_instance.address).list_workers(timeout_s=10):
+            while not await GrpcRouterClient(channels, router_instance.address).list_workers(timeout_s=PATIENCE_S):
                 await asyncio.sleep(0.05)
-        placed = await link.place(ask("r1", [1]), timeout_s=10)
+        placed = await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         assert placed.placement.decode.worker_id == "d1"
         assert placed.placement.reasons == ("no_prefill_pool", "round_robin")
 
         planner_instance = await passing(registry, PLANNER)
         client = GrpcPlannerClient(channels, planner_instance.address)
         async with asyncio.timeout(START_S_MAX):
-            while (plan := await client.get_plan(timeout_s=10)).observed_at_s is None or not plan.problems:
+            while (plan := await client.get_plan(timeout_s=PATIENCE_S)).observed_at_s is None or not plan.problems:
                 await asyncio.sleep(0.05)
         assert (plan.mode, plan.source) == ("observe", "scrape")
         # The worker of this test has no metrics port; router and planner have, and are scraped.

@@ -13,6 +13,7 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router_client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, running_mesh, wait_until
+from tests.patience import PATIENCE_S
 
 
 async def explain(mesh: RunningMesh, request_id: str) -> tuple[int | None, str]:
@@ -30,7 +31,7 @@ async def all_join(mesh: RunningMesh) -> bool:
     registry, channels = ConsulRegistry(DiscoverySettings(address=mesh.registry)), ChannelPool(RpcSettings())
     try:
         routers = (await registry.instances(ROUTER)).instances
-        views = await GrpcRouterClient(channels, routers[0].address).list_workers(timeout_s=10)
+        views = await GrpcRouterClient(channels, routers[0].address).list_workers(timeout_s=PATIENCE_S)
         return len(views) == 4 and not any(view.excluded_by for view in views)
     finally:
         await channels.aclose()

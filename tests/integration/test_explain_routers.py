@@ -7,6 +7,7 @@ from kvmesh.core import ReportKind
 from kvmesh.discovery.base import ROUTER
 from kvmesh.errors import NotFoundError, UnavailableError
 from tests.integration.test_router_service import Mesh, eventually, running_mesh
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
 
@@ -25,7 +26,7 @@ async def test_whichever_router_placed_it_tells():
         routers = {name: await mesh.router(name) for name in ("router-1", "router-2")}
         await eventually(lambda: all(router.takes() == {"d1"} for router in routers.values()))
         link = await mesh.link()
-        placed = await link.place(ask("r1", [1, 2]), timeout_s=5)
+        placed = await link.place(ask("r1", [1, 2]), timeout_s=PATIENCE_S)
         link.report_nowait(placed.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.25)
         used = next(router for router in routers.values() if router.core.history.get("r1") is not None)
         await eventually(lambda: used.core.history.get("r1").observed_ttft_s is not None)

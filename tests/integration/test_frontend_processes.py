@@ -65,13 +65,13 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         async def both() -> bool:
             return len(await instances(mesh.registry)) == 2
 
-        await wait_until(both, 30, "both register")
+        await wait_until(both, PATIENCE_S, "both register")
         first, second = await instances(mesh.registry)
         assert first.meta["http_port"] == second.meta["http_port"] == mesh.url.rpartition(":")[2]
         assert first.port != second.port
         assert first.meta["metrics_port"] != second.meta["metrics_port"]
         # The second one may still be reading the model.
-        await wait_until(lambda: _all_ok(mesh.url), 30, "both answer")
+        await wait_until(lambda: _all_ok(mesh.url), PATIENCE_S, "both answer")
         before = [await served(first), await served(second)]
         assert [await ask(mesh.url) for _ in range(60)] == [200] * 60
         after = [await served(first), await served(second)]
@@ -84,12 +84,14 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         stop = asyncio.Event()
         answers: list[tuple[int | str, float]] = []
         clients = [asyncio.create_task(_ask_until(mesh.url, stop, answers)) for _ in range(4)]
-        await wait_until(lambda: len(answers) >= 8, 30, "the clients are answered")
+        await wait_until(lambda: len(answers) >= 8, PATIENCE_S, "the clients are answered")
         os.kill(victim, signal.SIGKILL)
         # On a busy machine the kernel takes its time; until then its sockets take connections that nobody will answer.
-        await wait_until(lambda: not _is_there(victim), 30, "the killed process is gone")
+        await wait_until(lambda: not _is_there(victim), PATIENCE_S, "the killed process is gone")
         gone_s = time.monotonic()
-        await wait_until(lambda: sum(at_s > gone_s for _, at_s in answers) >= 8, 30, "the clients are answered again")
+        await wait_until(
+            lambda: sum(at_s > gone_s for _, at_s in answers) >= 8, PATIENCE_S, "the clients are answered again"
+        )
         stop.set()
         await asyncio.gather(*clients)
         failed = [(answer, at_s - gone_s) for answer, at_s in answers if answer != 200]
@@ -160,16 +162,16 @@ async def test_the_supervisor_starts_dead_processes_again_and_ends_all() -> None
     fast = SupervisorSettings(restart_min_s=0.01, steady_s=0.1)
     supervisor = Supervisor([sleeper, sleeper], clock=SystemClock(), stop_timeout_s=25, settings=fast)
     task, stop, _ = await run_supervisor(supervisor)
-    await wait_until(lambda: all(supervisor.statistics().running), 30, "both run")
+    await wait_until(lambda: all(supervisor.statistics().running), PATIENCE_S, "both run")
     first, second = supervisor.statistics().running
     await asyncio.sleep(0.15)
     os.kill(first, signal.SIGKILL)
-    await wait_until(lambda: supervisor.statistics().running[0] not in (0, first), 30, "a new one runs")
+    await wait_until(lambda: supervisor.statistics().running[0] not in (0, first), PATIENCE_S, "a new one runs")
     assert supervisor.statistics().running[1] == second
     assert supervisor.statistics().restarts == 1
     pids = supervisor.statistics().running
     stop.set()
-    await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert not any(map(is_alive, pids))
 
 
@@ -181,11 +183,11 @@ async def test_the_supervisor_kills_what_does_not_end(tmp_path: Path) -> None:
     )
     supervisor = Supervisor([deaf], clock=SystemClock(), stop_timeout_s=0.5)
     task, stop, _ = await run_supervisor(supervisor)
-    await wait_until(up.exists, 30, "it runs and is deaf")
+    await wait_until(up.exists, PATIENCE_S, "it runs and is deaf")
     (pid,) = supervisor.statistics().running
     stop.set()
     began_s = time.monotonic()
-    await asyncio.wait_for(task, 30)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert time.monotonic() - began_s >= 0.45
     assert not is_alive(pid)
 
@@ -196,7 +198,7 @@ async def test_the_supervisor_gives_up_when_nothing_lives() -> None:
     supervisor = Supervisor([child("raise SystemExit(2)")], clock=SystemClock(), stop_timeout_s=1, settings=hopeless)
     task, _, _ = await run_supervisor(supervisor)
     with pytest.raises(InternalError, match="3 processes died"):
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, PATIENCE_S)
 
 
 async def test_a_wrong_setting_ends_the_program(tmp_path: Path) -> None:

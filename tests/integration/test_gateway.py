@@ -27,6 +27,7 @@ from tests.integration.mesh import (
     wait_until,
     worker_metric,
 )
+from tests.patience import PATIENCE_S
 
 REQUESTS = 24
 
@@ -62,9 +63,9 @@ async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
             (frontend,) = (await registry.instances(FRONTEND)).instances
             (router,) = (await registry.instances(ROUTER)).instances
             client = GrpcRouterClient(channels, router.address)
-            explained = await client.explain(str(answers[0]["id"]).removeprefix("chatcmpl-"), timeout_s=10)
+            explained = await client.explain(str(answers[0]["id"]).removeprefix("chatcmpl-"), timeout_s=PATIENCE_S)
             assert explained.placement is not None
-            assert {worker.worker for worker in await client.list_workers(timeout_s=10)}
+            assert {worker.worker for worker in await client.list_workers(timeout_s=PATIENCE_S)}
             text = await metrics_text(router.host, int(router.meta["metrics_port"]))
             assert worker_metric(text, "kvmesh_router_placed_requests_total") >= REQUESTS
             text = await metrics_text(frontend.host, int(frontend.meta["metrics_port"]))
@@ -85,9 +86,9 @@ async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
         client = GrpcRouterClient(channels, router.address)
 
         async def is_empty() -> bool:
-            return not any(worker.requests_in_flight for worker in await client.list_workers(timeout_s=10))
+            return not any(worker.requests_in_flight for worker in await client.list_workers(timeout_s=PATIENCE_S))
 
-        await wait_until(is_empty, 10, "reservations are settled")
+        await wait_until(is_empty, PATIENCE_S, "reservations are settled")
         return True
     finally:
         await channels.aclose()
@@ -110,7 +111,7 @@ async def test_a_stopping_gateway_ends_what_it_has_begun(tmp_path: Path) -> None
             rest = [line async for line in lines if line.startswith(b"data: ")]
         assert rest[-1] == b"data: [DONE]\n"
         assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
-        await wait_until(lambda: _has_ended(gateway), 20, "the process ends")
+        await wait_until(lambda: _has_ended(gateway), PATIENCE_S, "the process ends")
         log = (tmp_path / "gateway-0.log").read_text()
         assert "Traceback" not in log
         await asyncio.wait_for(mesh.process.wait(), 30)

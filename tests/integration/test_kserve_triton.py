@@ -19,6 +19,7 @@ from tests.integration.mesh import (
     worker_metric,
 )
 from tests.integration.mesh import metrics_text as metrics_of
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "one two three"
@@ -43,7 +44,7 @@ async def drive(mesh: RunningMesh) -> dict[str, Any]:
         assert "kvmesh_frontend_inflight_requests" in text
         return worker_metric(text, "kvmesh_frontend_inflight_requests") == 0
 
-    await wait_until(is_idle, 10, "a request was left in flight")
+    await wait_until(is_idle, PATIENCE_S, "a request was left in flight")
     found: dict[str, Any] = json.loads(output)
     return found
 

@@ -32,6 +32,7 @@ from tests.integration.mesh import (
     wait_until,
     worker_metric,
 )
+from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 SLOW_STEPS = ("--engine-args=--simulated-time-factor 1",)
@@ -232,7 +233,7 @@ async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_pa
         router = (await instances(mesh.registry, ROUTER))[0]
 
         async def is_excluded() -> bool:
-            views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=10)
+            views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=PATIENCE_S)
             decode = [view for view in views if view.role == "decode"]
             return sum(not view.excluded_by for view in decode) == 1
 
@@ -322,17 +323,19 @@ async def test_a_mesh_with_keys(tmp_path: Path) -> None:
                 assert response.status in (200, 401)
                 return response.status == 200
 
-        await wait_until(lambda: any("wants an API key" in line for line in mesh.output), 20, "the greeting is refused")
+        await wait_until(
+            lambda: any("wants an API key" in line for line in mesh.output), PATIENCE_S, "the greeting is refused"
+        )
         assert await works(first[0]) and not await works(second[0])
         list_keys(first[1], second[1])
-        await wait_until(lambda: works(second[0]), 20, "the new key works")
+        await wait_until(lambda: works(second[0]), PATIENCE_S, "the new key works")
         assert await works(first[0])
         list_keys(second[1])
 
         async def is_off() -> bool:
             return not await works(first[0])
 
-        await wait_until(is_off, 20, "the old key is refused")
+        await wait_until(is_off, PATIENCE_S, "the old key is refused")
         status, text = await chat_in_terminal(mesh.url, KVMESH_API_KEY=second[0])
         assert status == 0 and len(text.partition("> ")[2].split()) > 5, text
         status, text = await chat_in_terminal(mesh.url)

@@ -17,6 +17,7 @@ from kvmesh.discovery.base import DECODE, FRONTEND, ROUTER, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
+from tests.patience import PATIENCE_S
 
 REQUESTS = 2000
 KILLED_AFTER = 700
@@ -119,13 +120,13 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
             seen = [await metric(routers, f"kvmesh_router_{what}") for what in ("peers", "decode_workers")]
             return seen == [[1, 1], [2, 2]]
 
-        await wait_until(all_see_all, 30, "the routers know each other and the workers")
+        await wait_until(all_see_all, PATIENCE_S, "the routers know each other and the workers")
         urls = [f"http://{each.host}:{each.meta['http_port']}" for each in frontends]
 
         async def all_serve_the_model() -> bool:
             return all([await models(url) == ["demo"] for url in urls])
 
-        await wait_until(all_serve_the_model, 30, "every frontend knows the model")
+        await wait_until(all_serve_the_model, PATIENCE_S, "every frontend knows the model")
         load = Load(urls)
         running = asyncio.create_task(load.run())
         await load.killing.wait()
@@ -147,4 +148,4 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
             return left == [0] and sum(await metric(workers, "kvmesh_decode_legs_requests")) == 0
 
         # The grace of reservations that the dead router made and that nobody adopted is 10 s.
-        await wait_until(nothing_is_left, 15, "no reservation and no leg is left")
+        await wait_until(nothing_is_left, PATIENCE_S, "no reservation and no leg is left")

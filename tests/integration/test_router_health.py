@@ -10,6 +10,7 @@ from services.router.health import HealthSettings
 from services.router.overlap import OverlapSettings
 from services.router.wedge import WedgeSettings
 from tests.integration.test_router_service import Mesh, Router, eventually, running_mesh
+from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
 SETTINGS = HealthSettings(
@@ -21,7 +22,7 @@ SETTINGS = HealthSettings(
 
 async def views(mesh: Mesh, router: Router) -> dict[str, WorkerView]:
     client = GrpcRouterClient(mesh.channels, router.server.address)
-    return {view.worker.worker_id: view for view in await client.list_workers(timeout_s=10)}
+    return {view.worker.worker_id: view for view in await client.list_workers(timeout_s=PATIENCE_S)}
 
 
 def news(router: Router, kind: str) -> float | None:
@@ -36,22 +37,22 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
         await eventually(lambda: router.takes() == {"d1"})
         link = await mesh.link()
         for number in range(3):
-            placed = await link.place(ask(f"r{number}", [number]), timeout_s=5)
+            placed = await link.place(ask(f"r{number}", [number]), timeout_s=PATIENCE_S)
             lost = LostError("gone", where="d1")
             link.report_nowait(placed.ask_id, ReportKind.FAILED, elapsed_s=0.1, error=lost, failed_worker_id="d1")
         with pytest.raises(UnavailableError) as refusal:
-            await link.place(ask("r4", [4]), timeout_s=5)
+            await link.place(ask("r4", [4]), timeout_s=PATIENCE_S)
         assert refusal.value.reason == "breakers_open"
         assert 0 < refusal.value.retry_after_s <= 1.5
         view = (await views(mesh, router))["d1"]
         assert (view.breaker, view.excluded_by) == ("open", "breaker_open")
         await eventually(lambda: router.takes() == {"d1"})
         assert (await views(mesh, router))["d1"].breaker == "half_open"
-        probe = await link.place(ask("r5", [5]), timeout_s=5)
+        probe = await link.place(ask("r5", [5]), timeout_s=PATIENCE_S)
         with pytest.raises(UnavailableError):
-            await link.place(ask("r6", [6]), timeout_s=5)
+            await link.place(ask("r6", [6]), timeout_s=PATIENCE_S)
         link.report_nowait(probe.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.1)
-        last = await link.place(ask("r7", [7]), timeout_s=5)
+        last = await link.place(ask("r7", [7]), timeout_s=PATIENCE_S)
         for placed in (probe, last):
             link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
         assert (await views(mesh, router))["d1"].breaker == "closed"
@@ -87,7 +88,7 @@ async def test_overlap_that_cannot_be_is_said_loudly_once(caplog):
         await eventually(lambda: router.core.fleet.workers["d1"].feed.blocks == 2)
         link = await mesh.link()
         for number in range(8):
-            placed = await link.place(ask(f"r{number}", [1, 2]), timeout_s=5)
+            placed = await link.place(ask(f"r{number}", [1, 2]), timeout_s=PATIENCE_S)
             link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
         await eventually(lambda: news(router, "overlap_impossible") == 1)
         [line] = [record for record in caplog.records if record.message == "overlap_impossible"]

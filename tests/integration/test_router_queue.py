@@ -73,7 +73,7 @@ async def test_an_ask_waits_for_room_and_says_how_long():
     """A busy worker is no refusal: the answer comes when a report has made room, and the wait is in it."""
     async with busy_mesh() as (mesh, router):
         link = await mesh.link(answer_timeout_s=1.0)
-        first = await link.place(ask("r1", [1]), timeout_s=5)
+        first = await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         began_s = time.monotonic()
         waiting = asyncio.create_task(link.place(ask("r2", [1], timeout_s=20), timeout_s=1.0))
         await eventually(lambda: router.core.queue.requests == 1)
@@ -125,7 +125,7 @@ async def test_a_withdrawn_ask_leaves_at_once():
             await stream.report(1)
             assert await stream.answer() == (3, "d1")
             link = await mesh.link()
-            going = asyncio.create_task(link.place(ask("r", [1], timeout_s=20), timeout_s=5))
+            going = asyncio.create_task(link.place(ask("r", [1], timeout_s=20), timeout_s=PATIENCE_S))
             await eventually(lambda: router.core.queue.requests == 1)
             going.cancel()
             await asyncio.wait([going])
@@ -173,9 +173,9 @@ async def test_time_and_space_end_a_wait_with_a_time_to_retry():
             assert await stream.answer() == (3, "deadline_exceeded")
         link = await mesh.link()
         await eventually(lambda: link.is_up and len(router.core.book) == 0)
-        await link.place(ask("r1", [1]), timeout_s=5)
+        await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         with pytest.raises(OverloadedError) as refusal:
-            await link.place(ask("r2", [1]), timeout_s=5)
+            await link.place(ask("r2", [1]), timeout_s=PATIENCE_S)
         assert (refusal.value.reason, refusal.value.retry_after_s) == ("queue_wait_over", 0.7)
         assert refusal.value.request_id == "r2"
 
@@ -218,8 +218,10 @@ async def test_a_stopping_router_leaves_no_ask_unanswered():
     """Who waits on a router that stops waits on the other one, and is served there."""
     async with busy_mesh() as (mesh, first):
         link = await mesh.link()
-        await link.place(ask("r1", [1]), timeout_s=5)
-        waiting = [asyncio.create_task(link.place(ask(f"w{i}", [1], timeout_s=20), timeout_s=5)) for i in range(5)]
+        await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
+        waiting = [
+            asyncio.create_task(link.place(ask(f"w{i}", [1], timeout_s=20), timeout_s=PATIENCE_S)) for i in range(5)
+        ]
         await eventually(lambda: first.core.queue.requests == 5)
         second = await mesh.router("router-2")
         await eventually(lambda: second.takes() == {"d1"})

@@ -165,7 +165,7 @@ async def test_a_request_follows_its_blocks():
         p1.tell(KvStored(block_hashes=[1, 2, 3]))
         await eventually(lambda: router.core.fleet.workers["p1"].feed.blocks == 3)
         link = await mesh.link()
-        placed = await link.place(ask("r1", [1, 2, 3, 4]), timeout_s=5)
+        placed = await link.place(ask("r1", [1, 2, 3, 4]), timeout_s=PATIENCE_S)
         assert placed.placement.prefill.worker_id == "p1"
         assert placed.placement.decode.worker_id == "d1"
         assert placed.placement.cached_tokens == 48
@@ -175,13 +175,13 @@ async def test_a_request_follows_its_blocks():
         await eventually(lambda: len(router.core.book) == 0)
 
         client = GrpcRouterClient(mesh.channels, router.server.address)
-        told = await client.explain("r1", timeout_s=2)
+        told = await client.explain("r1", timeout_s=PATIENCE_S)
         assert [candidate.prefill.worker_id for candidate in told.candidates] == ["p1", "p2"]
         assert dict(told.candidates[0].terms)["prefill"] == pytest.approx(0.004 + 16 * 0.00004)
         assert [report.kind for report in told.reports] == [ReportKind.PREFILLED, ReportKind.FINISHED]
         with pytest.raises(NotFoundError):
-            await client.explain("never", timeout_s=2)
-        views = {view.worker.worker_id: view for view in await client.list_workers(timeout_s=2)}
+            await client.explain("never", timeout_s=PATIENCE_S)
+        views = {view.worker.worker_id: view for view in await client.list_workers(timeout_s=PATIENCE_S)}
         assert (views["p1"].trust, views["p1"].index_blocks, views["p1"].excluded_by) == ("exact", 3, "")
         assert router.metrics.get_sample_value("kvmesh_router_placed_requests_total", {"reason": "kv_overlap"}) == 1
 
@@ -260,7 +260,7 @@ async def test_a_drain_mark_excludes_and_its_removal_brings_back():
         await eventually(lambda: router.core.fleet.workers["d1"].excluded_by == "draining")
         link = await mesh.link()
         with pytest.raises(UnavailableError) as refusal:
-            await link.place(ask("r1", [1]), timeout_s=5)
+            await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         assert refusal.value.retry_after_s == 1
         await mesh.registry.set_draining("d1", False)
         await eventually(lambda: router.takes() == {"d1"})
@@ -276,13 +276,13 @@ async def test_asks_move_to_another_router():
         second = await mesh.router("router-2")
         await eventually(lambda: first.takes() == second.takes() == {"d1"})
         link = await mesh.link()
-        await link.place(ask("r1", [1]), timeout_s=5)
+        await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         used, other = (first, second) if link.router_id == "router-1" else (second, first)
-        asks = asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=5) for i in range(20)))
+        asks = asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=PATIENCE_S) for i in range(20)))
         await used.server.aclose()
         placed = await asks
         assert len(placed) == 20
-        await link.place(ask("r2", [1]), timeout_s=5)
+        await link.place(ask("r2", [1]), timeout_s=PATIENCE_S)
         assert link.router_id == other.name
         # What the dead router still held ends with the grace, since the frontend does not come back to it.
         await eventually(lambda: len(used.core.book) == 0)
@@ -296,11 +296,11 @@ async def test_ending_streams_for_a_drain_loses_no_ask():
         second = await mesh.router("router-2")
         await eventually(lambda: first.takes() == second.takes() == {"d1"})
         link = await mesh.link()
-        await link.place(ask("r1", [1]), timeout_s=5)
+        await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         used = first if link.router_id == "router-1" else second
         await mesh.registry.set_draining(used.name, True)
         used.servicer.end_streams()
-        placed = await asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=5) for i in range(20)))
+        placed = await asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=PATIENCE_S) for i in range(20)))
         assert len({p.ask_id for p in placed}) == 20
         await eventually(lambda: link.router_id not in ("", used.name))
 
@@ -315,11 +315,11 @@ async def test_no_router_and_cancel():
         await mesh.worker("d1", "decode")
         router = await mesh.router()
         await eventually(lambda: router.takes() == {"d1"} and link.is_up)
-        going = asyncio.create_task(link.place(ask("r2", [1]), timeout_s=5))
+        going = asyncio.create_task(link.place(ask("r2", [1]), timeout_s=PATIENCE_S))
         await asyncio.sleep(0)
         going.cancel()
         await asyncio.wait([going])
-        placed = await link.place(ask("r3", [1]), timeout_s=5)
+        placed = await link.place(ask("r3", [1]), timeout_s=PATIENCE_S)
         link.report_nowait(placed.ask_id, ReportKind.CANCELLED, elapsed_s=0.0)
         await eventually(lambda: len(router.core.book) == 0)
 
@@ -368,7 +368,7 @@ async def test_a_router_that_joins_gets_its_streams():
 
         async def request(number: int) -> None:
             nonlocal done
-            placed = await link.place(ask(f"r{number}", [1], timeout_s=20), timeout_s=5)
+            placed = await link.place(ask(f"r{number}", [1], timeout_s=20), timeout_s=PATIENCE_S)
             await asyncio.sleep(0.05)
             link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.05)
             done += 1

@@ -365,7 +365,7 @@ async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive,
 async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
     """vLLM waits for ever. Here the leg computes its prompt after the deadline, others are served meanwhile, and all
     blocks come back on both sides."""
-    times = {"lease_s": 60.0, "lease_margin_s": 0.5, "kv_pull_timeout_s": 10.0}
+    times = {"lease_s": 60.0, "lease_margin_s": 0.5, "kv_pull_timeout_s": 4.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     generation = greedy(300, seed=13)
     alone = (await pair[1].decode(generation)).tokens
@@ -382,7 +382,7 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
         assert got.tokens == alone
         assert got.finish is not None
         if got.finish.was_recomputed:
-            assert time.monotonic() - began > 9.9
+            assert time.monotonic() - began > 3.9
             assert got.finish.usage.transferred_tokens == 0
         else:
             # Engines that have met may read a stopped process's memory without its help, and then the KV is the right one.

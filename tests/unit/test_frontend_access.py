@@ -12,7 +12,7 @@ from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnauthenticatedError
 from services.frontend.access.caller import Caller, Quota
 from services.frontend.access.keys import hash_of, read_keys
-from services.frontend.access.quotas import CONCURRENCY, REQUESTS, TOKENS, Quotas
+from services.frontend.access.quotas import CONCURRENCY, REQUESTS, TOKENS, Bucket, Quotas
 
 
 def document(*rows: dict[str, Any]) -> bytes:
@@ -72,6 +72,29 @@ def test_requests_and_concurrency_are_bounded_and_say_when_to_come_again() -> No
     assert caught.value.reason == REQUESTS
     assert caught.value.retry_after_s == pytest.approx(30)
     quotas.enter(who, prompt_tokens=1, output_tokens_max=1, now_s=30.001)
+
+
+def test_a_request_ends_once() -> None:
+    """However often its end is told, it frees one place and gives its tokens back once."""
+    quotas, who = Quotas(tenants_max=10), caller(concurrent_requests=2, tokens_per_minute=100)
+    first, _ = (quotas.enter(who, prompt_tokens=10, output_tokens_max=40, now_s=0.0) for _ in range(2))
+    for _ in range(3):
+        quotas.leave(first, Usage(prompt_tokens=10), now_s=0.0)
+    quotas.enter(who, prompt_tokens=10, output_tokens_max=30, now_s=0.0)
+    with pytest.raises(OverloadedError) as caught:
+        quotas.enter(who, prompt_tokens=1, output_tokens_max=0, now_s=0.0)
+    assert caught.value.reason == CONCURRENCY
+
+
+def test_a_bucket_holds_a_minute_at_most() -> None:
+    """A tenant that rested for an hour may not use an hour's worth at once, nor what it would have after a change of its size."""
+    bucket = Bucket(60, 0.0)
+    bucket.take(60)
+    assert bucket.level(30.0) == pytest.approx(30)
+    assert bucket.level(3600.0) == 60
+    assert bucket.wait_s(61, 7200.0) > 0
+    bucket.resize(30, 10_000.0)
+    assert bucket.level(20_000.0) == 30
 
 
 def test_tokens_are_reserved_and_what_was_not_used_comes_back() -> None:

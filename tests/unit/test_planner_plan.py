@@ -48,6 +48,12 @@ def test_quantiles_are_those_of_prometheus():
     assert quantile(0.99, [(0.1, 10.0), (math.inf, 100.0)]) == 0.1
 
 
+def test_counts_that_fall_between_two_scrapes_are_mended():
+    """Prometheus takes the highest count so far; the sum of scraped instances can fall from one bucket to the next."""
+    buckets = [(0.1, 2.0), (0.2, 6.0), (0.4, 5.0), (0.8, 10.0), (math.inf, 10.0)]
+    assert quantile(0.7, buckets) == pytest.approx(0.4 + 0.4 * (7 - 6) / (10 - 6))
+
+
 @pytest.mark.parametrize("buckets", [[], [(0.1, 5.0)], [(0.1, 0.0), (math.inf, 0.0)], [(math.inf, 3.0)]])
 def test_no_quantile_without_observations(buckets):
     """Absent, not zero."""

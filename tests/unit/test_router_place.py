@@ -172,6 +172,14 @@ def test_pins_and_exclusions():
         place(router, 5, ask("r5", [1], excluded_worker_ids=("d1",)))
 
 
+def test_a_pinned_prefill_worker_is_used_for_short_prompts_too():
+    """A prompt that a decode worker would compute by itself goes where its sender wants it."""
+    router = two_by_two()
+    assert place(router, 1, ask("r1", [], tokens=8)).prefill is None
+    placed = place(router, 2, ask("r2", [], tokens=8, pinned_prefill_worker_id="p2"))
+    assert placed.prefill is not None and placed.prefill.worker_id == "p2"
+
+
 def test_labels_are_required_or_preferred():
     """Required labels filter, preferred ones lean; labels nobody carries are refused as unsupported."""
     router = core()

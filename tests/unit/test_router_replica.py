@@ -246,6 +246,51 @@ def test_reservations_of_unknown_workers_wait_for_them():
     assert routers.sums("b")["p1"] == (0, 0, 0)
 
 
+def test_only_the_keepers_word_ends_a_reservation():
+    """The frontend has moved on; the router that it left gives its request up, which is not over."""
+    routers = pair()
+    [stream] = routers.streams
+    number, _ = routers.place("a")
+    routers.sync()
+    routers.report("b", number, ReportKind.FIRST_TOKEN)
+    routers.cores["a"].stream_ended("f", now=routers.now)
+    routers.later(GRACE_S)
+    assert routers.sums("a") == NOTHING
+    routers.say(stream, "a")
+    assert routers.sums("b")["d1" if routers.sums("b")["d1"][0] else "d2"][0] == 1
+    routers.report("b", number, ReportKind.FINISHED)
+    routers.sync()
+    assert routers.sums("b") == routers.sums("a") == NOTHING
+
+
+def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
+    """Also when nobody has noticed yet that the old one's stream is dead."""
+    routers = pair()
+    routers.place("a")
+    routers.sync()
+    routers.streams.clear()
+    routers.start("a")
+    routers.connect("a", "b")
+    routers.sync()
+    assert routers.sums("b") != NOTHING
+    routers.later(GRACE_S)
+    assert routers.sums("b") == NOTHING
+
+
+def test_ends_follow_their_beginnings_over_many_messages():
+    """Adoptions go out in the order in which they were made, ends in theirs: no end is told before its adoption."""
+    routers = pair(limits=ReplicaLimits(batch_max=1))
+    numbers = [routers.place("a")[0] for _ in range(3)]
+    routers.sync()
+    for number in numbers:
+        routers.report("b", number, ReportKind.FIRST_TOKEN)
+    for number in reversed(numbers):
+        routers.report("b", number, ReportKind.FINISHED)
+    assert routers.sums("b") == NOTHING
+    routers.sync()
+    assert routers.sums("a") == NOTHING
+
+
 def test_a_gap_ends_the_stream():
     """A lost message may have been an end: the stream is of no use any more."""
     routers = pair()

@@ -178,6 +178,17 @@ def test_a_chain_is_evicted_from_its_end(evicted: int) -> None:
     assert pool.cached_names() == set(range(10, 16 - evicted))
 
 
+@given(st.integers(1, 20).flatmap(lambda length: st.tuples(st.just(length), st.integers(0, length), st.integers(0, 5))))
+def test_a_prompt_shares_exactly_its_beginning(case: tuple[int, int, int]) -> None:
+    """Of a run of any length, the blocks before the first other one and no more: another prompt's block would give wrong tokens."""
+    length, shared, more = case
+    pool = BlockPool(32)
+    blocks = pool.allocate(length)
+    pool.name(blocks, 0, list(range(100, 100 + length)), None)
+    prompt = [*range(100, 100 + shared), *range(500, 500 + more)]
+    assert pool.match(prompt) == blocks[:shared]
+
+
 def test_what_was_computed_twice_is_held_once() -> None:
     """Who computed what another had named meanwhile gives its own blocks back, and the chain goes on behind the other's."""
     pool = BlockPool(8)

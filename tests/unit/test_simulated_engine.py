@@ -64,7 +64,7 @@ async def start() -> AsyncIterator[Start]:
     async def make(clock: Clock | None = None, **changes: Any) -> EngineDriver:
         settings = SimulatedSettings(**{"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **changes})
         engine = SimulatedEngine(settings, clock or SystemClock(), MemoryTransport(network))
-        drivers.append(EngineDriver(engine, 5.0))
+        drivers.append(EngineDriver(engine, PATIENCE_S))
         return await drivers[-1].start()
 
     yield make
@@ -121,7 +121,7 @@ class TestPace:
         """The buffer between engine and consumer is bounded, and nothing is lost when the consumer comes back."""
         settings = SimulatedSettings(output_buffer_steps=4, time_factor=0.0)
         engine = SimulatedEngine(settings, SystemClock())
-        driver = EngineDriver(engine, 5.0)
+        driver = EngineDriver(engine, PATIENCE_S)
         await engine.start()
         record = driver.submit(greedy("demo", [5], 50))
         for _ in range(100):
@@ -175,12 +175,13 @@ class TestEvents:
         """Past the buffer's bound the replayed events still give the cache."""
         settings = SimulatedSettings(kv_event_buffer_blocks=8, kv_blocks=64, context_tokens_max=1000, time_factor=0.0)
         engine = SimulatedEngine(settings, SystemClock())
-        driver = EngineDriver(engine, 5.0)
+        driver = EngineDriver(engine, PATIENCE_S)
         await engine.start()
         reader = asyncio.create_task(driver._read_steps())
-        for first in range(3, 30):
+        for first in range(3, 400):
             await driver.run(greedy("demo", [first] * 100, 2))
-        assert len(engine._events._events) <= 1 + 8 + 64
+        # A snapshot has at most an event for each block, and at most eight blocks changed since.
+        assert len(engine._events._events) <= 1 + 64 + 8
         events = asyncio.create_task(driver._read_events())
         await engine.aclose()
         await asyncio.gather(reader, events)

@@ -23,6 +23,7 @@ from kvmesh.worker.direct import DirectCalls, DirectStep
 from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvFeed
 from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of
 from kvmesh.worker.worker import Submission
+from tests.patience import PATIENCE_S
 from tests.worker_rig import SLOW, WORKER, WorkerRig, generation, make_worker, wait_until
 
 
@@ -110,8 +111,13 @@ async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
     with pytest.raises(OverloadedError):
         link.submit_nowait(decode(2))
     other = rig.worker.open_link(Ear())
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError) as refused:
         other.submit_nowait(decode(5, request_id="r1"))
+    assert refused.value.reason == "request_id_in_use"
+    other.submit_nowait(decode(6))
+    with pytest.raises(InvalidRequestError) as refused:
+        other.submit_nowait(decode(6, request_id="another"))
+    assert (refused.value.reason, refused.value.field) == ("slot_in_use", "slot")
 
 
 async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
@@ -155,9 +161,9 @@ async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
     await wait_until(lambda: rig.worker.statistics().kv_watchers == 1, "the watch is open")
     rig.engine.inject(Die())
     with pytest.raises(LostError):
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, PATIENCE_S)
     with pytest.raises(UnavailableError):
-        await asyncio.wait_for(watch, 10)
+        await asyncio.wait_for(watch, PATIENCE_S)
     assert len(ear.lost) == 1 and rig.worker.statistics().legs == 0
     late = Ear()
     link = rig.worker.open_link(late)
@@ -183,7 +189,7 @@ async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
         await asyncio.wait_for(rig.worker.run(), 10)
     assert caught.value.reason == "worker_defect"
     with pytest.raises(LostError):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, PATIENCE_S)
 
 
 async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig) -> None:

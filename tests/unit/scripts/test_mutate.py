@@ -20,7 +20,8 @@ def test_the_list_is_consistent() -> None:
     """Names lead to one defect; every area has defects and tests that exist."""
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
     assert {defect.area for defect in DEFECTS} == set(AREAS)
-    missing = [test for tests in AREAS.values() for test in tests if not (ROOT / test.partition("::")[0]).exists()]
+    named = [test for tests in AREAS.values() for test in tests if not test.startswith("-")]
+    missing = [test for test in named if not (ROOT / test.partition("::")[0]).exists()]
     assert not missing
 
 

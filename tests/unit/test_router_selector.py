@@ -1,0 +1,62 @@
+"""The choice among candidates of nearly equal cost, and where sessions went."""
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.router.affinity import Sessions
+from services.router.cost import CostSettings
+from services.router.pairing import Selector
+
+
+def target(requests: int, placed_last: int = 0) -> Any:
+    """As much of a target as the choice reads."""
+    return SimpleNamespace(requests_in_flight=requests, placed_last=placed_last)
+
+
+def taken(costs: list[float], targets: list[Any], held: list[float] | None = None) -> set[int | None]:
+    """All places that a hundred draws give."""
+    selector = Selector(CostSettings(tie_ratio=0.05), Random(1), estimates=True)
+    tokens = None if held is None else np.array(held)
+    return {selector.lowest(np.array(costs), tokens, targets) for _ in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("costs", "targets", "places"),
+    [
+        ([1.0, 1.04], [target(0), target(5)], {0}),  # The drawn one has more requests.
+        ([1.0, 1.04], [target(5), target(0)], {0, 1}),
+        ([1.0, 1.04], [target(0, placed_last=9), target(0, placed_last=3)], {0, 1}),
+        ([1.0, 1.04], [target(0, placed_last=3), target(0, placed_last=9)], {0}),
+        ([1.0, 1.06], [target(5), target(0)], {0}),  # More than the ratio apart.
+        ([np.inf, np.inf], [target(0), target(0)], {None}),
+    ],
+)
+def test_of_nearly_equal_ones_the_less_loaded_is_taken(
+    costs: list[float], targets: list[Any], places: set[int]
+) -> None:
+    """Of the cheapest and the one drawn: fewer requests, else the one that got a request longer ago."""
+    assert taken(costs, targets) == places
+
+
+def test_what_is_cached_is_not_given_up_for_a_tie() -> None:
+    """Candidates with other cached tokens are not equal, however near their costs are."""
+    assert taken([1.0, 1.04], [target(5), target(0)], held=[64.0, 0.0]) == {0}
+    assert taken([1.0, 1.04], [target(5), target(0)], held=[64.0, 64.0]) == {0, 1}
+
+
+def test_sessions_are_bounded_in_number_and_time() -> None:
+    """The one unused longest goes first; a session that is too old is none."""
+    sessions, worker = Sessions(sessions_max=2, session_s=10.0), target(0)
+    for number, name in enumerate(("a", "b")):
+        sessions.bind(name, None, worker, float(number))
+    sessions.bind("a", None, worker, 2.0)
+    sessions.bind("c", None, worker, 3.0)
+    assert len(sessions) == 2
+    assert sessions.get("b", 3.0) is None
+    assert sessions.get("a", 11.9) == (None, worker)
+    assert sessions.get("a", 12.0) is None
+    assert len(sessions) == 1
