@@ -175,6 +175,11 @@ class ShiftedOutlet:
     def __init__(self, outlet: Outlet, first: int) -> None:
         self._outlet = outlet
         self._first = first
+        self.is_whole = outlet.is_whole
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet."""
+        self._outlet.on_restart(self._first + choice)
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None

@@ -39,6 +39,7 @@ class EventStream:
         "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_pending", "_plain", "_tokens_max", "_transport",
     )  # fmt: skip
 
+    is_whole = False
     done = DONE
     """What ends a stream that ended well."""
     beat = KEEP_ALIVE
@@ -132,6 +133,10 @@ class EventStream:
             return b""
         self._is_open[choice] = True
         return self._chunks.opening(choice)
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet: never called, since what was written cannot be taken back."""
+        raise AssertionError("a stream does not begin anew")
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         """See Outlet."""
