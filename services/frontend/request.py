@@ -99,13 +99,12 @@ class Ending:
 
 
 class Outlet(Protocol):
-    """Receives a request's answer as it comes. Called once per choice and engine step; must not block or raise.
-
-    `is_whole`: the client sees nothing of the answer before the request has ended, so the answer can begin anew.
-    """
+    """Receives a request's answer as it comes. Called once per choice and engine step; must not block or raise."""
 
     @property
-    def is_whole(self) -> bool: ...
+    def is_whole(self) -> bool:
+        """True when the client sees nothing of the answer before the request has ended: then the answer can begin anew."""
+        ...
 
     def on_restart(self, choice: int) -> None:
         """Drops all that came of the choice: the request is placed again. Called only if `is_whole`.
