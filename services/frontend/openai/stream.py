@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import orjson
 
+from kvmesh.clock import awake_timeout
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
 from services.frontend.openai.bodies import error_body
@@ -222,7 +223,7 @@ class EventStream:
         if not self._transport.get_write_buffer_size():
             return True
         try:
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 while self._transport.get_write_buffer_size() and not self._transport.is_closing():  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)  # The transport tells its protocol, which is the framework's.
         except TimeoutError:

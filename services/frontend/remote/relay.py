@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvmesh.clock import awake_timeout
 from kvmesh.core import TokenLogprob
 from kvmesh.errors import DeadlineError, MeshError
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
@@ -200,7 +201,7 @@ class Relay:
     async def wait_over(self) -> None:
         """Until all that came has gone to the outlet. Raises what the process failed with."""
         try:
-            async with asyncio.timeout(self.process.reply_timeout_s):
+            async with awake_timeout(self.process.reply_timeout_s):
                 await self._over.wait()
         except TimeoutError:
             raise DeadlineError("the parser process does not answer", reason="parser_timeout") from None
