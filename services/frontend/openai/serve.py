@@ -244,8 +244,9 @@ async def stream_answer(
             raise
         failure = error if isinstance(error, MeshError) else defect(error, exchange.request_id)
         exchange.code, exchange.reason = http_status(failure)[0], failure.reason
+        # The response is complete, so the connection takes the next request: a client may have sent one already, and would
+        # lose its answer for another's failure.
         stream.close_failed(failure)
-        keeps_alive = False
     finally:
         beat.end()
         stream.abandon()

@@ -1,0 +1,164 @@
+"""A mesh of real processes on simulated engines, each of which can be killed, stopped, continued and started again."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from kvmesh.cli.children import Child, ChildSpec, start_child
+from kvmesh.cli.forked import Forked, fork_all
+from kvmesh.cli.plan import MeshShape, plan_mesh
+from kvmesh.core import Role
+from kvmesh.discovery.base import FRONTEND, ROUTER
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.settings import RpcSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "demo"
+POLL_S = 0.05
+
+
+class ProcessMesh:
+    """Processes by name: `decode-0`, `router-1`, `frontend-0`. `spares`: forked processes that become one of them at once."""
+
+    def __init__(
+        self, directory: Path, specs: Sequence[ChildSpec], registry: ConsulRegistry, spares: list[Forked]
+    ) -> None:
+        self._spares = spares
+        self.directory = directory
+        self.specs = {spec.name: spec for spec in specs}
+        self.children: dict[str, Child] = {}
+        self.registry = registry
+        self.url = ""
+        self._channels = ChannelPool(RpcSettings())
+
+    async def start(self, name: str) -> None:
+        """Starts a process, also one that died. Not waited for."""
+        spec = self.specs[name]
+        self.children[name] = self._spares.pop().start(spec) if self._spares else await start_child(spec)
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL."""
+        child = self.children.pop(name)
+        child.signal_nowait(signal.SIGKILL)
+        await child.exited.wait()
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP."""
+        self.children[name].signal_nowait(signal.SIGSTOP)
+
+    def go_on(self, name: str) -> None:
+        """SIGCONT."""
+        self.children[name].signal_nowait(signal.SIGCONT)
+
+    async def workers(self) -> list[WorkerView]:
+        """What the first router that answers knows of them."""
+        for router in (await self.registry.instances(ROUTER)).instances:
+            if router.takes_requests:
+                return list(await GrpcRouterClient(self._channels, router.address).list_workers(timeout_s=5))
+        return []
+
+    def name_of(self, worker: WorkerView) -> str:
+        """The name of a worker's process, whose id ends the worker's."""
+        pid = int(worker.worker.worker_id.rpartition("-")[2])
+        return next((name for name, child in self.children.items() if child.pid == pid), "")
+
+    async def taking(self, role: Role) -> list[WorkerView]:
+        """Workers of a role that take requests."""
+        workers = [each for each in await self.workers() if each.role is role and not each.excluded_by]
+        return [each for each in workers if self.name_of(each)]
+
+    async def wait_ready(self, prefill: int, decode: int) -> None:
+        """Until so many workers take requests and the frontend has a model."""
+        while (len(await self.taking(Role.PREFILL)), len(await self.taking(Role.DECODE))) != (prefill, decode):
+            await asyncio.sleep(POLL_S)
+        while not self.url:
+            for each in (await self.registry.instances(FRONTEND)).instances:
+                if each.takes_requests:
+                    self.url = f"http://{each.host}:{each.meta['http_port']}"
+            await asyncio.sleep(POLL_S)
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"{self.url}/health") as response:
+                    if response.status == 200:
+                        return
+                await asyncio.sleep(POLL_S)
+
+    def logs(self) -> str:
+        """The end of every log, for a failure's message."""
+        paths = sorted(self.directory.glob("*.log"))
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
+
+    async def aclose(self) -> None:
+        """Ends all that still run."""
+        for child in self.children.values():
+            child.signal_nowait(signal.SIGKILL)
+        for child in self.children.values():
+            await child.exited.wait()
+        await self._channels.aclose()
+        await self.registry.aclose()
+
+
+def fork_spares(count: int) -> Sequence[Forked]:
+    """Processes that have imported the services. To be called before there is a loop or a thread; else there are none."""
+    modules = ("services.prefill", "services.decode", "services.router", "services.frontend")
+    return tuple(
+        fork_all([f"spare-{number}" for number in range(count)], [f"{each}.__main__" for each in modules]).values()
+    )
+
+
+@asynccontextmanager
+async def process_mesh(
+    directory: Path,
+    *,
+    prefill: int = 1,
+    decode: int = 2,
+    routers: int = 2,
+    engine_argv: Sequence[str] = (),
+    frontend_argv: Sequence[str] = (),
+    spares: Sequence[Forked] = (),
+    ready_timeout_s: float = 180.0,
+) -> AsyncIterator[ProcessMesh]:
+    """A mesh that can answer. Nothing of it is left afterwards."""
+    async with AsyncExitStack() as stack:
+        agent = EmbeddedAgent(AgentSettings())
+        await agent.start()
+        stack.push_async_callback(agent.aclose)
+        plan = plan_mesh(
+            MeshShape(
+                engine="simulated",
+                model=MODEL,
+                served_name="",
+                prefill=prefill,
+                decode=decode,
+                routers=routers,
+                host="127.0.0.1",
+                port=0,
+                grpc_port=0,
+                registry=agent.address,
+                policy="kv",
+                log_level="warning",
+                run_dir=directory,
+                engine_argv=engine_argv,
+                frontend_argv=frontend_argv,
+                has_planner=False,
+            )
+        )
+        specs = [*plan.workers, *plan.routers, *plan.frontends]
+        mesh = ProcessMesh(directory, specs, ConsulRegistry(DiscoverySettings(address=agent.address)), list(spares))
+        stack.push_async_callback(mesh.aclose)
+        for spec in specs:
+            await mesh.start(spec.name)
+        try:
+            async with asyncio.timeout(ready_timeout_s):
+                await mesh.wait_ready(prefill, decode)
+        except TimeoutError as error:
+            raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
+        yield mesh
