@@ -77,7 +77,7 @@ class ChannelPool:
             raise UnavailableError("the channel pool is closed", reason="channels_closed")
         self._close_unused(now_s)
         if len(self._channels) >= self._settings.channels_max:
-            raise OverloadedError("too many channels", reason="channels_full")
+            raise OverloadedError("too many channels", reason="channels_full", retry_after_s=1.0)
         made = self._channels[address] = self._make(address)
         self._asked_s[address] = now_s
         return made

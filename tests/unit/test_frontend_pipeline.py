@@ -491,6 +491,40 @@ def test_no_first_token_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedMo
     assert isinstance(answer, DeadlineError)
 
 
+@pytest.mark.parametrize(("received", "silent_s"), [(0, 3.0), (2, 7.0)])
+def test_each_silence_has_its_own_limit(mesh: FakeMesh, model: ServedModel, received: int, silent_s: float) -> None:
+    """Before the first token it is `first_token_timeout_s`, between two tokens `idle_timeout_s`."""
+    mesh.faults = Faults(stalls_after=received)
+    ended_s: list[float] = []
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]), first_token_timeout_s=3.0, idle_timeout_s=7.0)
+        with pytest.raises(DeadlineError):
+            await ask(pipeline, a_request(), Heard())
+        ended_s.append(pipeline.clock.now())
+
+    run_virtual(main())
+    # The prefill and each token take a step.
+    assert ended_s == [pytest.approx(mesh.step_s * (1 + received) + silent_s, abs=0.005)]
+
+
+def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMesh, model: ServedModel) -> None:
+    """The decode worker must not count on blocks that the prefill worker frees earlier."""
+    mesh.answers, mesh.has_welcomed = False, False
+    linked = mesh.link
+
+    async def slow_link(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(12.0)
+        return await linked(*args, **kwargs)
+
+    mesh.link = slow_link  # type: ignore[method-assign]
+    # Of one token the prefill worker may give the answer, so that the link is opened when it has given a handle instead.
+    _, answer = run(mesh, model, a_request(sampling={"max_tokens": 1}))
+    assert isinstance(answer, Answer), answer
+    assert mesh.legs[0].handle is not None
+    assert mesh.legs[0].handle.lease_s == pytest.approx(18.0)
+
+
 def test_the_deadline_holds_and_is_passed_on(mesh: FakeMesh, model: ServedModel) -> None:
     """The legs get what is left; the whole ends in time though tokens flow."""
     mesh.step_s = 1.0
