@@ -18,11 +18,13 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import orjson
 
 from kvmesh.cli.forked import Forked
 from kvmesh.core import Role
 from kvmesh.engines.simulated import SimulatedSettings
 from kvmesh.engines.simulated.card import TokenRange, read_card
+from kvmesh.errors import MeshError
 from tests.chaos.processes import MODEL, ProcessMesh, fork_spares, process_mesh
 
 PROMPT_TOKENS = 200
@@ -132,7 +134,7 @@ class Requests:
                 last = line[6:].strip().decode()
                 if last == "[DONE]":
                     break
-                event = json.loads(last)
+                event = orjson.loads(last)
                 for choice in event.get("choices", ()):
                     token_ids += choice.get("token_ids") or ()
         if token_ids != answer[: len(token_ids)]:
@@ -150,7 +152,10 @@ async def kill_workers(mesh: ProcessMesh, shape: Shape, account: Account) -> Non
     while True:
         await asyncio.sleep(max(0.0, next_s - loop.time()))
         next_s = max(next_s + shape.pause_s, loop.time())
-        taking = await mesh.taking(Role.PREFILL), await mesh.taking(Role.DECODE)
+        try:
+            taking = await mesh.taking(Role.PREFILL), await mesh.taking(Role.DECODE)
+        except MeshError:
+            continue  # Too busy to say who is there: nobody is killed whose role may have no other worker.
         names = sorted(mesh.name_of(each) for role in taking if len(role) > 1 for each in role)
         if names:
             name = generator.choice(names)
@@ -195,7 +200,7 @@ def main() -> int:
     """0: every whole answer was right, every stream whole and right or ended with a typed error, and none hung."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--in-flight", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--pause-s", type=float, default=2.0, help="between two kills")
     parser.add_argument("--seed", type=int, default=1)

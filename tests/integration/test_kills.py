@@ -14,8 +14,13 @@ import pytest
 from tests.chaos.kills import Account, Requests, Shape
 from tests.chaos.processes import ROOT, process_mesh
 
-STOPPED_S = 12.0
-"""Longer than a placement may take, and than the other side of a connection waits for an answer to its ping."""
+STOPPED = (
+    (("frontend-0",), 12.0),
+    (("router-0",), 12.0),
+    (("router-0", "router-1"), 5.0),
+    (("frontend-0", "prefill-0"), 12.0),
+)
+"""Who stands still, and for how long: a frontend for longer than a placement may take; all routers for less."""
 
 
 @pytest.mark.timeout(300)
@@ -35,17 +40,18 @@ async def test_a_worker_is_killed_every_two_seconds() -> None:
 
 @pytest.mark.timeout(300)
 async def test_processes_that_stood_still(tmp_path: Path) -> None:
-    """A frontend, then both routers, are stopped with requests in every phase, and go on: every request is answered right."""
+    """They are stopped with requests in every phase, and go on: every request is answered right."""
     shape = Shape(requests=60, in_flight=60, tokens=100, pause_s=0.0, seed=3)
+    random = Random(4)
     async with process_mesh(tmp_path, engine_argv=("--simulated-time-factor", "1")) as mesh:
-        for names in (("frontend-0",), ("router-0", "router-1")):
+        for names, stopped_s in STOPPED:
             account = Account()
             asking = asyncio.create_task(Requests(mesh.url, shape, account).run())
-            await asyncio.sleep(Random(len(names)).uniform(0.05, 0.5))
+            await asyncio.sleep(random.uniform(0.05, 0.5))
             for name in names:
                 mesh.stop(name)
             late = asyncio.create_task(_chat(mesh.url))
-            await asyncio.sleep(STOPPED_S)
+            await asyncio.sleep(stopped_s)
             for name in names:
                 mesh.go_on(name)
             await asking
