@@ -57,20 +57,24 @@ async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
     """`asyncio.timeout` that does not count the time in which this process stood still, up to `limit_s` of it."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as timeout:
+        timers: list[asyncio.TimerHandle] = []
         left_s = limit_s
 
-        def on_time(due_s: float) -> None:
-            nonlocal timer, left_s
-            now_s = loop.time()
-            if left_s > 0 and stood_still(due_s, now_s):
-                more_s = min(left_s, max(now_s - due_s, WAKING_S))
-                left_s -= more_s
-                timer = loop.call_later(more_s, on_time, now_s + more_s)
-            else:
-                timeout.reschedule(now_s)
+        def wait(wait_s: float) -> None:
+            timers[:] = [loop.call_later(wait_s, on_time, loop.time() + wait_s)]
 
-        timer = loop.call_later(limit_s, on_time, loop.time() + limit_s)
+        def on_time(due_s: float) -> None:
+            nonlocal left_s
+            now_s = loop.time()
+            if left_s <= 0 or not stood_still(due_s, now_s):
+                timeout.reschedule(now_s)
+                return
+            more_s = min(left_s, max(now_s - due_s, WAKING_S))
+            left_s -= more_s
+            wait(more_s)
+
+        wait(limit_s)
         try:
             yield
         finally:
-            timer.cancel()
+            timers[0].cancel()

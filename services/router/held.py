@@ -56,6 +56,10 @@ class Overlap:
         self._remembered: dict[tuple[int, int, int, Prefixes, Prefixes, Sequence[Prefixes]], Held] = {}
         self._holders_version = index.device.holders_version
 
+    def forget(self) -> None:
+        """Drops all remembered lookups."""
+        self._remembered.clear()
+
     def __len__(self) -> int:
         """Lookups that are remembered."""
         return len(self._remembered)
