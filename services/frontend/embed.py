@@ -71,7 +71,10 @@ class Embedder:
                 return await self._call(request, model, inputs, placed, deadline_s)
             except RETRIABLE as error:
                 first_failure = first_failure or error
-                if (end := replacing.end_of(error)) is not None:
+                end = replacing.end_of(error)
+                if end is error:
+                    raise
+                if end is not None:
                     raise end from error
                 excluded.append(placed.placement.decode.worker_id)
         raise AssertionError("the last failure raises")

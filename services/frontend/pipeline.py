@@ -218,10 +218,11 @@ class Pipeline:
                 await attempt.run(run.choices(attempt))
             except RETRIABLE as error:
                 first_failure = first_failure or error
-                if attempt.has_shown and not run.is_whole:
-                    raise
-                if (end := replacing.end_of(error)) is not None:
+                end = replacing.end_of(error)
+                if end is not None and end is not error:
                     raise end from error
+                if end is error or (attempt.has_shown and not run.is_whole):
+                    raise
                 run.restart()
                 if attempt.failed_worker_id:
                     excluded.append(attempt.failed_worker_id)

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from kvmesh.core import SamplingParams
+from kvmesh.engines.simulated import Die
+from kvmesh.errors import WORKER_LOST_TWICE
 from services.frontend.request import Request
 from services.router.core import CoreLimits
 from tests.simulation.frontend import MODEL
@@ -116,3 +118,41 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: Phase) -> None:
             await mesh.aclose()
 
     assert not run_virtual(main())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("phase", [Phase.SUBMITTED, Phase.DECODING])
+def test_a_request_that_kills_engines_kills_two(phase: Phase, is_whole: bool) -> None:
+    """It is placed once more after the first death and ends with the second; the third worker serves whoever did not share both."""
+
+    async def main() -> tuple[Ledger, list[Ledger], int, list[str]]:
+        mesh = SimulatedMesh(13, MeshShape(prefill=1, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
+        try:
+            await mesh.start()
+            beside = [mesh.begin(request(f"b{i}", i), is_whole=True) for i in range(6)]
+            poison = mesh.begin(request("poison", 99), is_whole=is_whole)
+            deaths = 0
+            while not poison.outcome:
+                if len(poison.placements) > deaths and poison.phase >= phase:
+                    worker_id = poison.placements[deaths][1]
+                    mesh.workers[worker_id].engine.inject(Die())
+                    deaths += 1
+                    await mesh.world.clock.sleep(0.05)
+                    await mesh.kill(worker_id)  # The host ends a process whose engine died.
+                await mesh.world.clock.sleep(0.0002)
+            late = [mesh.begin(request(f"l{i}", 20 + i), is_whole=True) for i in range(6)]
+            await mesh.idle()
+            return poison, [*beside, *late], len(mesh.workers), mesh.problems()
+        finally:
+            await mesh.aclose()
+
+    poison, others, left, problems = run_virtual(main())
+    assert not problems
+    if phase is Phase.DECODING and not is_whole:
+        # The client saw the first death.
+        assert (poison.outcome, len(poison.placements), left) == ("engine_died", 1, 3)
+    else:
+        assert (poison.outcome, len(poison.placements), left) == (WORKER_LOST_TWICE, 2, 2)
+    for each in others:
+        shared = {decode for _, decode in each.placements} >= {decode for _, decode in poison.placements}
+        assert each.outcome == "answered" or (shared and each.outcome == WORKER_LOST_TWICE)
