@@ -2,7 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol
+
+LATE_S = 0.2
+"""A timer that fires so much later than it was due shows that the process stood still: stopped, suspended, or starved."""
+WAKING_S = 1.0
+"""What came while the process stood still lies unread in its sockets. It is read within this time, before silence is judged."""
 
 
 class Clock(Protocol):
@@ -38,3 +45,36 @@ class SystemClock:
     async def sleep(self, delay_s: float) -> None:
         """`asyncio.sleep`."""
         await asyncio.sleep(max(0.0, delay_s))
+
+
+def stood_still(due_s: float, now_s: float) -> bool:
+    """True for a timer that was due at `due_s` and fires now: what it measured was not all silence of others."""
+    return now_s - due_s >= LATE_S
+
+
+@asynccontextmanager
+async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
+    """`asyncio.timeout` that does not count the time in which this process stood still, up to `limit_s` of it."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as timeout:
+        timers: list[asyncio.TimerHandle] = []
+        left_s = limit_s
+
+        def wait(wait_s: float) -> None:
+            timers[:] = [loop.call_later(wait_s, on_time, loop.time() + wait_s)]
+
+        def on_time(due_s: float) -> None:
+            nonlocal left_s
+            now_s = loop.time()
+            if left_s <= 0 or not stood_still(due_s, now_s):
+                timeout.reschedule(now_s)
+                return
+            more_s = min(left_s, max(now_s - due_s, WAKING_S))
+            left_s -= more_s
+            wait(more_s)
+
+        wait(limit_s)
+        try:
+            yield
+        finally:
+            timers[0].cancel()

@@ -6,6 +6,11 @@ translates to and from gRPC status, `kvmesh.rpc.http_status` the one table to HT
 
 from typing import ClassVar
 
+ENGINE_DIED = frozenset({"engine_died", "worker_defect"})
+"""Reasons of a LostError whose worker says that its engine, or the loop around it, failed. What it ran may be the cause."""
+WORKER_LOST_TWICE = "worker_lost_twice"
+"""Reason of a request that is not placed any more, because two engines died while they ran it."""
+
 
 class MeshError(Exception):
     """Root of all failures that cross a boundary. `message` is one sentence for people, without prompt text or tokens."""

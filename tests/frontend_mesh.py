@@ -96,6 +96,8 @@ class Faults:
     submit: list[MeshError] = field(default_factory=list)
     leg_after: int | None = None
     leg_error: MeshError | None = None
+    legs: list[tuple[int, MeshError]] = field(default_factory=list)
+    """The first leg that has so many tokens fails so; then the next entry counts."""
     stalls_after: int | None = None
     prefill_hangs: bool = False
 
@@ -133,12 +135,12 @@ class FakeMesh:
         assert timeout_s > 0
         if self.faults.place:
             raise self.faults.place.pop(0)
-        self.asks.append(ask)
-        number = len(self.asks)
         names = [name for name in ("d0", "d1", "d2") if name not in ask.excluded_worker_ids]
         prefills = [name for name in ("p0", "p1", "p2") if name not in ask.excluded_worker_ids]
         if not names or not prefills:
             raise UnavailableError("no worker left", reason="no_worker")
+        self.asks.append(ask)
+        number = len(self.asks)
         has_prefill = self.has_prefill
         return Placed(
             ask_id=number,
@@ -257,6 +259,8 @@ class FakeMesh:
             if faults.leg_after is not None and sent >= faults.leg_after:
                 error, faults.leg_after = faults.leg_error, None
                 return LegFinish(reason=FinishReason.ERROR, error=error)
+            if faults.legs and sent >= faults.legs[0][0]:
+                return LegFinish(reason=FinishReason.ERROR, error=faults.legs.pop(0)[1])
             if faults.stalls_after is not None and sent >= faults.stalls_after:
                 self.stalled += 1
                 await asyncio.sleep(10_000)

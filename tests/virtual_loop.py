@@ -71,6 +71,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
+    def stand_still(self, duration_s: float) -> None:
+        """As a process that is stopped and continued: time has passed, and everything that is due comes at once and late."""
+        self._jumping.now_s += duration_s
+
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run` on virtual time."""

@@ -14,7 +14,7 @@ from grpc.aio import AioRpcError
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub
-from kvmesh.clock import Clock
+from kvmesh.clock import Clock, awake_timeout
 from kvmesh.core import FinishReason, WorkerRef
 from kvmesh.errors import (
     CancelledByCallerError,
@@ -73,7 +73,7 @@ class GrpcDecodeLink:
     async def open(self, frontend_id: str, timeout_s: float) -> None:
         """Says hello and waits for the welcome."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 await self._call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id)))
                 response = await self._call.read()
         except (TimeoutError, AioRpcError, asyncio.InvalidStateError) as error:
@@ -275,7 +275,7 @@ class GrpcDecodeLinks:
             opening.add_done_callback(lambda task: self._opened(key, task))
         try:
             # Not cancelled with the one who began it: others may wait for it, and its own timeout bounds it.
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 return await asyncio.shield(opening)
         except TimeoutError:
             raise UnavailableError(

@@ -11,6 +11,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import PrefillServiceStub
+from kvmesh.clock import stood_still
 from kvmesh.core import Generation, Rendezvous, WorkerRef
 from kvmesh.errors import LostError
 from kvmesh.rpc.channels import Channels
@@ -20,6 +21,8 @@ from kvmesh.rpc.paced import DEFAULT_PACE_S
 from kvmesh.rpc.prefill_link import NoAttachError, PrefillLink
 from kvmesh.rpc.status import from_rpc_error
 
+PROBES_MAX = 3
+"""Probes in a row while this process stands still again and again."""
 PLAIN_WORKERS_MAX = 1024
 """Workers without Attach that are remembered."""
 
@@ -140,12 +143,18 @@ class GrpcPrefillClient:
 
     async def is_alive(self, worker: WorkerRef) -> bool:
         """Whether the worker's event loop answers a health check in time, whatever it says of itself."""
+        loop = asyncio.get_running_loop()
         stub: Any = HealthStub(self._channels.channel(worker.address))
-        try:
-            await stub.Check(HealthCheckRequest(), timeout=self._probe_timeout_s)
-        except AioRpcError:
-            return False
-        return True
+        for _ in range(PROBES_MAX):
+            due_s = loop.time() + self._probe_timeout_s
+            try:
+                await stub.Check(HealthCheckRequest(), timeout=self._probe_timeout_s)
+            except AioRpcError:
+                if not stood_still(due_s, loop.time()):
+                    return False
+            else:
+                return True
+        return False
 
     async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
         """Gives a handle back; see the protocol."""

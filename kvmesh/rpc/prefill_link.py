@@ -10,6 +10,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
+from kvmesh.clock import WAKING_S, stood_still
 from kvmesh.core import WorkerRef
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, MeshError, UnavailableError
 from kvmesh.rpc.codec.scalars import fill_positive_duration
@@ -93,7 +94,7 @@ class PrefillLink:
         answer = self._pending[number] = self._loop.create_future()
         timer = None
         if not math.isinf(timeout_s):
-            timer = self._loop.call_later(timeout_s, _expire, answer, self.worker.worker_id)
+            timer = _Deadline(self._loop, timeout_s, answer, self.worker.worker_id)
         self._writes.wake()
         try:
             response: pb.PrefillResponse = await answer
@@ -209,7 +210,10 @@ class PrefillLink:
     async def _watch(self) -> None:
         """Looks now and then whether the worker of long calls still answers; see `GrpcPrefillClient`."""
         while True:
+            due_s = self._loop.time() + self._probe_interval_s
             await asyncio.sleep(self._probe_interval_s)
+            if stood_still(due_s, self._loop.time()):
+                continue  # What came while this process stood still is unread.
             is_silent = self._loop.time() - self._heard_at_s >= self._probe_interval_s / 2
             if self._pending and is_silent and not await self._is_alive():
                 where = self.worker.worker_id
@@ -240,9 +244,40 @@ class PrefillLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _expire(answer: "asyncio.Future[pb.PrefillResponse]", where: str) -> None:
-    if not answer.done():
-        answer.set_exception(DeadlineError("the request ran out of time", where=where))
+class _Deadline:
+    """Ends a call when its time is over. The answer to a call may lie unread when this process stood still: that is read first."""
+
+    __slots__ = ("_answer", "_due_s", "_is_waking", "_loop", "_timer", "_where")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timeout_s: float,
+        answer: "asyncio.Future[pb.PrefillResponse]",
+        where: str,
+    ) -> None:
+        self._loop = loop
+        self._answer = answer
+        self._where = where
+        self._is_waking = False
+        self._wait(timeout_s)
+
+    def _wait(self, wait_s: float) -> None:
+        self._due_s = self._loop.time() + wait_s
+        self._timer = self._loop.call_later(wait_s, self._on_time)
+
+    def _on_time(self) -> None:
+        if self._answer.done():
+            return
+        if not self._is_waking and stood_still(self._due_s, self._loop.time()):
+            self._is_waking = True  # Once only: a process that is always late must end its calls too.
+            self._wait(WAKING_S)
+        else:
+            self._answer.set_exception(DeadlineError("the request ran out of time", where=self._where))
+
+    def cancel(self) -> None:
+        """The call is over."""
+        self._timer.cancel()
 
 
 def _copy(error: MeshError) -> MeshError:

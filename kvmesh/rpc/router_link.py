@@ -19,7 +19,7 @@ from functools import partial
 from random import Random
 
 from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.clock import Clock
+from kvmesh.clock import WAKING_S, Clock, stood_still
 from kvmesh.core import Ask, Placement, ReportKind
 from kvmesh.core.routing import PREFILLED, PROGRESS, SETTLING
 from kvmesh.discovery.base import Registry
@@ -43,7 +43,8 @@ class _Pending:
     """An ask without an answer, and the stream it was written to last; None: it waits for one.
 
     `queued_s` is when the router of that stream said last that it waits; None: it did not. `timer` looks at it again; `is_late`:
-    its time was over before an answer came.
+    its time was over before an answer came. `asleep_s`: how much of its time this process stood still, which does not count as
+    the routers' silence.
     """
 
     ask: Ask
@@ -53,6 +54,7 @@ class _Pending:
     queued_s: float | None = None
     timer: asyncio.TimerHandle | None = None
     is_late: bool = False
+    asleep_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -155,12 +157,19 @@ class GrpcRouterLink:
         left_s = self._end_s(pending, timeout_s) - self._clock.now()
         silence_s = self._settings.answer_timeout_s
         asked = pending.stream if silence_s < left_s else None
-        on_time = partial(self._on_time, pending, timeout_s, asked)
-        pending.timer = asyncio.get_running_loop().call_later(max(0.0, min(left_s, silence_s)), on_time)
+        wait_s = max(0.0, min(left_s, silence_s))
+        on_time = partial(self._on_time, pending, timeout_s, asked, self._clock.now() + wait_s)
+        pending.timer = asyncio.get_running_loop().call_later(wait_s, on_time)
 
-    def _on_time(self, pending: _Pending, timeout_s: float, stream: RouterStream | None) -> None:
+    def _on_time(self, pending: _Pending, timeout_s: float, stream: RouterStream | None, due_s: float) -> None:
         """An ask is without an answer for as long as `stream` may be silent, or for all of its time."""
         if pending.answer.done():
+            return
+        now_s = self._clock.now()
+        if stood_still(due_s, now_s):
+            # The answer may lie unread, or the streams broke meanwhile and are opened anew.
+            pending.asleep_s += now_s - due_s
+            self._set_timer(pending, timeout_s)
             return
         if self._end_s(pending, timeout_s) > self._clock.now():
             if stream is not None and stream is pending.stream and self._is_silent(pending):
@@ -177,9 +186,12 @@ class GrpcRouterLink:
             )
 
     def _end_s(self, pending: _Pending, timeout_s: float) -> float:
-        if pending.queued_s is not None and pending.ask.timeout_s is not None:
-            return pending.began_s + max(timeout_s, pending.ask.timeout_s)
-        return pending.began_s + timeout_s
+        own_s = pending.ask.timeout_s
+        if pending.queued_s is not None and own_s is not None:
+            # The request's own time goes on while this process stands still; what came meanwhile is read first.
+            return pending.began_s + max(timeout_s, own_s) + min(pending.asleep_s, WAKING_S)
+        end_s = pending.began_s + timeout_s + pending.asleep_s
+        return end_s if own_s is None else min(end_s, pending.began_s + max(timeout_s, own_s) + WAKING_S)
 
     def _is_silent(self, pending: _Pending) -> bool:
         queued_s = pending.queued_s

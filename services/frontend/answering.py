@@ -28,11 +28,11 @@ class News:
 class PulledOutlet:
     """At most one News per choice is held; text is bounded by max_tokens.
 
-    With `is_whole` only ended choices are handed out, each once and complete.
+    With `is_whole` nothing may be taken before the request has ended well: an answer that was taken cannot begin anew.
     """
 
     def __init__(self, *, is_whole: bool) -> None:
-        self._is_whole = is_whole
+        self.is_whole = is_whole
         self._news: dict[int, News] = {}
         self._wakeup = asyncio.Event()
 
@@ -45,8 +45,12 @@ class PulledOutlet:
         news.token_ids.extend(token_ids)
         if logprobs is not None:
             news.logprobs = [*(news.logprobs or ()), *logprobs]
-        if not self._is_whole:
+        if not self.is_whole:
             self._wakeup.set()
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet."""
+        self._news.pop(choice, None)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         """See Outlet."""
@@ -66,9 +70,7 @@ class PulledOutlet:
     def take(self) -> list[News]:
         """All that can be handed out now."""
         self._wakeup.clear()
-        ready = [news for news in self._news.values() if news.ending is not None or not self._is_whole]
-        for news in ready:
-            del self._news[news.choice]
+        ready, self._news = list(self._news.values()), {}
         return ready
 
     async def wait(self, running: "asyncio.Task[object]") -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from kvmesh.clock import Clock
+from kvmesh.clock import WAKING_S, Clock, stood_still
 from kvmesh.core import Handoff, KvHandle, Rendezvous, ReportKind, Usage, WorkerRef
 from kvmesh.errors import (
     CancelledByCallerError,
@@ -77,6 +77,10 @@ class Attempt:
         self._uses_decode = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
+        """When the timer is due."""
+        self._is_waking = False
+        """The timer fired late and was set once more."""
         self._failed_worker_id = ""
         self.usage = Usage()
 
@@ -292,9 +296,16 @@ class Attempt:
         if self._ended.done():
             return
         silent_s = self._silence_ends_s()
-        left_s = min(self._deadline_s, silent_s) - self._clock.now()
+        now_s = self._clock.now()
+        left_s = min(self._deadline_s, silent_s) - now_s
+        # Once only: a process that is always late must end its requests too.
+        self._is_waking = left_s <= 0 and not self._is_waking and stood_still(self._due_s, now_s)
+        if self._is_waking:
+            # This process stood still, not the worker: tokens, or the end, may lie unread.
+            left_s = WAKING_S
         if left_s > 0:
             # The grain keeps a timer that fires a hair early from turning this into a spin.
+            self._due_s = now_s + left_s + CLOCK_GRAIN_S
             self._timer = asyncio.get_running_loop().call_later(left_s + CLOCK_GRAIN_S, self._look_at_limits)
             return
         where = self._placement.decode.worker_id

@@ -63,6 +63,10 @@ class Pieces(Protocol):
         """The rest."""
         ...
 
+    def restart(self) -> None:
+        """Forgets the text so far: the answer begins anew."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
@@ -77,6 +81,9 @@ class Piece:
 
 class PlainPieces:
     """All text is text."""
+
+    def restart(self) -> None:
+        """See Pieces: nothing is kept."""
 
     def push(self, text: str, tokens: int) -> Sequence[Piece]:
         """See Pieces."""
@@ -100,6 +107,10 @@ class ReadPieces:
     def flush(self) -> Sequence[Piece]:
         """See Pieces."""
         return list(self._pieces(self._reading.flush(0)))
+
+    def restart(self) -> None:
+        """See Pieces."""
+        self._reading.restart(0)
 
     def _pieces(self, parts: Sequence[Part]) -> Iterator[Piece]:
         for part in parts:
@@ -178,11 +189,22 @@ def pieces_for(reading: Reading | None) -> Pieces:
 class BlockOutlet:
     """An outlet that keeps the whole answer of one choice as blocks."""
 
+    is_whole = True
+
     def __init__(self, pieces: Pieces) -> None:
-        self._collected = Blocks(pieces)
+        self._pieces = pieces
+        self._begin()
+
+    def _begin(self) -> None:
+        self._collected = Blocks(self._pieces)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self._ending: Ending | None = None
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet."""
+        self._pieces.restart()
+        self._begin()
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None

@@ -1,6 +1,7 @@
 """Embedding requests on their way through the mesh: tokens, one placement, one call of a worker, perhaps once more elsewhere."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from services.frontend.access.caller import current_caller
 from services.frontend.attempt import RETRIABLE
 from services.frontend.models import ServedModel
 from services.frontend.prepare import tokens_of
+from services.frontend.replacing import Replacing
 from services.frontend.request import Request
 from services.frontend.settings import PipelineSettings
 
@@ -53,7 +55,8 @@ class Embedder:
         """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
         excluded: list[str] = []
         first_failure: MeshError | None = None
-        for number in range(self._settings.placement_attempts):
+        replacing = Replacing(self._settings)
+        for number in itertools.count():
             left_s = max(1e-3, deadline_s - self._clock.now())
             ask = _ask(request, model, inputs, left_s, excluded, number)
             try:
@@ -68,10 +71,13 @@ class Embedder:
                 return await self._call(request, model, inputs, placed, deadline_s)
             except RETRIABLE as error:
                 first_failure = first_failure or error
-                if number + 1 == self._settings.placement_attempts:
+                end = replacing.end_of(error)
+                if end is error:
                     raise
+                if end is not None:
+                    raise end from error
                 excluded.append(placed.placement.decode.worker_id)
-        raise AssertionError("the last attempt raises")
+        raise AssertionError("the last failure raises")
 
     def _check(self, request: EmbedRequest, model: ServedModel) -> None:
         if EMBEDDINGS not in model.features:

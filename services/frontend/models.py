@@ -193,6 +193,8 @@ class DiscoveredModels:
     async def _refresh(self) -> bool:
         """Brings `_served` to what the views say. False: something failed that may mend itself."""
         names = {each.meta.get("model", "") for instances in self._views.values() for each in instances} - {""}
+        listed = {each.instance_id for instances in self._views.values() for each in instances}
+        self._cards = {worker_id: card for worker_id, card in self._cards.items() if worker_id in listed}
         served: dict[str, ServedModel] = {}
         problems: dict[str, str] = {}
         for name in sorted(names):

@@ -5,7 +5,9 @@ for prompts up to `inline_characters_max`: it runs as it is in a whole-mesh simu
 """
 
 import asyncio
+import itertools
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -32,6 +34,7 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
 from services.frontend.remote.relay import relayed
+from services.frontend.replacing import Replacing
 from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
 from services.frontend.tool_choice import with_tool_constraint
@@ -43,7 +46,7 @@ class Pipeline:
     """Runs requests.
 
     1. `run` leaves nothing behind: no leg, no reservation, no handle, whichever way it ends.
-    2. A request is placed again only while its outlet has neither text nor an end of any choice.
+    2. A request is placed again only while its outlet has neither text nor an end of any choice, or is whole and begins anew.
     3. At most `requests_max` requests are in flight.
     """
 
@@ -207,15 +210,20 @@ class Pipeline:
         deadline_s = began_s + self._limit_s(prepared.request)
         excluded: list[str] = []
         first_failure: MeshError | None = None
-        for number in range(self.settings.placement_attempts):
+        replacing = Replacing(self.settings)
+        for number in itertools.count():
             placed = await self._place(prepared, number, excluded, deadline_s, first_failure)
             attempt = run.attempt = self._attempt(prepared, placed, number, deadline_s)
             try:
                 await attempt.run(run.choices(attempt))
             except RETRIABLE as error:
                 first_failure = first_failure or error
-                if attempt.has_shown or number + 1 == self.settings.placement_attempts:
+                end = replacing.end_of(error)
+                if end is not None and end is not error:
+                    raise end from error
+                if end is error or (attempt.has_shown and not run.is_whole):
                     raise
+                run.restart()
                 if attempt.failed_worker_id:
                     excluded.append(attempt.failed_worker_id)
                 data = {"request_id": prepared.request.request_id, "reason": error.reason, "where": error.where}
@@ -224,7 +232,7 @@ class Pipeline:
                 return Answer(usage=run.usage(attempt), ttft_s=run.ttft_s)
             finally:
                 run.metrics.output_tokens.value += attempt.output_tokens()
-        raise AssertionError("the last attempt raises")
+        raise AssertionError("the last failure raises")
 
     async def _place(
         self,
@@ -234,12 +242,15 @@ class Pipeline:
         deadline_s: float,
         first_failure: MeshError | None,
     ) -> Placed:
-        left_s = max(1e-3, deadline_s - self.clock.now())
-        ask = prepared.ask
-        if number:
-            ask = replace(ask, timeout_s=left_s, excluded_worker_ids=tuple(excluded), attempt=number)
         try:
-            return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
+            try:
+                return await self._ask(prepared, number, excluded, deadline_s)
+            except UnavailableError as error:
+                if error.reason != "no_worker" or not excluded:
+                    raise
+            # All that there are failed under this request. One that did may be another process by now.
+            excluded.clear()
+            return await self._ask(prepared, number, excluded, deadline_s)
         except UnavailableError as error:
             if deadline_s - self.clock.now() <= CLOCK_GRAIN_S:
                 # Nobody was missing: the client gave less time than the answer takes.
@@ -252,6 +263,13 @@ class Pipeline:
         except (NotFoundError, UnsupportedError) as error:
             error.field = prepared.request.named(error.field)
             raise
+
+    async def _ask(self, prepared: Prepared, number: int, excluded: Sequence[str], deadline_s: float) -> Placed:
+        left_s = max(1e-3, deadline_s - self.clock.now())
+        ask = prepared.ask
+        if number:
+            ask = replace(ask, timeout_s=left_s, excluded_worker_ids=tuple(excluded), attempt=number)
+        return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
 
     def _attempt(self, prepared: Prepared, placed: Placed, number: int, deadline_s: float) -> Attempt:
         return Attempt(
@@ -310,6 +328,17 @@ class _Run:
         self.ttft_s: float | None = None
         self.attempt: Attempt | None = None
         """The newest one. Only the last one can have shown anything; what others received is nobody's usage."""
+
+    @property
+    def is_whole(self) -> bool:
+        """See Outlet."""
+        return self._outlet.is_whole
+
+    def restart(self) -> None:
+        """Takes back what a failed attempt gave to the outlet."""
+        if self._outlet.is_whole:
+            for choice in range(self._prepared.request.choices):
+                self._outlet.on_restart(choice)
 
     def spent(self) -> Usage:
         """What the request has used so far, whichever way it ended: nothing before it was placed."""

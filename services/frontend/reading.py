@@ -1,6 +1,6 @@
 """The answer of one request as its outlets show it: content, reasoning, calls and warnings of every choice."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -73,14 +73,17 @@ class ChoiceParser(Protocol):
 
 
 class Reading:
-    """Parsers of all choices of a request. `remote`: set where a process does the work; it is read there as long as the
-    Reading is held."""
+    """Parsers of all choices of a request. `make_parser` makes that of a choice, once more when its answer begins anew.
+
+    `remote`: set where a process does the work; it is read there as long as the Reading is held.
+    """
 
     def __init__(
         self,
-        parsers: Sequence[ChoiceParser],
+        make_parser: Callable[[int], ChoiceParser],
         *,
         request_id: str,
+        choices: int,
         family: ToolFamily | WholeFamily | None,
         is_parallel: bool = True,
         includes_reasoning: bool = True,
@@ -90,9 +93,10 @@ class Reading:
         self._is_parallel = is_parallel
         self._includes_reasoning = includes_reasoning
         self._request_id = request_id
-        self._parsers = parsers
+        self._make_parser = make_parser
+        self._parsers = [make_parser(choice) for choice in range(choices)]
         self.remote = remote
-        self._warnings: dict[str, None] = {}
+        self._warnings: list[dict[str, None]] = [{} for _ in range(choices)]
 
     @property
     def reasoning_tokens(self) -> int:
@@ -106,24 +110,29 @@ class Reading:
     @property
     def warnings(self) -> list[str]:
         """Words of all warnings so far, each once."""
-        return list(self._warnings)
+        return list(dict.fromkeys(reason for warnings in self._warnings for reason in warnings))
+
+    def restart(self, choice: int) -> None:
+        """Forgets the text of a choice: its answer begins anew."""
+        self._parsers[choice] = self._make_parser(choice)
+        self._warnings[choice] = {}
 
     def push(self, choice: int, text: str, tokens: int) -> Sequence[Part]:
         """The parts that are certain after this text, which came from so many tokens."""
-        return self._noted(self._parsers[choice].push(text, tokens))
+        return self._noted(choice, self._parsers[choice].push(text, tokens))
 
     def flush(self, choice: int) -> Sequence[Part]:
         """The rest of a choice that is over."""
-        return self._noted(self._parsers[choice].flush())
+        return self._noted(choice, self._parsers[choice].flush())
 
-    def _noted(self, parts: Sequence[Part]) -> Sequence[Part]:
+    def _noted(self, choice: int, parts: Sequence[Part]) -> Sequence[Part]:
         if not self._is_parallel:
             parts = [part for part in parts if not isinstance(part, CallBegin | CallArguments) or part.number == 0]
         if not self._includes_reasoning:
             parts = [part for part in parts if not isinstance(part, Reasoning)]
         for part in parts:
             if type(part) is Warned:
-                self._warnings[part.reason] = None
+                self._warnings[choice][part.reason] = None
         return parts
 
     def calls(self, choice: int) -> int:
@@ -188,8 +197,9 @@ def reading_of(
         )
         text.parser_process.answers[request_id] = remote
         return Reading(
-            remote.parsers,
+            remote.parsers.__getitem__,
             request_id=request_id,
+            choices=choices,
             family=tools,
             is_parallel=is_parallel,
             includes_reasoning=includes_reasoning,
@@ -197,15 +207,15 @@ def reading_of(
         )
     functions = _functions(conversation.tools)
     tail = _tail(text, selection, conversation, prompt_ids)
-    parsers = [
-        answer_parser(
-            forced or tools, None if selection.is_remote else selection.reasoning, functions=functions, prompt_tail=tail
-        )
-        for _ in range(choices)
-    ]
+    reasoning = None if selection.is_remote else selection.reasoning
+
+    def make_parser(_: int) -> ChoiceParser:
+        return answer_parser(forced or tools, reasoning, functions=functions, prompt_tail=tail)
+
     return Reading(
-        parsers,
+        make_parser,
         request_id=request_id,
+        choices=choices,
         family=tools,
         is_parallel=is_parallel,
         includes_reasoning=includes_reasoning,

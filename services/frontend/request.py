@@ -101,6 +101,18 @@ class Ending:
 class Outlet(Protocol):
     """Receives a request's answer as it comes. Called once per choice and engine step; must not block or raise."""
 
+    @property
+    def is_whole(self) -> bool:
+        """True when the client sees nothing of the answer before the request has ended: then the answer can begin anew."""
+        ...
+
+    def on_restart(self, choice: int) -> None:
+        """Drops all that came of the choice: the request is placed again. Called only if `is_whole`.
+
+        May raise MeshError, which ends the request.
+        """
+        ...
+
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:

@@ -61,9 +61,15 @@ class Running:
         self._account(error)
 
     async def news(self) -> AsyncIterator[News]:
-        """What is new, as long as there is something. Raises the request's failure after what came before it."""
+        """What is new, as long as there is something. Raises the request's failure after what came before it.
+
+        Of a whole answer nothing is new before the request has ended well.
+        """
         task = self._task
         assert task is not None
+        if self._outlet.is_whole:
+            await asyncio.wait({task})
+            task.result()
         while True:
             for news in self._outlet.take():
                 yield news

@@ -97,7 +97,17 @@ class PipelineSettings:
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
     release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
     placement_attempts: int = setting(
-        3, "Placements of one request while nothing of its answer was shown.", min=1, max=16
+        3,
+        "Placements of one request, while nothing of its answer was shown, that may end with a refusal or with lost KV.",
+        min=1,
+        max=16,
+    )
+    worker_losses_max: int = setting(
+        8,
+        "Workers that may be lost under one request of which nothing was shown; the last one ends it. A request whose workers' "
+        "engines die ends with the second one.",
+        min=1,
+        max=32,
     )
     retry_after_s: float = setting(1.0, "What a refused client is told to wait.", min=0.1)
     drain_notice_s: float = setting(

@@ -20,7 +20,9 @@ _DIGITS: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
 
 
 REMEMBERED_FLOATS_MAX = 1 << 20
-"""Of arrays that are kept because lookups give the same again and again: 8 MiB."""
+"""Bound of the remembered lookups, in floats: 8 MiB."""
+ENTRY_FLOATS = 128
+"""What an entry takes beside its arrays: its key, the objects and the array headers, about 1 KiB."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +43,8 @@ class Overlap:
     """Looks prompts up.
 
     Prompts that begin alike find the same holders at the same depths until an event or a placement changes that, so what a lookup
-    comes to is remembered by what it found.
+    comes to is remembered by what it found. All of it is dropped when a holder joins: what was found of the holders that left
+    before is never found again, and would stay for as long as the bound allows.
     """
 
     def __init__(self, index: KvIndex, settings: CostSettings) -> None:
@@ -51,10 +54,15 @@ class Overlap:
         self._slower_blocks = [blocks for tier in self._slower for blocks in (tier.holders, tier.heads)]
         self._credits = (settings.peer_credit, settings.host_credit, settings.disk_credit, settings.object_credit)
         self._remembered: dict[tuple[int, int, int, Prefixes, Prefixes, Sequence[Prefixes]], Held] = {}
+        self._holders_version = index.device.holders_version
 
     def forget(self) -> None:
-        """What lookups come to is worked out anew."""
+        """Drops all remembered lookups."""
         self._remembered.clear()
+
+    def __len__(self) -> int:
+        """Lookups that are remembered."""
+        return len(self._remembered)
 
     def held_tokens(self, ask: Ask) -> Held | None:
         """Not to be written to. None: nobody holds any."""
@@ -69,11 +77,14 @@ class Overlap:
         if known is NOBODY and believed is NOBODY and all(found is NOBODY for found in slower):
             return None
         tokens_max = ask.prompt_tokens - 1 if len(hashes) * size >= ask.prompt_tokens else -1
+        if self._holders_version != index.device.holders_version:
+            self._holders_version = index.device.holders_version
+            self._remembered.clear()
         found = (size, index.device.bits_end, tokens_max, known, believed, slower)
         held = self._remembered.get(found)
         if held is None:
             width = (index.device.bits_end >> 3) + 1
-            if (len(self._remembered) + 1) * 16 * width > REMEMBERED_FLOATS_MAX:
+            if (len(self._remembered) + 1) * (16 * width + ENTRY_FLOATS) > REMEMBERED_FLOATS_MAX:
                 self._remembered.clear()
             by_bit = self._by_bit(known, believed, slower, size, width)
             if tokens_max >= 0:

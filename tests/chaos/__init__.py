@@ -1,0 +1,1 @@
+"""Real meshes whose processes are killed and stopped."""

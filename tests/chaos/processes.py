@@ -1,146 +1,164 @@
-"""A mesh of services started one by one, each on the host that the test says, so that each can be stopped by itself."""
+"""A mesh of real processes on simulated engines, each of which can be killed, stopped, continued and started again."""
 
 import asyncio
-import os
 import signal
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 
-from kvmesh.discovery.base import DECODE, PREFILL, Instance
+from kvmesh.cli.children import Child, ChildSpec, start_child
+from kvmesh.cli.forked import Forked, fork_all
+from kvmesh.cli.plan import MeshShape, plan_mesh
+from kvmesh.core import Role
+from kvmesh.discovery.base import FRONTEND, ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
-from tests.chaos.hosts import Host
-from tests.integration.mesh import ROOT, metrics_text, worker_metric
-from tests.servers import free_ports
+from kvmesh.discovery.embedded import EmbeddedAgent
+from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.settings import RpcSettings
 
-READY_TIMEOUT_S = 300.0
-LEASE_S = 2.0
-PULL_TIMEOUT_S = 1.5
-VLLM_ARGV = (
-    *("--engine", "vllm", "--vllm-dtype", "float32", "--vllm-lease-margin-s", "0.2"),
-    *("--vllm-lease-s", str(LEASE_S), "--vllm-kv-pull-timeout-s", str(PULL_TIMEOUT_S)),
-)
-SIMULATED_ARGV = (
-    *("--engine", "simulated", "--simulated-kv-transport-delay-s", "0"),
-    *("--simulated-lease-s", str(LEASE_S), "--simulated-pull-timeout-s", str(PULL_TIMEOUT_S)),
-)
-# Few blocks, so that freed ones hold another prompt's KV soon.
-POOLS = {
-    ("vllm", "prefill"): ("--vllm-kv-cache-bytes", str(4 << 20)),
-    ("vllm", "decode"): ("--vllm-kv-cache-bytes", str(8 << 20)),
-    ("simulated", "prefill"): ("--simulated-kv-blocks", "256"),
-    ("simulated", "decode"): ("--simulated-kv-blocks", "512"),
-}
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "demo"
+POLL_S = 0.05
 
 
-@dataclass(slots=True)
-class Mesh:
-    """Services by the name that the test gave them."""
+class ProcessMesh:
+    """Processes by name: `decode-0`, `router-1`, `frontend-0`. `spares`: forked processes that become one of them at once."""
 
-    directory: Path
-    engine: str
-    model: Path
-    registry_address: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    def __init__(
+        self, directory: Path, specs: Sequence[ChildSpec], registry: ConsulRegistry, spares: list[Forked]
+    ) -> None:
+        self._spares = spares
+        self.directory = directory
+        self.specs = {spec.name: spec for spec in specs}
+        self.children: dict[str, Child] = {}
+        self.registry = registry
+        self.url = ""
+        self._channels = ChannelPool(RpcSettings())
 
-    async def start_registry(self, host: str) -> None:
-        """Serves discovery outside of the hosts."""
-        port = self.registry_address.rpartition(":")[2]
-        await self.start(
-            "registry", Host("registry", host), "kvmesh.discovery.embedded", "--host", host, "--port", port
-        )
+    async def start(self, name: str) -> None:
+        """Starts a process, also one that died. Not waited for."""
+        spec = self.specs[name]
+        self.children[name] = self._spares.pop().start(spec) if self._spares else await start_child(spec)
 
-    async def start_service(self, name: str, service: str, host: Host, *argv: str) -> None:
-        """Starts one service on a host; it registers itself."""
-        common = ("--discovery-address", self.registry_address, "--telemetry-log-level", "warning")
-        address = ("--rpc-host", host.address, "--telemetry-metrics-host", host.address)
-        await self.start(name, host, f"services.{service}", *common, *address, *argv)
+    async def kill(self, name: str) -> None:
+        """SIGKILL."""
+        child = self.children.pop(name)
+        child.signal_nowait(signal.SIGKILL)
+        await child.exited.wait()
 
-    async def start_worker(self, name: str, role: str, host: Host) -> None:
-        """Starts a prefill or decode worker of the mesh's engine."""
-        engine = VLLM_ARGV if self.engine == "vllm" else SIMULATED_ARGV
-        side = ("--vllm-side-channel-host", host.address) if self.engine == "vllm" else ()
-        pool = POOLS[self.engine, role]
-        argv = ("--model", str(self.model), "--served-name", "m", "--worker-id", name)
-        await self.start_service(name, role, host, *argv, *engine, *side, *pool)
+    def stop(self, name: str) -> None:
+        """SIGSTOP."""
+        self.children[name].signal_nowait(signal.SIGSTOP)
 
-    async def start(self, name: str, host: Host, module: str, *argv: str) -> None:
-        """Starts a module as a process of its own with a log in the directory."""
-        with (self.directory / f"{name}.log").open("w") as log:
-            self.processes[name] = await asyncio.create_subprocess_exec(
-                *(*host.prefix, sys.executable, "-m", module, *argv),
-                cwd=ROOT,
-                env={**os.environ, **self.environ},
-                stdout=log,
-                stderr=log,
-            )
+    def go_on(self, name: str) -> None:
+        """SIGCONT."""
+        self.children[name].signal_nowait(signal.SIGCONT)
 
-    def send(self, name: str, number: signal.Signals) -> None:
-        """Sends a signal to a service."""
-        self.processes[name].send_signal(number)
+    async def workers(self) -> list[WorkerView]:
+        """What the first router that answers knows of them."""
+        for router in (await self.registry.instances(ROUTER)).instances:
+            if router.takes_requests:
+                return list(await GrpcRouterClient(self._channels, router.address).list_workers(timeout_s=5))
+        return []
 
-    def check_alive(self) -> None:
-        """AssertionError with the end of its log when a service has ended."""
-        for name, process in self.processes.items():
-            assert process.returncode is None, f"{name} ended:\n{(self.directory / f'{name}.log').read_text()[-3000:]}"
+    def name_of(self, worker: WorkerView) -> str:
+        """The name of a worker's process, whose id ends the worker's."""
+        pid = int(worker.worker.worker_id.rpartition("-")[2])
+        return next((name for name, child in self.children.items() if child.pid == pid), "")
 
-    async def wait_serving(self, urls: Sequence[str]) -> None:
-        """Until the frontends at these URLs serve the model."""
-        async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
-            while not all([await _serves(session, url) for url in urls]):
-                self.check_alive()
-                await asyncio.sleep(0.2)
+    async def taking(self, role: Role) -> list[WorkerView]:
+        """Workers of a role that take requests."""
+        workers = [each for each in await self.workers() if each.role is role and not each.excluded_by]
+        return [each for each in workers if self.name_of(each)]
 
-    async def instances(self, service: str) -> list[Instance]:
-        """A service's instances in the registry; none while the registry does not answer yet."""
-        registry = ConsulRegistry(DiscoverySettings(address=self.registry_address))
-        try:
-            return list((await registry.instances(service)).instances)
-        except Exception:
-            return []
-        finally:
-            await registry.aclose()
+    async def wait_ready(self, prefill: int, decode: int) -> None:
+        """Until so many workers take requests and the frontend has a model."""
+        while (len(await self.taking(Role.PREFILL)), len(await self.taking(Role.DECODE))) != (prefill, decode):
+            await asyncio.sleep(POLL_S)
+        while not self.url:
+            for each in (await self.registry.instances(FRONTEND)).instances:
+                if each.takes_requests:
+                    self.url = f"http://{each.host}:{each.meta['http_port']}"
+            await asyncio.sleep(POLL_S)
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"{self.url}/health") as response:
+                    if response.status == 200:
+                        return
+                await asyncio.sleep(POLL_S)
 
-    async def wait_free(self) -> None:
-        """Until no worker holds blocks for a request or a lease."""
-        async with asyncio.timeout(60):
-            while await self._blocks_held():
-                self.check_alive()
-                await asyncio.sleep(0.2)
-
-    async def _blocks_held(self) -> float:
-        workers = [*await self.instances(PREFILL), *await self.instances(DECODE)]
-        assert workers
-        texts = [await metrics_text(each.host, int(each.meta["metrics_port"])) for each in workers]
-        return sum(worker_metric(text, "kvmesh_worker_kv_blocks_used") for text in texts)
+    def logs(self) -> str:
+        """The end of every log, for a failure's message."""
+        paths = sorted(self.directory.glob("*.log"))
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
 
     async def aclose(self) -> None:
-        """Ends all services, also stopped ones."""
-        for process in self.processes.values():
-            if process.returncode is None:
-                process.send_signal(signal.SIGCONT)
-                process.terminate()
-        for process in self.processes.values():
-            try:
-                await asyncio.wait_for(process.wait(), 20)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        """Ends all that still run."""
+        for child in self.children.values():
+            child.signal_nowait(signal.SIGKILL)
+        for child in self.children.values():
+            await child.exited.wait()
+        await self._channels.aclose()
+        await self.registry.aclose()
 
 
-def registry_address(host: str) -> str:
-    """A free port on this machine for the registry."""
-    return f"{host}:{free_ports(1)[0]}"
+def fork_spares(count: int) -> Sequence[Forked]:
+    """Processes that have imported the services. To be called before there is a loop or a thread; else there are none."""
+    modules = ("services.prefill", "services.decode", "services.router", "services.frontend")
+    return tuple(
+        fork_all([f"spare-{number}" for number in range(count)], [f"{each}.__main__" for each in modules]).values()
+    )
 
 
-async def _serves(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(f"{url}/v1/models") as response:
-            return bool((await response.json())["data"])
-    except (aiohttp.ClientError, KeyError):
-        return False
+@asynccontextmanager
+async def process_mesh(
+    directory: Path,
+    *,
+    prefill: int = 1,
+    decode: int = 2,
+    routers: int = 2,
+    engine_argv: Sequence[str] = (),
+    frontend_argv: Sequence[str] = (),
+    spares: Sequence[Forked] = (),
+    ready_timeout_s: float = 180.0,
+) -> AsyncIterator[ProcessMesh]:
+    """A mesh that can answer. Nothing of it is left afterwards."""
+    async with AsyncExitStack() as stack:
+        agent = EmbeddedAgent(AgentSettings())
+        await agent.start()
+        stack.push_async_callback(agent.aclose)
+        plan = plan_mesh(
+            MeshShape(
+                engine="simulated",
+                model=MODEL,
+                served_name="",
+                prefill=prefill,
+                decode=decode,
+                routers=routers,
+                host="127.0.0.1",
+                port=0,
+                grpc_port=0,
+                registry=agent.address,
+                policy="kv",
+                log_level="warning",
+                run_dir=directory,
+                engine_argv=engine_argv,
+                frontend_argv=frontend_argv,
+                has_planner=False,
+            )
+        )
+        specs = [*plan.workers, *plan.routers, *plan.frontends]
+        mesh = ProcessMesh(directory, specs, ConsulRegistry(DiscoverySettings(address=agent.address)), list(spares))
+        stack.push_async_callback(mesh.aclose)
+        for spec in specs:
+            await mesh.start(spec.name)
+        try:
+            async with asyncio.timeout(ready_timeout_s):
+                await mesh.wait_ready(prefill, decode)
+        except TimeoutError as error:
+            raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
+        yield mesh

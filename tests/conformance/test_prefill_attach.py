@@ -19,9 +19,11 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, Role, SamplingParams, WorkerRef
 from kvmesh.engines.simulated import Die, SimulatedEngine, Stall
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, NotFoundError, UnavailableError
-from kvmesh.rpc.codec.legs import from_prefill_response
+from kvmesh.rpc.codec.legs import fill_prefill_request, from_prefill_response
 from kvmesh.rpc.codec.types import to_generation
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from services.prefill.admit import PrefillAdmission
+from services.prefill.stream import PrefillStream
 from tests.conformance.engine_driver import EngineDriver
 from tests.patience import PATIENCE_S
 from tests.worker_rig import EPOCH, WorkerRig, generation, running_worker, serving, wait_until
@@ -317,3 +319,18 @@ def test_an_output_against_the_contract_is_the_workers_fault(output: pb.Output) 
     """The client's request is not blamed for it."""
     with pytest.raises(InternalError):
         from_prefill_response(pb.PrefillResponse(output=output))
+
+
+async def test_results_that_were_not_told_give_their_handles_back(prefill: WorkerRig) -> None:
+    """A link that closes with results in its buffer: their blocks are free at once, long before the lease ends."""
+    stream = PrefillStream(prefill.worker, PrefillAdmission(waiting_prompt_tokens_max=0), SystemClock(), "f1")
+    message = pb.AttachRequest()
+    for number in (1, 2, 3):
+        fill_prefill_request(
+            message.calls.add(number=number).request, f"r{number}", generation(prompt=range(number, 40)), None, "v"
+        )
+    stream.take(message)
+    await wait_until(lambda: prefill.worker.statistics().leases == 3, "all are computed")
+    stream.close_nowait()
+    assert prefill.worker.statistics().leases == 0
+    await prefill.wait_free()

@@ -187,7 +187,7 @@ async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path
     """Statuses that its client knows, and an error event inside a stream."""
     cases: list[tuple[Faults, int, str, type[anthropic.APIStatusError]]] = [
         (Faults(place=[OverloadedError("full", retry_after_s=2)]), 503, "overloaded_error", anthropic.APIStatusError),
-        (Faults(prefill=[LostError("gone")] * 3), 502, "api_error", anthropic.InternalServerError),
+        (Faults(prefill=[LostError("gone")] * 8), 502, "api_error", anthropic.InternalServerError),
     ]
     for faults, status, word, kind in cases:
         mesh = FakeMesh(answer=lambda _: [2], faults=faults)

@@ -573,7 +573,7 @@ async def test_failures_before_the_first_token_are_statuses(model: ServedModel) 
     cases = [
         (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),
         (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 503, "overloaded", True),
-        (Faults(prefill=[LostError("gone")] * 3), 502, "worker_lost", False),
+        (Faults(prefill=[LostError("gone")] * 8), 502, "worker_lost", False),
         (Faults(prefill=[InternalError("a defect")]), 500, "internal", False),
     ]
     for faults, status, code, comes_back in cases:
@@ -588,10 +588,20 @@ async def test_failures_before_the_first_token_are_statuses(model: ServedModel) 
 
 
 async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> None:
-    """Typed, then the connection closes; no [DONE]."""
+    """Typed, without [DONE]. The response is complete, and the next request on the connection is answered."""
     tokens = tokens_of(model.text, TEXT)
     mesh = FakeMesh(answer=lambda _: tokens, faults=Faults(leg_after=4, leg_error=LostError("the worker is gone")))
     async with frontend([model], mesh) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        for is_stream in (True, False):
+            body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": is_stream}).encode()
+            writer.write(
+                b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
+            )
+        assert b"worker_lost" in await reader.readuntil(b"0\r\n\r\n")
+        assert b"200 OK" in await reader.readline()
+        writer.close()
+        mesh.faults.leg_after = 4
         events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
         assert events[-1]["error"] == {
             "message": "the worker is gone", "type": "server_error", "param": None, "code": "worker_lost",

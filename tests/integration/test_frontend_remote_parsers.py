@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvmesh.clock import SystemClock
-from kvmesh.errors import UnsupportedError
+from kvmesh.errors import LostError, UnsupportedError
 from services.frontend.remote.process import ParserProcess
 from services.frontend.remote.settings import RemoteSettings
 from services.frontend.settings import FrontendSettings
@@ -63,6 +63,13 @@ async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
             "arguments": '{"city": "Paris"}',
         }
         assert choice["message"]["content"].strip() == "<think>Hm.</think>Well."
+        running.mesh.faults.legs = [(12, LostError("killed")), (3, LostError("killed"))]
+        _, again, _ = await running.post(CHAT, BODY)
+        assert again["choices"][0]["message"]["content"] == choice["message"]["content"]
+        assert [call["function"] for call in again["choices"][0]["message"]["tool_calls"]] == [
+            call["function"] for call in choice["message"]["tool_calls"]
+        ]
+        assert again["usage"] == whole["usage"] and not running.mesh.faults.legs
         events = await running.events(CHAT, BODY)
         assert content(events).strip() == "<think>Hm.</think>Well."
         calls = [each["tool_calls"][0] for each in deltas(events) if "tool_calls" in each]

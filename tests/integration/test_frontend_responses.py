@@ -298,7 +298,7 @@ async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel, tmp_p
         assert data["response"]["status"] == "failed"
         assert data["response"]["error"] == {"code": "server_error", "message": "the worker is gone"}
         assert (await running.call("GET", f"{PATH}/{data['response']['id']}"))[0] == 404
-        mesh.faults = Faults(prefill=[LostError("gone")] * 3)
+        mesh.faults = Faults(prefill=[LostError("gone")] * 8)
         status, answer, _ = await running.call("POST", PATH, {**BODY, "stream": True})
         assert (status, answer["error"]["code"]) == (502, "worker_lost")
 

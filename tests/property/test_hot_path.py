@@ -118,6 +118,8 @@ def test_each_text_is_one_event_in_one_write(
 class Heard:
     """An outlet that keeps all of it."""
 
+    is_whole = False
+
     def __init__(self) -> None:
         self.text = ""
         self.token_ids: list[int] = []
@@ -132,6 +134,9 @@ class Heard:
         self.text += text
         self.token_ids += token_ids
         self.logprobs += logprobs or ()
+
+    def on_restart(self, choice: int) -> None:
+        raise AssertionError("nothing failed")
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         raise AssertionError("nobody asked for it")

@@ -12,6 +12,7 @@ FAULT_AT_S = 3.0
 HELD_AT_S = 1.0
 MIXED_FAULTS = 12
 ROUTER_FAULTS = 4
+KILL_PAUSE_S = 2.0
 MIXED_PAUSE_S = (0.1, 0.6)
 
 
@@ -83,6 +84,23 @@ async def mixed(mesh: SimulatedMesh) -> None:
         kind, worker_id = generator.choice(kinds), generator.choice(sorted(mesh.workers))
         mesh.world.trace.note("fault", kind, worker_id)
         await _KINDS[kind](mesh, worker_id, generator)
+
+
+async def kills(mesh: SimulatedMesh) -> None:
+    """A worker is killed every two seconds as long as requests run, never the last of its role, and comes back within one."""
+    generator = mesh.world.random("faults")
+    down_s = 0.0
+    while True:
+        await mesh.world.clock.sleep(KILL_PAUSE_S - down_s)
+        if not any(not each.outcome for each in mesh.ledgers.values()):
+            return
+        worker_id = generator.choice(sorted(mesh.workers))
+        role = mesh.workers[worker_id].role
+        assert sum(each.role is role for each in mesh.workers.values()) > 1
+        await mesh.kill(worker_id)
+        down_s = generator.uniform(0.3, 1.0)
+        await mesh.world.clock.sleep(down_s)
+        await mesh.start_worker(worker_id, role)
 
 
 async def routers(mesh: SimulatedMesh) -> None:
@@ -195,4 +213,5 @@ SCRIPTS: dict[str, Script] = {
     "partition": partition,
     "mixed": mixed,
     "routers": routers,
+    "kills": kills,
 }

@@ -34,10 +34,14 @@ class ChoiceRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """One request's Outlet. `outcome` is one word: answered, cancelled, or the failure's reason."""
+    """One request's Outlet. `outcome` is one word: answered, cancelled, or the failure's reason.
+
+    `is_whole`: the client does not stream, so what came of an answer that fails is never seen.
+    """
 
     request: Request
     on_phase: Callable[[Phase], None]
+    is_whole: bool = False
     phase: Phase = Phase.WAITING
     arrived_s: float = 0.0
     ended_s: float = 0.0
@@ -48,10 +52,18 @@ class Ledger:
     prepared: Prepared | None = None
     choices: list[ChoiceRecord] = field(default_factory=list)
     placements: list[tuple[str, str]] = field(default_factory=list)
+    restarts: int = 0
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.choices = [ChoiceRecord() for _ in range(self.request.choices)]
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet."""
+        if not self.is_whole or self.outcome:
+            self.problems.append("begins anew after something was shown")
+        self.choices[choice] = ChoiceRecord()
+        self.restarts += 1
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -91,6 +103,7 @@ def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: i
         return [*problems, "never ended"]
     if ledger.prepared is None:
         return problems if ledger.outcome == "cancelled" else [*problems, "never prepared"]
+    output_tokens = 0
     for number, record in enumerate(ledger.choices):
         generation = ledger.prepared.generation_of(number)
         sampling = generation.sampling
@@ -99,9 +112,12 @@ def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: i
         expected = expected_tokens(
             generation, token_range, count, eos_after_tokens=eos_after, eos_token_id=eos_token_id
         )
+        output_tokens += len(expected)
         is_stopped = expected[-1] == eos_token_id
         shown = expected[:-1] if is_stopped else expected
         problems += _check_choice(ledger, record, shown, FinishReason.STOP if is_stopped else FinishReason.LENGTH)
+    if ledger.answer is not None and ledger.answer.usage.output_tokens != output_tokens:
+        problems.append(f"counted {ledger.answer.usage.output_tokens} tokens of {output_tokens}")
     return problems
 
 

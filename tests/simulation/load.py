@@ -27,13 +27,14 @@ class Planned:
     at_s: float
     request: Request
     cancel: Cancel | None = None
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadShape:
     """Poisson arrivals; a prompt is the beginning of one of `families` long texts and a tail of its own.
 
-    `hurried_fraction` of the requests give less time than most answers take.
+    `hurried_fraction` of the requests give less time than most answers take. `has_whole`: every second one is not streamed.
     """
 
     rate_per_s: float = 40.0
@@ -43,12 +44,15 @@ class LoadShape:
     output_tokens_max: int = 80
     cancelled_fraction: float = 0.15
     hurried_fraction: float = 0.0
+    has_whole: bool = False
 
 
 LOADS = {
     "calm": LoadShape(),
     "hurried": LoadShape(hurried_fraction=0.5, cancelled_fraction=0.3),
     "dense": LoadShape(rate_per_s=120.0, cancelled_fraction=0.3),
+    "halves": LoadShape(has_whole=True, cancelled_fraction=0.1),
+    "long": LoadShape(has_whole=True, cancelled_fraction=0.0, rate_per_s=25.0, output_tokens_max=400),
     "single": LoadShape(rate_per_s=80.0, output_tokens_max=1, hurried_fraction=0.1),
 }
 HURRIES_S = (0.001, 0.01, 0.03, 0.1, 0.2)
@@ -67,6 +71,7 @@ def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Plann
                 at_s=at_s,
                 request=_request(generator, f"r{number}", families, shape),
                 cancel=_cancel(generator) if is_cancelled else None,
+                is_whole=shape.has_whole and number % 2 == 1,
             )
         )
     return planned

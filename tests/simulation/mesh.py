@@ -81,6 +81,9 @@ MESHES = {
     "no-prefill": MeshShape(prefill=0),
     "crowded": MeshShape(router=RouterSettings(requests_per_decode_max=8, prompt_tokens_per_prefill_max=1024)),
     "crowded-two-routers": MeshShape(routers=2, router=RouterSettings(requests_per_decode_max=4)),
+    "three-and-three": MeshShape(
+        prefill=3, decode=3, routers=2, engine=default_engine(kv_blocks=4000, eos_after_tokens=400)
+    ),
     "three-tokens": MeshShape(engine=default_engine(decode_tokens_per_step=3)),
 }
 """What can be named on the command line, so that every run can be played again."""
@@ -154,9 +157,13 @@ class SimulatedMesh:
 
     # Requests
 
-    def begin(self, request: Request, cancel: Cancel | None = None) -> Ledger:
+    def begin(self, request: Request, cancel: Cancel | None = None, *, is_whole: bool = False) -> Ledger:
         """Starts a request and gives its account."""
-        ledger = Ledger(request=request, on_phase=lambda phase: self._on_phase(request.request_id, phase))
+        ledger = Ledger(
+            request=request,
+            on_phase=lambda phase: self._on_phase(request.request_id, phase),
+            is_whole=is_whole,
+        )
         self.ledgers[request.request_id] = ledger
         if cancel is not None:
             self._cancels[request.request_id] = cancel
@@ -175,7 +182,7 @@ class SimulatedMesh:
         began_s = self.now_s
         for planned in load:
             await self.world.clock.sleep(began_s + planned.at_s - self.now_s)
-            self.begin(planned.request, planned.cancel)
+            self.begin(planned.request, planned.cancel, is_whole=planned.is_whole)
         await asyncio.wait([self._requests[planned.request.request_id] for planned in load])
 
     async def _run(self, ledger: Ledger) -> None:

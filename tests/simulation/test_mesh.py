@@ -153,6 +153,22 @@ def test_single_tokens(faults: str) -> None:
         assert moved and all(each.placements[-1][0] != "prefill-0" for each in moved)
 
 
+def check_kills(report: Report) -> None:
+    """Whole answers are all right; streams are right, or say that their worker was lost. `check` has looked at every token."""
+    whole = [each for each in report.ledgers.values() if each.is_whole]
+    streams = [each for each in report.ledgers.values() if not each.is_whole]
+    assert {each.outcome for each in whole} == {"answered"}, report.command
+    assert {each.outcome for each in streams} <= {"answered", "worker_lost"}, report.command
+    assert all(each.tokens for each in streams if each.outcome == "worker_lost"), report.command
+
+
+def test_a_worker_is_killed_every_two_seconds() -> None:
+    """A slice of what `python -m tests.simulation --faults kills --mesh three-and-three --load long --requests 1000` plays."""
+    report = run(1, 120, faults="kills", mesh="three-and-three", load="long").check()
+    check_kills(report)
+    assert any(each.restarts for each in report.ledgers.values())
+
+
 def test_killed_router() -> None:
     """With another router there, nobody notices that one dies; requests in flight go on."""
 
@@ -164,10 +180,11 @@ def test_killed_router() -> None:
     assert set(report.outcomes) == {"answered", "cancelled"}
 
 
+@pytest.mark.parametrize("load", ["calm", "halves"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_mixed_faults(seed: int) -> None:
+def test_mixed_faults(seed: int, load: str) -> None:
     """Whatever breaks: every request ends, by itself or as lost, with the tokens it should have; then nothing is left."""
-    report = run(seed, 200, faults="mixed").check()
+    report = run(seed, 200, faults="mixed", load=load).check()
     assert set(report.outcomes) <= TYPED
     assert report.outcomes["answered"] > 140
     longest_s = max(ledger.ended_s - ledger.arrived_s for ledger in report.ledgers.values())

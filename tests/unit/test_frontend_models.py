@@ -223,3 +223,19 @@ def test_a_template_that_does_not_parse_is_said_at_once() -> None:
     """When the model is loaded, not when it is asked."""
     with pytest.raises(UnsupportedError):
         render("{% if %}")
+
+
+async def test_cards_of_workers_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    """Workers come back under ever new names."""
+    directory = write_model(tmp_path)
+    async with following() as mesh:
+        await mesh.add_worker("stays", directory)
+        for number in range(10):
+            await mesh.add_worker(f"d{number}", directory)
+            async with asyncio.timeout(30):
+                while f"d{number}" not in mesh.models._cards:
+                    await asyncio.sleep(0.01)
+            await mesh.registry.deregister(f"d{number}")
+        async with asyncio.timeout(30):
+            while set(mesh.models._cards) != {"stays"}:
+                await asyncio.sleep(0.01)

@@ -2,13 +2,17 @@
 
 import asyncio
 import gc
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvmesh.client.retries import RetryPolicy
 from kvmesh.core import FinishReason, Generation, Handoff, ReportKind, SamplingParams, TokenLogprob
 from kvmesh.errors import (
+    WORKER_LOST_TWICE,
     DeadlineError,
     InternalError,
     InvalidRequestError,
@@ -22,6 +26,7 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.blocks import block_hashes
 from services.frontend.models import ServedModel, StaticModels
+from services.frontend.openai.bodies import error_headers
 from services.frontend.pipeline import Pipeline
 from services.frontend.request import Answer, Conversation, Ending, Request
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
@@ -33,12 +38,20 @@ TEXT = "Hello! How are you today? naïve 日本語 🙂 one two three"
 class Heard:
     """An outlet that keeps what it hears and checks the outlet's own rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self.is_whole = is_whole
+        self.restarts = 0
         self.texts: dict[int, str] = {}
         self.token_ids: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.endings: dict[int, Ending] = {}
         self.prompts: dict[int, Sequence[TokenLogprob]] = {}
+
+    def on_restart(self, choice: int) -> None:
+        assert self.is_whole
+        self.restarts += 1
+        for kept in (self.texts, self.token_ids, self.logprobs, self.endings, self.prompts):
+            kept.pop(choice, None)  # type: ignore[attr-defined]
 
     def on_prompt(self, choice: int, logprobs: Sequence[TokenLogprob]) -> None:
         assert choice not in self.prompts and choice not in self.texts
@@ -80,9 +93,11 @@ async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> Answer:
     return await pipeline.run(await pipeline.prepare(request, began_s=began_s), heard, began_s=began_s)
 
 
-def run(mesh: FakeMesh, model: ServedModel, request: Request, **settings: Any) -> tuple[Heard, Answer | MeshError]:
+def run(
+    mesh: FakeMesh, model: ServedModel, request: Request, *, is_whole: bool = False, **settings: Any
+) -> tuple[Heard, Answer | MeshError]:
     """One request on virtual time; afterwards nothing may be left and every placement is settled exactly once."""
-    heard = Heard()
+    heard = Heard(is_whole=is_whole)
 
     async def main() -> Answer | MeshError:
         pipeline = make_pipeline(mesh, StaticModels([model]), **settings)
@@ -279,11 +294,58 @@ def test_a_refused_submission_gives_the_handle_back(mesh: FakeMesh, model: Serve
 
 
 def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
-    """After placement_attempts the failure goes to the client."""
-    mesh.faults = Faults(prefill=[LostError("x", where=f"p{i}") for i in range(9)])
+    """After placement_attempts refusals, or worker_losses_max lost workers, the failure goes to the client."""
+    mesh.faults = Faults(prefill=[UnavailableError("x", where=f"p{i}") for i in range(9)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2)
-    assert isinstance(answer, LostError)
+    assert isinstance(answer, UnavailableError)
     assert len(mesh.asks) == 2
+
+
+def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
+    """Whatever dies without a word may have been killed by the request: not without end, though more often than it is refused."""
+    mesh.faults = Faults(prefill=[LostError("x", where=f"p{i}") for i in range(99)])
+    _, answer = run(mesh, model, a_request(), placement_attempts=2, worker_losses_max=5)
+    assert isinstance(answer, LostError) and answer.reason == "worker_lost"
+    assert len(mesh.asks) == 5
+
+
+@pytest.mark.parametrize("place", ["prefill", "decode"])
+@pytest.mark.parametrize("reason", ["engine_died", "worker_defect"])
+def test_a_request_under_which_two_engines_died_ends(
+    mesh: FakeMesh, model: ServedModel, reason: str, place: str
+) -> None:
+    """It is placed once more and not a third time, wherever the engines were, and clients are not to retry it."""
+    deaths = [LostError("the engine died", reason=reason) for _ in range(2)]
+    if place == "prefill":
+        mesh.faults = Faults(prefill=list(deaths))
+    else:
+        mesh.faults = Faults(legs=[(7, error) for error in deaths])
+    _, answer = run(mesh, model, a_request(), is_whole=True)
+    assert isinstance(answer, InternalError)
+    assert answer.reason == WORKER_LOST_TWICE
+    assert len(mesh.asks) == 2
+    assert RetryPolicy().wait_s(answer, 0, 100.0, random.Random(1)) is None
+    assert error_headers(answer) == {"x-should-retry": "false"}
+
+
+def test_one_dead_engine_is_an_accident(mesh: FakeMesh, model: ServedModel) -> None:
+    """A request that saw one engine die, and other workers get killed, is answered."""
+    mesh.faults = Faults(
+        legs=[(5, LostError("x")), (7, LostError("x", reason="engine_died")), (2, LostError("x")), (9, LostError("x"))]
+    )
+    heard, answer = run(mesh, model, a_request(), is_whole=True)
+    assert isinstance(answer, Answer), answer
+    assert heard.texts == {0: TEXT}
+    assert len(mesh.asks) == 5
+
+
+def test_workers_that_failed_are_asked_again_when_no_others_are_left(mesh: FakeMesh, model: ServedModel) -> None:
+    """More workers are lost under a request than there are: they were started again under their names."""
+    mesh.faults = Faults(legs=[(n, LostError("x")) for n in (1, 2, 3, 4, 5)])
+    heard, answer = run(mesh, model, a_request(), is_whole=True)
+    assert isinstance(answer, Answer), answer
+    assert heard.texts == {0: TEXT}
+    assert [ask.excluded_worker_ids for ask in mesh.asks] == [(), ("d0",), ("d0", "d1"), (), ("d0",), ("d0", "d1")]
 
 
 def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model: ServedModel) -> None:
@@ -313,6 +375,56 @@ def test_a_failure_after_tokens_is_told(mesh: FakeMesh, model: ServedModel, erro
     assert mesh.settled() == [(1, ReportKind.FAILED)]
     assert TEXT.startswith(heard.texts[0])
     assert not heard.endings
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"logprobs": 2}, {"stop": (" three",)}, {"prompt_logprobs": 1}],
+    ids=["plain", "logprobs", "stop", "prompt"],
+)
+@pytest.mark.parametrize("received", [1, 4, 20])
+def test_a_whole_answer_begins_anew(
+    mesh: FakeMesh, model: ServedModel, received: int, sampling: dict[str, Any], choices: int
+) -> None:
+    """However many tokens came before the worker was lost: the client gets one answer, of the second placement alone."""
+    served = replace(model, features=model.features | {"prompt_logprobs"})
+    mesh.faults = Faults(legs=[(received, LostError("x"))])
+    heard, answer = run(mesh, served, a_request(choices=choices, sampling=sampling), is_whole=True)
+    assert isinstance(answer, Answer), answer
+    expected = TEXT.partition(" three")[0] if "stop" in sampling else TEXT
+    assert heard.texts == dict.fromkeys(range(choices), expected)
+    once, untouched = run(
+        FakeMesh(answer=mesh.answer, step_s=0.01), served, a_request(choices=choices, sampling=sampling)
+    )
+    assert isinstance(untouched, Answer)
+    assert (heard.token_ids, heard.logprobs, heard.endings, heard.prompts) == (
+        once.token_ids, once.logprobs, once.endings, once.prompts,
+    )  # fmt: skip
+    assert answer.usage == untouched.usage
+    assert heard.restarts == choices
+    assert len(mesh.asks) == 2 and mesh.asks[1].excluded_worker_ids == ("d0",)
+
+
+def test_a_choice_that_ended_begins_anew_with_the_others(mesh: FakeMesh, model: ServedModel) -> None:
+    """Its client has seen nothing of it while another choice of the request goes on."""
+    short, long = tokens_of(model.text, "Hello!"), tokens_of(model.text, TEXT)
+    answers = iter([short, long, short, long])
+    mesh.answer = lambda _: next(answers)
+    mesh.faults = Faults(legs=[(len(short) + 5, LostError("x"))])
+    heard, answer = run(mesh, model, a_request(choices=2), is_whole=True)
+    assert isinstance(answer, Answer), answer
+    assert heard.texts == {0: "Hello!", 1: TEXT}
+    assert answer.usage.output_tokens == len(short) + len(long)
+
+
+def test_a_new_placement_has_only_the_time_that_is_left(mesh: FakeMesh, model: ServedModel) -> None:
+    """A request that begins anew does not live longer than the client allows."""
+    mesh.step_s = 1.0
+    mesh.faults = Faults(legs=[(4, LostError("x"))])
+    _, answer = run(mesh, model, a_request(timeout_s=8.5), is_whole=True)
+    assert isinstance(answer, DeadlineError)
+    assert [leg.timeout_s for leg in mesh.legs] == [pytest.approx(7.5), pytest.approx(1.5)]
 
 
 HELD: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -377,6 +489,40 @@ def test_no_first_token_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedMo
     mesh.faults = Faults(stalls_after=0)
     _, answer = run(mesh, model, a_request(), first_token_timeout_s=3.0, idle_timeout_s=1.0)
     assert isinstance(answer, DeadlineError)
+
+
+@pytest.mark.parametrize(("received", "silent_s"), [(0, 3.0), (2, 7.0)])
+def test_each_silence_has_its_own_limit(mesh: FakeMesh, model: ServedModel, received: int, silent_s: float) -> None:
+    """Before the first token it is `first_token_timeout_s`, between two tokens `idle_timeout_s`."""
+    mesh.faults = Faults(stalls_after=received)
+    ended_s: list[float] = []
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]), first_token_timeout_s=3.0, idle_timeout_s=7.0)
+        with pytest.raises(DeadlineError):
+            await ask(pipeline, a_request(), Heard())
+        ended_s.append(pipeline.clock.now())
+
+    run_virtual(main())
+    # The prefill and each token take a step.
+    assert ended_s == [pytest.approx(mesh.step_s * (1 + received) + silent_s, abs=0.005)]
+
+
+def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMesh, model: ServedModel) -> None:
+    """The decode worker must not count on blocks that the prefill worker frees earlier."""
+    mesh.answers, mesh.has_welcomed = False, False
+    linked = mesh.link
+
+    async def slow_link(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(12.0)
+        return await linked(*args, **kwargs)
+
+    mesh.link = slow_link  # type: ignore[method-assign]
+    # Of one token the prefill worker may give the answer, so that the link is opened when it has given a handle instead.
+    _, answer = run(mesh, model, a_request(sampling={"max_tokens": 1}))
+    assert isinstance(answer, Answer), answer
+    assert mesh.legs[0].handle is not None
+    assert mesh.legs[0].handle.lease_s == pytest.approx(18.0)
 
 
 def test_the_deadline_holds_and_is_passed_on(mesh: FakeMesh, model: ServedModel) -> None:

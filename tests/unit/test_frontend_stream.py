@@ -6,6 +6,7 @@ import json
 import pytest
 
 from kvmesh.core import FinishReason, Usage
+from kvmesh.errors import LostError
 from services.frontend.models import ServedModel
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.chunks import ChatChunks
@@ -100,3 +101,21 @@ async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None
     stream.on_text(0, "b", [9], None)
     assert len(socket.writes) == 2
     assert deltas(socket.writes[1]) == [(0, "x" * 50 + "b")]
+
+
+@pytest.mark.parametrize("end", ["well", "failed", "abandoned"])
+async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: str) -> None:
+    """What came after its last chunk would be read as the beginning of the next response on the connection."""
+    stream, socket = stream_of(model, 1)
+    stream.on_text(0, "Hello", [7], None)
+    if end == "well":
+        stream.on_end(0, Ending(reason=FinishReason.STOP))
+        stream.close_well(Usage())
+    elif end == "failed":
+        stream.close_failed(LostError("killed"))
+    else:
+        stream.abandon()
+    written = len(socket.writes)
+    for _ in range(3):
+        stream.keep_alive()
+    assert len(socket.writes) == written

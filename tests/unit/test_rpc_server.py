@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from kvmesh.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from kvmesh.errors import LostError, OverloadedError
-from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.channels import UNUSED_S, ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
@@ -181,6 +181,59 @@ async def test_the_pool_is_bounded_and_keeps_its_channels() -> None:
     assert len(pool) == 2
     await pool.aclose()
     assert len(pool) == 0
+
+
+class StandingClock:
+    """Time that goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def wall(self) -> float:
+        return self.now_s
+
+    async def sleep(self, delay_s: float) -> None:
+        raise AssertionError("nobody waits here")
+
+
+async def test_channels_to_peers_that_are_gone_are_closed() -> None:
+    """50 workers come and go on ports of their own: the pool neither grows nor refuses the next one; a channel that is connected is kept."""
+    clock = StandingClock()
+    pool = ChannelPool(RpcSettings(channels_max=4), clock=clock)
+    kept = make_server(RpcSettings(grace_s=0))
+    await kept.start()
+    connected = pool.channel(kept.address)
+    await worker_pb2_grpc.WorkerServiceStub(connected).Wake(worker_pb2.WakeRequest())
+    for _ in range(50):
+        server = make_server(RpcSettings(grace_s=0))
+        await server.start()
+        channel = pool.channel(server.address)
+        await worker_pb2_grpc.WorkerServiceStub(channel).Wake(worker_pb2.WakeRequest())
+        await server.aclose()
+        while (state := channel.get_state()) is grpc.ChannelConnectivity.READY:
+            await channel.wait_for_state_change(state)
+        clock.now_s += UNUSED_S
+        assert len(pool) <= 3
+    assert pool.channel(kept.address) is connected
+    await pool.aclose()
+    await kept.aclose()
+
+
+async def test_a_channel_that_was_asked_for_lately_is_kept() -> None:
+    """Its call may be connecting, though the channel is not connected yet."""
+    clock = StandingClock()
+    pool = ChannelPool(RpcSettings(), clock=clock)
+    first = pool.channel("127.0.0.1:1")
+    pool.channel("127.0.0.1:2")
+    clock.now_s += UNUSED_S - 1
+    assert pool.channel("127.0.0.1:1") is first
+    clock.now_s += UNUSED_S - 1
+    pool.channel("127.0.0.1:3")
+    assert pool.channel("127.0.0.1:1") is first and len(pool) == 2
+    await pool.aclose()
 
 
 async def test_a_worker_that_starts_late_is_reached_soon() -> None:

@@ -408,3 +408,17 @@ async def test_a_closed_feed_ends_its_watches() -> None:
     with pytest.raises(InternalError):
         await anext(feed.watch())
     assert feed.watchers_count() == 0
+
+
+async def test_a_full_worker_says_when_to_come_back() -> None:
+    """So that whoever is refused does not ask again at once."""
+    rig = make_worker(replace(SLOW, role="decode"), replace(WORKER, legs_max=2))
+    await rig.worker.start()
+    link = rig.worker.open_link(Ear())
+    link.submit_nowait(decode(1))
+    link.submit_nowait(decode(2))
+    with pytest.raises(OverloadedError) as refused:
+        link.submit_nowait(decode(3))
+    assert refused.value.reason == "worker_full"
+    assert refused.value.retry_after_s is not None and refused.value.retry_after_s > 0
+    await rig.worker.aclose()

@@ -412,4 +412,4 @@ def start_failure(error: BaseException) -> MeshError:
 
 def lost(error: BaseException) -> LostError:
     """The engine's death as its consumer sees it."""
-    return LostError(f"the vLLM engine died: {type(error).__name__}", reason="engine_dead")
+    return LostError(f"the vLLM engine died: {type(error).__name__}", reason="engine_died")

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from kvmesh.core import FinishReason, TokenLogprob, Usage
-from kvmesh.errors import MeshError, UnauthenticatedError
+from kvmesh.errors import WORKER_LOST_TWICE, MeshError, UnauthenticatedError
 from kvmesh.rpc.http_status import http_status
 from services.frontend.models import ServedModel
 from services.frontend.openai.asked import Asked
@@ -21,6 +21,8 @@ CHAT_OBJECT, CHAT_CHUNK_OBJECT, COMPLETION_OBJECT = "chat.completion", "chat.com
 class Collected:
     """An outlet that keeps the whole answer. Choice numbers run over all prompts. `messages`: what `reading` made of it."""
 
+    is_whole = True
+
     def __init__(self, choices: int, reading: Reading | None = None) -> None:
         self.reading = reading
         self.messages = [ReadMessage() for _ in range(choices)]
@@ -29,6 +31,14 @@ class Collected:
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in range(choices)]
         self.prompts: list[Sequence[TokenLogprob]] = [()] * choices
         self.endings: list[Ending | None] = [None] * choices
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet."""
+        if self.reading is not None:
+            self.reading.restart(choice)
+        self.messages[choice] = ReadMessage()
+        self.texts[choice], self.token_ids[choice], self.logprobs[choice] = [], [], []
+        self.prompts[choice], self.endings[choice] = (), None
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -216,9 +226,15 @@ def error_body(error: MeshError) -> dict[str, Any]:
 
 
 def error_headers(error: MeshError) -> Mapping[str, str]:
-    """Retry-After in whole seconds, where the error says when to come back; how to ask, where a key is missing."""
+    """Retry-After in whole seconds, where the error says when to come back; how to ask, where a key is missing.
+
+    `x-should-retry: false` for a request that may have killed its workers.
+    """
     if isinstance(error, UnauthenticatedError):
         return {"WWW-Authenticate": "Bearer"}
+    if error.reason == WORKER_LOST_TWICE:
+        # The clients of OpenAI and Anthropic try again after any 5xx that does not say so.
+        return {"x-should-retry": "false"}
     if error.retry_after_s is None:
         return {}
     return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import StreamReader, web
 
+from kvmesh.clock import awake_timeout
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.http_status import http_status
 from services.frontend.access.caller import current_caller
@@ -83,7 +84,7 @@ class Boundary:
             if request.content.is_eof():
                 # All of it came with the head, as most do: nothing to wait for, and nothing to put together.
                 return self._whole(request.content)
-            async with asyncio.timeout(self.settings.body_timeout_s):
+            async with awake_timeout(self.settings.body_timeout_s):
                 return await request.read()
         except TimeoutError:
             raise InvalidRequestError("the body did not come in time", reason="body_timeout") from None

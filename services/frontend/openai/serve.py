@@ -175,6 +175,11 @@ class ShiftedOutlet:
     def __init__(self, outlet: Outlet, first: int) -> None:
         self._outlet = outlet
         self._first = first
+        self.is_whole = outlet.is_whole
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet."""
+        self._outlet.on_restart(self._first + choice)
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -239,8 +244,9 @@ async def stream_answer(
             raise
         failure = error if isinstance(error, MeshError) else defect(error, exchange.request_id)
         exchange.code, exchange.reason = http_status(failure)[0], failure.reason
+        # The response is complete, so the connection takes the next request: a client may have sent one already, and would
+        # lose its answer for another's failure.
         stream.close_failed(failure)
-        keeps_alive = False
     finally:
         beat.end()
         stream.abandon()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import orjson
 
+from kvmesh.clock import awake_timeout
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
 from services.frontend.openai.bodies import error_body
@@ -39,6 +40,7 @@ class EventStream:
         "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_pending", "_plain", "_tokens_max", "_transport",
     )  # fmt: skip
 
+    is_whole = False
     done = DONE
     """What ends a stream that ended well."""
     beat = KEEP_ALIVE
@@ -133,6 +135,10 @@ class EventStream:
         self._is_open[choice] = True
         return self._chunks.opening(choice)
 
+    def on_restart(self, choice: int) -> None:
+        """See Outlet: never called, since what was written cannot be taken back."""
+        raise AssertionError("a stream does not begin anew")
+
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         """See Outlet."""
         self._chunks.prompt(choice, entries)
@@ -217,7 +223,7 @@ class EventStream:
         if not self._transport.get_write_buffer_size():
             return True
         try:
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 while self._transport.get_write_buffer_size() and not self._transport.is_closing():  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)  # The transport tells its protocol, which is the framework's.
         except TimeoutError:

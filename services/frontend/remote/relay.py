@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvmesh.clock import awake_timeout
 from kvmesh.core import TokenLogprob
 from kvmesh.errors import DeadlineError, MeshError
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
@@ -20,6 +21,10 @@ class RemoteParser:
     """What a Reading asks for the parts of one choice. They are put in before the outlet hears of their text."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets all parts: the answer begins anew."""
         self._parts: list[Part] = []
         self.calls = 0
         self.reasoning_tokens = 0
@@ -72,6 +77,7 @@ class _ChoiceRelay:
         self._relay = relay
         self._parser = parser
         self.session = ""
+        self.is_over = False
         self._waiting = _Piece()
         self._sent: _Piece | None = None
 
@@ -105,6 +111,7 @@ class _ChoiceRelay:
         if piece.ending is not None:
             self._relay.process.close_nowait(self.session)
             outlet.on_end(self._number, piece.ending)
+            self.is_over = True
             self._relay.on_over()
         else:
             self._send()
@@ -125,21 +132,42 @@ class Relay:
     ) -> None:
         self.outlet = outlet
         self.process = process
+        self.is_whole = outlet.is_whole
+        self._parsers = parsers
+        self._conversation = conversation
+        self._prompt_ids = prompt_ids
+        self._parses_tools = parses_tools
         self._left = len(parsers)
         self._over = asyncio.Event()
         self._failure: MeshError | None = None
         self._choices: list[_ChoiceRelay] = []
         try:
-            for number, parser in enumerate(parsers):
-                choice = _ChoiceRelay(number, self, parser)
-                choice.session = process.open_nowait(
-                    tools=conversation.tools, parses_tools=parses_tools, prompt_ids=prompt_ids,
-                    on_reply=choice.on_reply, on_failure=self._on_failure,
-                )  # fmt: skip
-                self._choices.append(choice)
+            for number in range(len(parsers)):
+                self._choices.append(self._open(number))
         except MeshError:
             self.close()
             raise
+
+    def _open(self, number: int) -> _ChoiceRelay:
+        """A session for a choice. Raises what `open_nowait` raises."""
+        choice = _ChoiceRelay(number, self, self._parsers[number])
+        choice.session = self.process.open_nowait(
+            tools=self._conversation.tools, parses_tools=self._parses_tools, prompt_ids=self._prompt_ids,
+            on_reply=choice.on_reply, on_failure=self._on_failure,
+        )  # fmt: skip
+        return choice
+
+    def on_restart(self, choice: int) -> None:
+        """See Outlet. The choice gets a new session; replies of the old one reach nobody."""
+        old = self._choices[choice]
+        self.process.close_nowait(old.session)
+        if old.is_over:
+            self._left += 1
+            if self._failure is None:
+                self._over.clear()
+        self._parsers[choice].restart()
+        self.outlet.on_restart(choice)
+        self._choices[choice] = self._open(choice)
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -173,7 +201,7 @@ class Relay:
     async def wait_over(self) -> None:
         """Until all that came has gone to the outlet. Raises what the process failed with."""
         try:
-            async with asyncio.timeout(self.process.reply_timeout_s):
+            async with awake_timeout(self.process.reply_timeout_s):
                 await self._over.wait()
         except TimeoutError:
             raise DeadlineError("the parser process does not answer", reason="parser_timeout") from None

@@ -1,0 +1,68 @@
+"""A slice of `python -m tests.chaos.kills`, and processes that are stopped for longer than others wait."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.chaos.kills import Account, Requests, Shape
+from tests.chaos.processes import ROOT, process_mesh
+
+STOPPED = (
+    (("frontend-0",), 12.0),
+    (("router-0",), 12.0),
+    (("router-0", "router-1"), 5.0),
+    (("frontend-0", "prefill-0"), 12.0),
+)
+"""Who stands still, and for how long: a frontend for longer than a placement may take; all routers for less."""
+
+
+@pytest.mark.timeout(300)
+async def test_a_worker_is_killed_every_two_seconds() -> None:
+    """Every answer that is not streamed is right; streams are right, or end saying that their worker was lost; none hangs."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.chaos.kills", "--requests", "80", "--in-flight", "20"),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()[-8000:]
+
+
+@pytest.mark.timeout(300)
+async def test_processes_that_stood_still(tmp_path: Path) -> None:
+    """They are stopped with requests in every phase, and go on: every request is answered right."""
+    shape = Shape(requests=60, in_flight=60, tokens=100, pause_s=0.0, seed=3)
+    random = Random(4)
+    async with process_mesh(tmp_path, engine_argv=("--simulated-time-factor", "1")) as mesh:
+        for names, stopped_s in STOPPED:
+            account = Account()
+            asking = asyncio.create_task(Requests(mesh.url, shape, account).run())
+            await asyncio.sleep(random.uniform(0.05, 0.5))
+            for name in names:
+                mesh.stop(name)
+            late = asyncio.create_task(_chat(mesh.url))
+            await asyncio.sleep(stopped_s)
+            for name in names:
+                mesh.go_on(name)
+            await asking
+            assert (await late)["usage"]["completion_tokens"] == 3
+            assert not account.problems, (names, account.problems, mesh.logs())
+            assert account.whole + account.streams == {"right": 60}
+
+
+async def _chat(url: str) -> Any:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "late"}], "max_tokens": 3}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as response:
+        answer = json.loads(await response.text())
+        assert response.status == 200, answer
+        return answer

@@ -1,0 +1,158 @@
+"""Each process of a mesh is killed, or stands still, at each step of a request: whoever waits gets a right answer or a typed error."""
+
+import asyncio
+
+import pytest
+
+from kvmesh.core import SamplingParams
+from kvmesh.engines.simulated import Die
+from kvmesh.errors import WORKER_LOST_TWICE
+from services.frontend.request import Request
+from services.router.core import CoreLimits
+from tests.simulation.frontend import MODEL
+from tests.simulation.ledger import Ledger, Phase
+from tests.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from tests.virtual_loop import run_virtual
+
+PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)
+TARGETS = ("router", "prefill", "decode")
+KILL, STILL = "kill", "still"
+FAULTS = ((KILL, 0.3), (STILL, 0.5), (STILL, 5.0), (STILL, 15.0))
+"""What happens, and for how long the process is away: not at all for heartbeats, for longer than they may be missed, for longer
+than a placement may take and than the lease of the KV."""
+ENDED_S_MAX = 60.0
+TYPED = {"answered", "worker_lost", "worker_silent"}
+
+
+def request(name: str, number: int, *, choices: int = 1, logprobs: int | None = None) -> Request:
+    prompt = [(number * 31 + i * 7) % 250 for i in range(300)]
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0, logprobs=logprobs)
+    return Request(request_id=name, model=MODEL, prompt=prompt, sampling=sampling, choices=choices)
+
+
+def target_of(mesh: SimulatedMesh, target: str, ledger: Ledger) -> str:
+    """The router that is asked, or the worker that has the request or would have it."""
+    if target == "router":
+        return mesh.frontend.router_link.router_id
+    placed = ledger.placements[-1] if ledger.placements else ("prefill-0", "decode-0")
+    return placed[0] if target == "prefill" else placed[1]
+
+
+async def strike(mesh: SimulatedMesh, name: str, fault: str, away_s: float) -> None:
+    """The fault, and its end."""
+    if fault == STILL:
+        mesh.partition(name)
+        await mesh.world.clock.sleep(away_s)
+        mesh.heal(name)
+        return
+    role = mesh.workers[name].role if name in mesh.workers else None
+    await mesh.kill(name)
+    await mesh.world.clock.sleep(away_s)
+    await (mesh.restart_router(name) if role is None else mesh.start_worker(name, role))
+
+
+async def attack(mesh: SimulatedMesh, target: str, fault: str, away_s: float) -> list[str]:
+    """In each phase of a request that is streamed, and of one that is not, with others beside it."""
+    problems: list[str] = []
+    for number, (phase, is_whole) in enumerate((phase, is_whole) for phase in PHASES for is_whole in (False, True)):
+        watched = mesh.begin(request(f"w{number}", number), is_whole=is_whole)
+        beside = [
+            mesh.begin(request(f"b{number}x{i}", 100 + 10 * number + i, choices=1 + i % 2, logprobs=i), is_whole=i < 2)
+            for i in range(3)
+        ]
+        while watched.phase < phase and not watched.outcome:
+            await mesh.world.clock.sleep(0.0002)
+        await strike(mesh, target_of(mesh, target, watched), fault, away_s)
+        asked = [watched, *beside]
+        async with asyncio.timeout(ENDED_S_MAX):
+            while not all(each.outcome for each in asked):
+                await mesh.world.clock.sleep(0.05)
+        for each in asked:
+            wanted = {"answered"} if each.is_whole else TYPED
+            if each.outcome not in wanted or (each.outcome != "answered" and not each.tokens):
+                problems.append(f"{each.request.request_id} in {phase.name}: {each.outcome}")
+        await mesh.world.clock.sleep(3.0)
+    return problems
+
+
+@pytest.mark.parametrize(("fault", "away_s"), FAULTS, ids=[f"{fault}-{away_s:g}s" for fault, away_s in FAULTS])
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_process_fails_at_every_step(target: str, fault: str, away_s: float) -> None:
+    """Answers that are not streamed are right; streams are right or end as lost; then no block, leg, lease or reservation is left."""
+
+    async def main() -> list[str]:
+        mesh = SimulatedMesh(11, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
+        try:
+            await mesh.start()
+            problems = await attack(mesh, target, fault, away_s)
+            await mesh.idle()
+            problems += mesh.problems()
+        finally:
+            await mesh.aclose()
+        left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        return problems + [f"task left: {name}" for name in left]
+
+    assert not run_virtual(main())
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=[phase.name.lower() for phase in PHASES])
+def test_a_frontend_that_is_killed_leaves_nothing(phase: Phase) -> None:
+    """Its connections break without a word: workers stop its legs and free its KV, routers end its reservations."""
+
+    async def main() -> list[str]:
+        mesh = SimulatedMesh(12, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
+        try:
+            await mesh.start()
+            ledgers = [mesh.begin(request(f"r{i}", i, choices=1 + i % 2)) for i in range(8)]
+            while all(each.phase < phase for each in ledgers):
+                await mesh.world.clock.sleep(0.0002)
+            await mesh.frontend._channels.aclose()
+            for task in mesh._requests.values():
+                task.cancel()
+            await mesh.idle()
+            await mesh.world.clock.sleep(2 * CoreLimits().reservation_grace_s)
+            # What its clients saw is nobody's matter; what others keep of it is.
+            mesh.ledgers.clear()
+            return mesh.problems()
+        finally:
+            await mesh.aclose()
+
+    assert not run_virtual(main())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("phase", [Phase.SUBMITTED, Phase.DECODING])
+def test_a_request_that_kills_engines_kills_two(phase: Phase, is_whole: bool) -> None:
+    """It is placed once more after the first death and ends with the second; the third worker serves whoever did not share both."""
+
+    async def main() -> tuple[Ledger, list[Ledger], int, list[str]]:
+        mesh = SimulatedMesh(13, MeshShape(prefill=1, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
+        try:
+            await mesh.start()
+            beside = [mesh.begin(request(f"b{i}", i), is_whole=True) for i in range(6)]
+            poison = mesh.begin(request("poison", 99), is_whole=is_whole)
+            deaths = 0
+            while not poison.outcome:
+                if len(poison.placements) > deaths and poison.phase >= phase:
+                    worker_id = poison.placements[deaths][1]
+                    mesh.workers[worker_id].engine.inject(Die())
+                    deaths += 1
+                    await mesh.world.clock.sleep(0.05)
+                    await mesh.kill(worker_id)  # The host ends a process whose engine died.
+                await mesh.world.clock.sleep(0.0002)
+            late = [mesh.begin(request(f"l{i}", 20 + i), is_whole=True) for i in range(6)]
+            await mesh.idle()
+            return poison, [*beside, *late], len(mesh.workers), mesh.problems()
+        finally:
+            await mesh.aclose()
+
+    poison, others, left, problems = run_virtual(main())
+    assert not problems
+    if phase is Phase.DECODING and not is_whole:
+        # The client saw the first death.
+        assert (poison.outcome, len(poison.placements), left) == ("engine_died", 1, 3)
+    else:
+        assert (poison.outcome, len(poison.placements), left) == (WORKER_LOST_TWICE, 2, 2)
+    for each in others:
+        shared = {decode for _, decode in each.placements} >= {decode for _, decode in poison.placements}
+        assert each.outcome == "answered" or (shared and each.outcome == WORKER_LOST_TWICE)

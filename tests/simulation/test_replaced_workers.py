@@ -1,0 +1,81 @@
+"""What workers that are gone leave behind in those who knew them: nothing."""
+
+import gc
+from collections import Counter
+
+from kvmesh.core import Role, SamplingParams
+from services.frontend.request import Request
+from services.router.settings import RouterSettings
+from tests.simulation.frontend import MODEL
+from tests.simulation.mesh import FORGOTTEN_S, MeshShape, SimulatedMesh
+from tests.virtual_loop import run_virtual
+
+REPLACED = 10
+"""Of each role, twice."""
+REQUESTS = 8
+"""While each worker is there, with prompts that share their beginnings with those of the one before."""
+KEPT_BY_THE_WORLD = (
+    "tests.", "kvmesh.discovery.", "kvmesh.rpc.memory.", "kvmesh.telemetry.interceptors.", "kvmesh.engines.", "kvmesh.worker.",
+)  # fmt: skip
+"""Parts of the simulated world, which know all addresses of a run, and of worker processes. Real channels have a test of their own
+in `test_rpc_server`."""
+
+
+def objects() -> Counter[str]:
+    """How many objects of the product's types there are."""
+    gc.collect()
+    names = (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    return Counter(
+        name for name in names if name.startswith(("services.", "kvmesh.")) and not name.startswith(KEPT_BY_THE_WORLD)
+    )
+
+
+class Story:
+    """A mesh whose workers are killed one after the other, each replaced by one of another name on another address."""
+
+    def __init__(self) -> None:
+        # Explanations are of the newest requests and may name workers that are gone; their number has a bound.
+        self.mesh = SimulatedMesh(5, MeshShape(router=RouterSettings(history_max=0)))
+        self._made = 0
+
+    async def replace(self, count: int) -> None:
+        for _ in range(count):
+            for role in (Role.PREFILL, Role.DECODE):
+                self._made += 1
+                oldest = next(name for name, worker in self.mesh.workers.items() if worker.role is role)
+                await self.mesh.start_worker(f"{role.value}-{self._made + 10}", role)
+                await self.mesh.world.clock.sleep(0.5)
+                await self._ask()
+                await self.mesh.kill(oldest)
+        await self.mesh.world.clock.sleep(FORGOTTEN_S)
+        for known in (self.mesh.dead, self.mesh.ledgers, self.mesh._requests, self.mesh.world.trace.lines):
+            known.clear()
+        self.mesh.frontend.pipeline._router.asked.clear()  # type: ignore[attr-defined]
+
+    async def _ask(self) -> None:
+        for number in range(REQUESTS):
+            request_id = f"r{self._made}x{number}"
+            prompt = [(number + self._made // 4 + i) % 250 for i in range(60 + 10 * number)]
+            sampling = SamplingParams(max_tokens=4)
+            ledger = await self.mesh.request(
+                Request(request_id=request_id, model=MODEL, prompt=prompt, sampling=sampling)
+            )
+            assert ledger.outcome == "answered"
+
+
+def test_workers_that_are_gone_leave_nothing_behind() -> None:
+    """Frontend and router hold as many objects after 40 workers came and went as after half of them."""
+
+    async def main() -> tuple[Counter[str], Counter[str]]:
+        story = Story()
+        await story.mesh.start()
+        await story.replace(REPLACED)
+        before = objects()
+        await story.replace(REPLACED)
+        after = objects()
+        await story.mesh.aclose()
+        return before, after
+
+    before, after = run_virtual(main())
+    grown = {name: count for name, count in (after - before).items() if count >= REPLACED // 2}
+    assert not grown, grown

@@ -1,0 +1,188 @@
+"""A process that was stopped and continued: what came meanwhile is read before anybody's silence is judged."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import LATE_S, awake_timeout
+from kvmesh.core import SamplingParams
+from kvmesh.errors import DeadlineError, UnavailableError
+from services.frontend.models import ServedModel, StaticModels
+from services.frontend.request import Answer, Request
+from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.unit.router_fleets import ask
+from tests.unit.test_frontend_pipeline import Heard
+from tests.unit.test_router_link import LATENCY_S, Stage
+from tests.virtual_loop import VirtualLoop, run_virtual
+
+TEXT = "Hello! How are you today?"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    return served_model(write_model(tmp_path_factory.mktemp("model")))
+
+
+def stand_still(duration_s: float) -> None:
+    """Time jumps; timers that were due are late, and what others said is handled after them."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.stand_still(duration_s)
+
+
+def asked_while_standing_still(
+    model: ServedModel, *, after_s: float, still_s: float, timeout_s: float | None = None, faults: Faults | None = None
+) -> tuple[Heard, Answer | Exception]:
+    """One request with a token a second, while the process stands still once."""
+    tokens = tokens_of(model.text, TEXT)
+    mesh = FakeMesh(answer=lambda _: tokens, step_s=1.0, faults=faults or Faults())
+    heard = Heard()
+
+    async def main() -> Answer | Exception:
+        pipeline = make_pipeline(mesh, StaticModels([model]), idle_timeout_s=5.0, first_token_timeout_s=3.0)
+        request = Request(request_id="r", model="tiny", prompt="Hello", timeout_s=timeout_s, sampling=SamplingParams())
+        prepared = await pipeline.prepare(request, began_s=0.0)
+        asyncio.get_running_loop().call_later(after_s, stand_still, still_s)
+        try:
+            return await pipeline.run(prepared, heard, began_s=0.0)
+        except Exception as error:
+            return error
+
+    return heard, run_virtual(main())
+
+
+@pytest.mark.parametrize("after_s", [0.5, 1.5, 2.5, 4.5], ids=["prefill", "first token", "decode", "later"])
+def test_tokens_that_came_meanwhile_are_read_first(model: ServedModel, after_s: float) -> None:
+    """Neither the first token's time nor that between tokens is over, though both have passed on the clock."""
+    heard, answer = asked_while_standing_still(model, after_s=after_s, still_s=100.0)
+    assert isinstance(answer, Answer), answer
+    assert heard.texts == {0: TEXT}
+
+
+def test_an_answer_that_came_in_time_is_read_after_its_deadline(model: ServedModel) -> None:
+    """The end came before the request's time was over, and is unread."""
+    seconds = len(tokens_of(model.text, TEXT)) + 1
+    heard, answer = asked_while_standing_still(model, after_s=seconds - 0.5, still_s=50.0, timeout_s=seconds + 5.0)
+    assert isinstance(answer, Answer), answer
+    assert heard.texts == {0: TEXT}
+
+
+def test_the_deadline_still_holds(model: ServedModel) -> None:
+    """What is not there when the process goes on is not waited for."""
+    _, answer = asked_while_standing_still(model, after_s=2.5, still_s=50.0, timeout_s=10.0)
+    assert isinstance(answer, DeadlineError)
+
+
+def test_a_silent_worker_is_still_found(model: ServedModel) -> None:
+    """Standing still delays the judgement once."""
+    _, answer = asked_while_standing_still(model, after_s=4.5, still_s=50.0, faults=Faults(stalls_after=3))
+    assert isinstance(answer, DeadlineError) and answer.reason == "idle_timeout"
+
+
+def test_asks_are_placed_after_standing_still() -> None:
+    """For longer than a placement may take: the routers' answers are unread, and none counts as hung."""
+
+    async def main() -> int:
+        async with Stage() as stage:
+            asking = [asyncio.create_task(stage.place(f"r{i}")) for i in range(4)]
+            await asyncio.sleep(LATENCY_S / 2)
+            stand_still(60.0)
+            await asyncio.gather(*asking)
+            return stage.link.streams_broken
+
+    assert run_virtual(main()) == 0
+
+
+def test_asks_are_placed_when_the_links_broke_meanwhile() -> None:
+    """The routers have given the frontend up: the links are opened again within the time that a placement may take."""
+
+    async def main() -> list[int]:
+        async with Stage() as stage:
+            for name in ("a", "b"):
+                stage.network.partition(f"{name}:1")
+            asking = [asyncio.create_task(stage.place(f"r{i}")) for i in range(4)]
+            await asyncio.sleep(0.001)
+            stand_still(60.0)
+            for name in ("a", "b"):
+                stage.network.kill(f"{name}:1")
+                stage.network.heal(f"{name}:1")
+            await asyncio.sleep(1.0)
+            for name in ("a", "b"):
+                await stage.serve(name)
+            return await asyncio.gather(*asking)
+
+    assert len(run_virtual(main())) == 4
+
+
+def test_an_ask_without_a_router_still_ends() -> None:
+    """The time in which the process stood still is given back once; then nobody having answered is said."""
+
+    async def main() -> float:
+        async with Stage() as stage:
+            for name in ("a", "b"):
+                stage.network.partition(f"{name}:1")
+            began_s = asyncio.get_running_loop().time()
+            asking = asyncio.create_task(stage.place("r"))
+            await asyncio.sleep(0.001)
+            stand_still(60.0)
+            with pytest.raises(UnavailableError, match="no router answered in time"):
+                await asking
+            return asyncio.get_running_loop().time() - began_s
+
+    assert run_virtual(main()) <= 81
+
+
+def test_an_ask_does_not_outlive_its_request() -> None:
+    """A request whose own time passed while the process stood still is not placed ten seconds later."""
+
+    async def main() -> float:
+        async with Stage() as stage:
+            for name in ("a", "b"):
+                stage.network.partition(f"{name}:1")
+            asking = asyncio.create_task(stage.link.place(ask("r", [1], timeout_s=5.0), timeout_s=5.0))
+            await asyncio.sleep(0.001)
+            stand_still(60.0)
+            with pytest.raises(UnavailableError):
+                await asking
+            return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) < 63
+
+
+def test_a_timeout_does_not_count_standing_still() -> None:
+    """Work that needs two of its five seconds after the process went on gets them; work that never ends does not."""
+
+    async def main(seconds: float) -> bool:
+        async def work() -> None:
+            for _ in range(int(seconds * 10)):
+                await asyncio.sleep(0.1)
+
+        asyncio.get_running_loop().call_later(1.05, stand_still, 60.0)
+        try:
+            async with awake_timeout(5.0):
+                await work()
+        except TimeoutError:
+            return False
+        return True
+
+    assert run_virtual(main(3.0))
+    assert not run_virtual(main(100.0))
+
+
+def test_a_timeout_is_in_time_when_nothing_stood_still() -> None:
+    """It ends a wait as `asyncio.timeout` does, and leaves no timer behind."""
+
+    async def main() -> tuple[float, Any]:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):
+            async with awake_timeout(5.0):
+                await asyncio.sleep(1000)
+        ended_s = loop.time()
+        async with awake_timeout(5.0):
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(100.0)
+        return ended_s, LATE_S
+
+    ended_s, _ = run_virtual(main())
+    assert ended_s == pytest.approx(5.0)
