@@ -10,6 +10,7 @@ from typing import Any
 
 from kvmesh.core import LoadRecord
 from kvmesh.engines.vllm.arguments import engine_arguments
+from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
 from kvmesh.engines.vllm.preload import collector_off
 from kvmesh.engines.vllm.settings import VllmSettings
 
@@ -36,13 +37,18 @@ class VllmCore:
 
     def __init__(self, settings: VllmSettings, receive_events: Callable[[Sequence[Any]], None]) -> None:
         with collector_off():
-            from vllm.exceptions import VLLMError
             from vllm.platforms import current_platform
+
+            self.is_cpu = bool(current_platform.is_cpu())
+            if self.is_cpu:
+                forbid_compiling()
+            from vllm.exceptions import VLLMError
             from vllm.v1.engine.llm_engine import LLMEngine
             from vllm.v1.request import RequestStatus
 
-            self.is_cpu = bool(current_platform.is_cpu())
             arguments = engine_arguments(settings, is_cpu=self.is_cpu)
+            if self.is_cpu:
+                allow_model_compiling(not arguments.enforce_eager)
             engine = LLMEngine.from_engine_args(arguments)
         self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
