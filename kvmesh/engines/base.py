@@ -148,6 +148,10 @@ class Engine(Protocol):
         """Frees a handed-out handle's blocks. False: unknown, pulled or expired."""
         ...
 
+    def leased_handles(self) -> int:
+        """How many handed-out handles hold blocks: neither pulled, nor released, nor expired."""
+        ...
+
     def steps(self) -> AsyncIterator[StepOutput]:
         """All step outputs from the start, for one consumer. Raises LostError when the engine dies; ends after `aclose`."""
         ...

@@ -109,7 +109,7 @@ async def test_no_request_compiles(make: Make, model: Path, caches: Path, tmp_pa
     vector = await pooling.result(pooling.submit(Leg.EMBED, greedy(100)))
     assert vector.finish is not None
     assert vector.finish.embedding
-    assert [path for path in caches.rglob("*") if path.is_file()] == []
+    assert files_below(caches) == []
 
 
 async def test_a_seeded_answer_does_not_depend_on_chunks(make: Make) -> None:
@@ -165,6 +165,10 @@ async def test_prompts_are_scored_as_their_tokens_were_generated(make: Make, tmp
     for answer, scored in zip(answers * 2, scores, strict=True):
         expected = [each.logprob for each in answer.logprobs]
         assert [each.logprob for each in scored.prompt_logprobs[-len(expected) :]] == pytest.approx(expected, abs=1e-3)
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def tokens_of(got: Got) -> list[int]:

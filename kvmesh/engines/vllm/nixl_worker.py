@@ -22,7 +22,10 @@ class KvmeshWorkerExtension:
     """Methods have the prefix `kvmesh_`, since they live beside vLLM's own."""
 
     def kvmesh_prepare(self, engine_pid: int) -> str:
-        """Binds a child process's life to the engine's and prepares its model runner. Answers the NIXL compatibility hash, empty without a connector."""
+        """Binds a child process's life to the engine's and prepares the model runner.
+
+        Answers the NIXL compatibility hash, empty without a connector.
+        """
         if os.getpid() != engine_pid:
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() == 1:
