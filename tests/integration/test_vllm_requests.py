@@ -167,6 +167,41 @@ async def test_prompts_are_scored_as_their_tokens_were_generated(make: Make, tmp
         assert [each.logprob for each in scored.prompt_logprobs[-len(expected) :]] == pytest.approx(expected, abs=1e-3)
 
 
+async def test_a_time_budget_splits_prompts(make: Make) -> None:
+    """With a budget that no step can keep to, prompts are computed in the smallest parts, and every answer is that of one part."""
+    whole, parts = await make("decode", step_budget_s=0.0), await make("decode", step_budget_s=1e-5)
+    generations = [
+        greedy(400, seed=1),
+        greedy(400, seed=2, sampling=sampled(prompt_logprobs=1)),
+        greedy(400, seed=3, sampling=sampled(constraint=CONSTRAINTS[1], ignore_eos=False)),
+    ]
+    for generation in generations:
+        before = [engine.engine.load().step for engine in (whole, parts)]
+        expected, got = await whole.decode(generation), await parts.decode(generation)
+        steps = [engine.engine.load().step - start for engine, start in zip((whole, parts), before, strict=True)]
+        assert tokens_of(got) == tokens_of(expected)
+        assert steps[1] - steps[0] >= 400 // 64
+        assert [each.logprob for each in got.prompt_logprobs] == pytest.approx(
+            [each.logprob for each in expected.prompt_logprobs], abs=1e-3
+        )
+
+
+async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
+    """While others decode, the finish of a cancelled leg does not wait for their next tokens."""
+    engine = await make("decode")
+    others = [engine.submit(Leg.DECODE, greedy(100, seed=seed, tokens=500)) for seed in range(4)]
+    for _ in range(10):
+        key = engine.submit(Leg.DECODE, greedy(100, seed=9, tokens=500))
+        await engine.got[key].first.wait()
+        engine.engine.cancel_nowait(key)
+        await engine.result(key)
+    cancelled = [output for output in engine.outputs if output.finishes]
+    assert len(cancelled) == 10
+    assert all(not output.keys for output in cancelled)
+    for key in others:
+        engine.engine.cancel_nowait(key)
+
+
 def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from kvmesh.core import PerformanceProfile
 from kvmesh.errors import InvalidRequestError
 
-
 PREFILL_TOKENS_MIN = 16
 """Prompt tokens that a step computes however short its time budget is, so that prompts always advance."""
 
