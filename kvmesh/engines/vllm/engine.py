@@ -185,7 +185,8 @@ class VllmEngine:
 
     async def load_adapter(self, name: str, source: str) -> None:
         """Loads a LoRA adapter through vLLM's own check first."""
-        request = self._adapters.prepare(name, source)
+        full_name = await asyncio.to_thread(self._adapters.full_name, name, source)
+        request = self._adapters.prepare(full_name, source)
         if request is None:
             return
         try:
