@@ -13,6 +13,7 @@ import pytest_asyncio
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, SamplingParams
 from kvmesh.engines.base import Leg
 from kvmesh.engines.vllm import VllmSettings
+from kvmesh.errors import InvalidRequestError, KvLostError
 from kvmesh.worker.forkserver import ForkServer
 from tests.integration.vllm_drive import Drive, Got, greedy, prompt
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
@@ -200,6 +201,32 @@ async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
     assert all(not output.keys for output in cancelled)
     for key in others:
         engine.engine.cancel_nowait(key)
+
+
+async def test_adapters_of_one_name_are_told_apart_by_content(make: Make, tmp_path: Path) -> None:
+    """KV of an adapter is not read by an engine whose adapter of that name has other weights, nor found in the cache by the
+    next adapter of that name and path; with equal weights, from wherever, it is handed over."""
+    prefill, decode = await asyncio.gather(make("prefill", enable_lora=True), make("decode", enable_lora=True))
+    source = make_adapter(tmp_path / "old", seed=1)
+    await prefill.engine.load_adapter("a", str(make_adapter(tmp_path / "new", seed=2)))
+    await decode.engine.load_adapter("a", str(source))
+    generation = greedy(100, seed=31, adapter="a")
+    expected = tokens_of(await prefill.decode(generation))
+    handle = await prefill.prefill(generation)
+    with pytest.raises(KvLostError):
+        decode.submit(Leg.DECODE, generation, handle=handle)
+    assert tokens_of(await decode.decode(generation)) != expected
+    make_adapter(source, seed=2)
+    with pytest.raises(InvalidRequestError, match="unload it first"):
+        await decode.engine.load_adapter("a", str(source))
+    await decode.engine.unload_adapter("a")
+    await decode.engine.load_adapter("a", str(source))
+    assert tokens_of(await decode.decode(generation)) == expected
+    assert await decode.engine.reset_cache()
+    got = await decode.decode(generation, handle)
+    assert tokens_of(got) == expected
+    assert got.finish is not None
+    assert got.finish.usage.transferred_tokens == 100
 
 
 def files_below(folder: Path) -> list[Path]:
