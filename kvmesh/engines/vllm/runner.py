@@ -16,6 +16,7 @@ from kvmesh.engines.vllm.handles import HandleForm, make_handle
 from kvmesh.engines.vllm.intake import without_handle
 from kvmesh.engines.vllm.leg import LegState
 from kvmesh.engines.vllm.outputs import REASONS, StepBuilder, stop_token, token_logprobs
+from kvmesh.engines.vllm.sampling import FIELD
 from kvmesh.engines.vllm.settings import CPU_STEP_BUDGET_S, VllmSettings
 from kvmesh.errors import InternalError, InvalidRequestError
 
@@ -31,6 +32,15 @@ def step_budget(core: VllmCore, settings: VllmSettings) -> StepBudget | None:
     if not budget_s or not core.can_chunk:
         return None
     return StepBudget(budget_s, core.step_tokens_max, max(TOKENS_MIN, core.chunk_tokens_min))
+
+
+def unmet_constraint() -> InvalidRequestError:
+    """Another attempt would fail in the same way."""
+    return InvalidRequestError(
+        "the constraint cannot be compiled or cannot be met by any token of the model",
+        field=f"{FIELD}.constraint",
+        reason="constraint_unmet",
+    )
 
 
 class Runner:
@@ -187,7 +197,10 @@ class Runner:
 
     def _end(self, leg: LegState, output: Any) -> None:
         reason = REASONS[str(output.finish_reason)]
-        if reason is FinishReason.ERROR:
+        if reason is FinishReason.ERROR and leg.request.generation.sampling.constraint is not None:
+            # vLLM ends a request alone whose grammar does not compile, or allows no token any more.
+            self._finish(leg, reason, error=unmet_constraint())
+        elif reason is FinishReason.ERROR:
             self._finish(leg, reason, error=InternalError("vLLM gave up on the request", reason="engine_error"))
         elif leg.request.leg is Leg.EMBED and reason is FinishReason.STOP:
             self._finish(leg, reason, embedding=output.pooling_output.float().tolist())
