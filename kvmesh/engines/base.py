@@ -106,7 +106,7 @@ class StepOutput:
 class EngineDescription:
     """What an engine is, known after `start`.
 
-    `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: model, revision, dtype,
+    `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: weights, dtype,
     block size, layout, tensor shape, engine and connector version. `rendezvous_address` is host:port or empty.
     """
 
