@@ -1,7 +1,6 @@
 """Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from kvmesh.engines.base import Leg
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.errors import InvalidRequestError, KvLostError
 from kvmesh.worker.forkserver import ForkServer
+from tests.integration.no_compilers import compiled_files, environment_without_compilers
 from tests.integration.vllm_drive import Drive, Got, greedy, prompt
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -23,7 +23,6 @@ from tests.parts import require_part
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
 Make = Callable[..., Awaitable[Drive]]
-COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "icx", "icpx", "nvcc")
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
 CONSTRAINTS = (
     Constraint(kind=ConstraintKind.CHOICE, options=("yes", "no")),
@@ -39,37 +38,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where compilers of every kind would leave their work."""
-    return tmp_path_factory.mktemp("caches")
+    return tmp_path_factory.mktemp("workshop")
 
 
 @module_fixture
-async def server(caches: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ForkServer]:
+async def server(workshop: Path) -> AsyncIterator[ForkServer]:
     """Engines without a compiler on PATH."""
     require_part("vllm")
     require_part("nixl")
-    env = {
-        "PATH": str(commands_without_compilers(tmp_path_factory.mktemp("bin"))),
-        "CC": "",
-        "CXX": "",
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-        "TORCH_EXTENSIONS_DIR": str(caches / "extensions"),
-    }
-    server = await ForkServer.start("vllm", env=env)
+    server = await ForkServer.start("vllm", env=environment_without_compilers(workshop))
     yield server
     await server.aclose()
-
-
-def commands_without_compilers(folder: Path) -> Path:
-    """A folder of links to all commands on PATH except compilers, whose names may have a prefix and a version."""
-    for place in os.environ["PATH"].split(os.pathsep):
-        for command in Path(place).iterdir() if Path(place).is_dir() else ():
-            parts = command.name.split("-")
-            if not any(part in COMPILERS for part in parts) and not (folder / command.name).is_symlink():
-                (folder / command.name).symlink_to(command)
-    return folder
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -89,7 +70,7 @@ def sampled(**more: Any) -> SamplingParams:
     return replace(SAMPLED, **more)
 
 
-async def test_no_request_compiles(make: Make, model: Path, caches: Path, tmp_path: Path) -> None:
+async def test_no_request_compiles(make: Make, workshop: Path, tmp_path: Path) -> None:
     """Without a compiler on PATH every kind of request is answered, and nothing is compiled for any."""
     engine = await make("decode", enable_lora=True, step_tokens_max=128, json_whitespace=False)
     await engine.engine.load_adapter("a", str(make_adapter(tmp_path / "a")))
@@ -110,7 +91,7 @@ async def test_no_request_compiles(make: Make, model: Path, caches: Path, tmp_pa
     vector = await pooling.result(pooling.submit(Leg.EMBED, greedy(100)))
     assert vector.finish is not None
     assert vector.finish.embedding
-    assert files_below(caches) == []
+    assert compiled_files(workshop) == []
 
 
 async def test_a_seeded_answer_does_not_depend_on_chunks(make: Make) -> None:
@@ -227,10 +208,6 @@ async def test_adapters_of_one_name_are_told_apart_by_content(make: Make, tmp_pa
     assert tokens_of(got) == expected
     assert got.finish is not None
     assert got.finish.usage.transferred_tokens == 100
-
-
-def files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def tokens_of(got: Got) -> list[int]:

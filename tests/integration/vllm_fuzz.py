@@ -236,7 +236,9 @@ class Fuzz:
             return
         assert got.finish is not None
         error = got.finish.error
-        self.found.outcomes[got.finish.reason.value if error is None else f"{error.reason} {error.field} {error.message[:90]!r}"] += 1
+        self.found.outcomes[
+            got.finish.reason.value if error is None else f"{error.reason} {error.field} {error.message[:90]!r}"
+        ] += 1
         if isinstance(error, InternalError) or got.finish.reason is FinishReason.CANCELLED:
             self.found.broken.append(f"{got.finish} for {choice}")
         if not all(0 <= token < VOCABULARY for token in got.tokens):
