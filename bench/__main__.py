@@ -9,9 +9,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.cancel import COLUMNS as CANCEL_COLUMNS
+from bench.cancel import CancelTimes, measure_cancels
 from bench.link import measure_link
 from bench.mesh import running_mesh
 from bench.points import Bench, Point
@@ -20,7 +23,8 @@ from bench.startup import StartUp, measure_start_up
 from bench.table import COLUMNS, MEMORY_COLUMNS, NOTE, memory_rows, render, rows
 from kvmesh.lifecycle import run
 
-PARTS = ("load", "link", "start")
+PARTS = ("load", "link", "start", "cancel")
+CANCELS = 40
 LINK_CONCURRENCY = 256
 SEED = 1
 
@@ -48,6 +52,15 @@ async def measure_starts(options: argparse.Namespace) -> list[StartUp]:
     return found
 
 
+async def measure_all_cancels(options: argparse.Namespace) -> list[CancelTimes]:
+    """Simulated engines, and vLLM unless told otherwise."""
+    cancels, found = 2 if options.quick else options.cancels, []
+    for engine in ("simulated",) if options.quick or options.without_vllm else ("simulated", "vllm"):
+        _tell(f"cancels: {engine}")
+        found += await measure_cancels(engine, cancels, options.seed)
+    return found
+
+
 async def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     """Everything asked for, printed part by part; the same for a file."""
     found: dict[str, Any] = {"seconds_per_point": options.seconds}
@@ -64,6 +77,10 @@ async def measure_all(options: argparse.Namespace) -> dict[str, Any]:
         starts = await measure_starts(options)
         print(render(("seconds from `kvmesh up` to the first token", "median", "all", "loop ms"), _start_rows(starts)))
         found["start"] = [{"engine": each.engine, "seconds": each.seconds, "loop_ms": each.loop_ms} for each in starts]
+    if "cancel" in options.parts:
+        times = await measure_all_cancels(options)
+        print(render(CANCEL_COLUMNS, [each.row() for each in times]), "\n", flush=True)
+        found["cancel"] = [asdict(each) for each in times]
     return found
 
 
@@ -96,8 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--cancels", type=int, default=CANCELS, help="cancels per phase, quick 2")
     parser.add_argument("--seconds", type=float, default=0.0, help="of load per point; default 5, quick 0.3")
-    parser.add_argument("--without-vllm", action="store_true", help="do not measure vLLM's start-up")
+    parser.add_argument("--without-vllm", action="store_true", help="leave out what runs vLLM")
     parser.add_argument(
         "--json", type=Path, default=Path("run/bench.json"), metavar="FILE", help="where all figures go"
     )

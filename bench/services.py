@@ -16,8 +16,8 @@ DEMO_MODEL = ROOT / "models" / "demo"
 
 
 @asynccontextmanager
-async def one_worker(role: str, argv: Sequence[str]) -> AsyncIterator[tuple[WorkerRef, int]]:
-    """A simulated worker of a role and its process id, ended on the way out."""
+async def one_worker(role: str, argv: Sequence[str], start_s: float = 30.0) -> AsyncIterator[tuple[WorkerRef, int]]:
+    """A worker of a role, simulated unless `argv` says otherwise, and its process id; ended on the way out."""
     agent = EmbeddedAgent(AgentSettings())
     await agent.start()
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
@@ -27,7 +27,7 @@ async def one_worker(role: str, argv: Sequence[str]) -> AsyncIterator[tuple[Work
         cwd=ROOT,
     )
     try:
-        yield await _worker_ref(registry, role), process.pid
+        yield await _worker_ref(registry, role, start_s), process.pid
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -36,8 +36,8 @@ async def one_worker(role: str, argv: Sequence[str]) -> AsyncIterator[tuple[Work
         await agent.aclose()
 
 
-async def _worker_ref(registry: ConsulRegistry, role: str) -> WorkerRef:
-    async with asyncio.timeout(30):
+async def _worker_ref(registry: ConsulRegistry, role: str, start_s: float) -> WorkerRef:
+    async with asyncio.timeout(start_s):
         async for view in registry.watch(f"kvmesh-{role}"):
             for instance in view.instances:
                 if instance.takes_requests:

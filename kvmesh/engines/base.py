@@ -108,7 +108,7 @@ class StepOutput:
 class EngineDescription:
     """What an engine is, known after `start`.
 
-    `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: model, revision, dtype,
+    `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: weights, dtype,
     block size, layout, tensor shape, engine and connector version. `rendezvous_address` is host:port or empty.
     """
 
@@ -148,6 +148,10 @@ class Engine(Protocol):
 
     def release_nowait(self, handle_id: str) -> bool:
         """Frees a handed-out handle's blocks. False: unknown, pulled or expired."""
+        ...
+
+    def leased_handles(self) -> int:
+        """How many handed-out handles hold blocks: neither pulled, nor released, nor expired."""
         ...
 
     def steps(self) -> AsyncIterator[StepOutput]:

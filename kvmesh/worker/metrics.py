@@ -50,7 +50,11 @@ class WorkerMetrics(Collector):
         statistics = self._worker.statistics()
         for name, value, text in (
             ("legs_requests", statistics.legs, "Legs in the engine."),
-            ("leases_handles", statistics.leases, "Handles under a lease."),
+            (
+                "leases_handles",
+                statistics.leases,
+                "Handles whose KV blocks are held: neither pulled, released nor expired.",
+            ),
             ("kv_announced_blocks", statistics.kv_blocks_announced, "Cached KV blocks as routers are told."),
         ):
             gauge = GaugeMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)

@@ -458,7 +458,7 @@ class Worker:
             legs=len(self._legs),
             links=len(self._links),
             kv_watchers=self.kv_feed.watchers_count(),
-            leases=len(self._leases),
+            leases=self.engine.leased_handles(),
             is_draining=self.is_draining,
             kv_blocks_announced=self.kv_feed.blocks_count(),
         )

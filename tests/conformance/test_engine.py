@@ -375,8 +375,10 @@ class TestHandles:
         assert 0 < handle.lease_s <= 30
         load = fleet.prefill.engine.load()
         assert load.kv_blocks_leased == load.kv_blocks_used >= 5
+        assert fleet.prefill.engine.leased_handles() == 1
         await fleet.decode.run(generation, handle=handle)
         await fleet.prefill.wait_blocks(0, fleet.case.free_s)
+        assert fleet.prefill.engine.leased_handles() == 0
 
     async def test_release_frees_the_source(self, fleet: Fleet) -> None:
         """Invariant 5: a released handle's blocks are free; a second release says that there is none."""

@@ -1,5 +1,6 @@
-"""Structured output, forced tools and scored prompts on vLLM, prefill and decode apart."""
+"""Structured output, forced tools and scored prompts on vLLM, prefill and decode apart, without a compiler on PATH."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest_asyncio
 
 from tests.integration import apps_drive
 from tests.integration.mesh import RunningMesh, running_mesh
+from tests.integration.no_compilers import compiled_files, environment_without_compilers
 from tests.integration.test_kserve_triton import drive
 from tests.integration.vllm_model import HIDDEN, add_tokenizer, make_model
 from tests.parts import require_part
@@ -36,8 +38,11 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
     require_part("vllm")
     require_part("nixl")
     argv = ("--greeting", "", "--engine-args=--no-vllm-json-whitespace")
-    async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180) as mesh:
+    workshop = tmp_path_factory.mktemp("workshop")
+    env = environment_without_compilers(workshop)
+    async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180, env=env) as mesh:
         yield mesh
+    assert compiled_files(workshop) == [], "some request was compiled for"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -130,6 +135,23 @@ async def test_a_scored_text_has_the_logprobs_it_was_generated_with(client: open
     assert found.token_logprobs[-8:] == pytest.approx(made.logprobs.token_logprobs, abs=2e-2)
     # Greedy tokens are the best ones.
     assert [max(top, key=lambda token: top[token]) for top in found.top_logprobs[-8:]] == found.tokens[-8:]
+
+
+async def test_seeded_prompts_that_take_many_steps(client: openai.AsyncOpenAI) -> None:
+    """Scored and sampled at once, by one request and by many: the same seed gives the same tokens, and no worker dies."""
+    prompts = [[300 + (number * 7 + index * 11) % 2000 for index in range(1200)] for number in range(4)]
+    options: Any = {
+        "model": "demo",
+        "max_tokens": 8,
+        "temperature": 1,
+        "seed": 5,
+        "extra_body": {"return_token_ids": True},
+    }
+    scored = await client.completions.create(prompt=prompts, echo=True, logprobs=1, **options)
+    again = await asyncio.gather(*(client.completions.create(prompt=each, n=3, **options) for each in prompts * 2))
+    answers: Any = [[choice.token_ids for choice in whole.choices] for whole in again]
+    assert answers[:4] == answers[4:]
+    assert [whole[0] for whole in answers[:4]] == [choice.token_ids[-8:] for choice in scored.choices]
 
 
 async def test_what_vllm_cannot_compile_is_refused(client: openai.AsyncOpenAI) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvmesh.core import Generation, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, LoadRecord, SamplingParams
-from kvmesh.engines.base import Engine, EngineFinish, EngineRequest, Leg
+from kvmesh.engines.base import Engine, EngineFinish, EngineRequest, Leg, StepOutput
 
 TIMEOUT_S = 90.0
 
@@ -31,6 +31,7 @@ class Drive:
         self.remote: Any = engine
         self.got: dict[int, Got] = {}
         self.events: list[KvEvent] = []
+        self.outputs: list[StepOutput] = []
         self.failure: BaseException | None = None
         self._next = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,6 +100,7 @@ class Drive:
     async def _read_steps(self) -> None:
         try:
             async for output in self.engine.steps():
+                self.outputs.append(output)
                 for key, entries in output.prompt_logprobs.items():
                     assert not self.got[key].tokens, "the prompt after the answer"
                     self.got[key].prompt_logprobs += entries

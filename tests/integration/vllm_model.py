@@ -78,7 +78,7 @@ def add_tokenizer(folder: Path) -> Path:
 
 
 def make_adapter(folder: Path, *, rank: int = 8, seed: int = 5) -> Path:
-    """A random PEFT LoRA adapter on the query and value projections, strong enough to change answers."""
+    """A random PEFT LoRA adapter on the query and value projections and the output layer, strong enough to change answers."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     outputs = {"q_proj": HEADS * HEAD_SIZE, "v_proj": KV_HEADS * HEAD_SIZE}
@@ -89,12 +89,14 @@ def make_adapter(folder: Path, *, rank: int = 8, seed: int = 5) -> Path:
             tensors[f"{prefix}.lora_A.weight"] = random.normal(0, 0.3, (rank, HIDDEN)).astype(np.float32)
             tensors[f"{prefix}.lora_B.weight"] = random.normal(0, 0.3, (size, rank)).astype(np.float32)
     save_file(tensors, folder / "adapter_model.safetensors")
+    tensors["base_model.model.lm_head.lora_A.weight"] = random.normal(0, 0.1, (rank, HIDDEN)).astype(np.float32)
+    tensors["base_model.model.lm_head.lora_B.weight"] = random.normal(0, 0.1, (VOCABULARY, rank)).astype(np.float32)
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
         "lora_alpha": 2 * rank,
-        "target_modules": [*outputs],
+        "target_modules": [*outputs, "lm_head"],
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder

@@ -101,6 +101,9 @@ class RemoteEngine:
     def cancel_nowait(self, key: int) -> None:
         self._ask_now("cancel_nowait", key)
 
+    def leased_handles(self) -> int:
+        return self._ask_now("leased_handles")
+
     def release_nowait(self, handle_id: str) -> bool:
         return self._ask_now("release_nowait", handle_id)
 

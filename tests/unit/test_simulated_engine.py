@@ -28,6 +28,7 @@ from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, Overloa
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.patience import PATIENCE_S
+from tests.conformance.manual_clock import ManualClock
 
 Start = Callable[..., Awaitable[EngineDriver]]
 
@@ -84,6 +85,22 @@ class TestPace:
         driver = await start(clock, profile=profile, time_factor=2.0)
         await driver.run(greedy("demo", [5] * 10, 3))
         assert clock.sleeps[:3] == [2 * (1 + 5), 2 * 1.25, 2 * 1.25]
+
+    async def test_a_cancel_is_answered_with_the_step_that_runs(self, start: Start) -> None:
+        """A step's output holds the finishes of the cancels that came while it ran; blocks are free at once."""
+        clock = ManualClock()
+        driver = await start(clock, time_factor=1.0, profile=StepProfile(base_s=1.0, per_prefill_token_s=0.0))
+        kept, dropped = (driver.submit(greedy("demo", [token] * 20, 50)) for token in (5, 6))
+        await clock.advance(0.5)
+        driver.engine.cancel_nowait(dropped.key)
+        assert driver.engine.load().kv_blocks_used == 2
+        await clock.advance(0.6)
+        assert dropped.done.reason is FinishReason.CANCELLED
+        assert len(dropped.tokens) == len(kept.tokens) == 1
+        assert driver.violations == []
+        driver.engine.cancel_nowait(kept.key)
+        await clock.advance(1.0)
+        assert kept.done.reason is FinishReason.CANCELLED
 
     async def test_factor_zero_never_sleeps(self, start: Start, clock: SteppedClock) -> None:
         """As fast as possible means that no time passes on the clock."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, KvHandle, SamplingParams
 from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
-from kvmesh.engines.simulated import SimulatedSettings, expected_tokens
+from kvmesh.engines.simulated import SimulatedSettings, StepProfile, expected_tokens
 from kvmesh.engines.simulated.card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.step import PullOrder, Step
@@ -157,6 +157,19 @@ class TestBatching:
         chunks = [bench.step().prefill_tokens for _ in range(4)]
         assert chunks == [10, 10, 10, 5]
         assert len(bench.tokens[1]) == 1
+
+    def test_a_step_stays_within_its_time(self) -> None:
+        """Chunks are as long as the time budget allows beside the decoding requests; a budget that is too short for anything
+        still lets prompts advance."""
+        profile = StepProfile(base_s=1.0, per_prefill_token_s=0.125, per_decode_request_s=0.5)
+        bench = Bench(profile=profile, step_budget_s=8.0, time_factor=2.0, step_tokens_max=100)
+        bench.submit(1, generation(list(range(3, 53)), max_tokens=3))
+        assert [bench.step().prefill_tokens for _ in range(3)] == [24, 24, 2]
+        bench.submit(2, generation(list(range(103, 133))))
+        assert [bench.step().prefill_tokens for _ in range(2)] == [20, 10]
+        bench = Bench(profile=profile, step_budget_s=0.5, step_tokens_max=100)
+        bench.submit(1, generation(list(range(3, 23))))
+        assert [bench.step().prefill_tokens for _ in range(2)] == [16, 4]
 
     def test_decoding_goes_on_beside_a_prompt(self) -> None:
         """A running answer gains a token in each step while a prompt is computed with the rest of the budget."""

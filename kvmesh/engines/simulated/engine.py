@@ -199,6 +199,10 @@ class SimulatedEngine:
         self._after_lease_change()
         return is_known
 
+    def leased_handles(self) -> int:
+        """See Engine."""
+        return len(self._scheduler.leases)
+
     def _on_message(self, message: bytes) -> None:
         if message.startswith(RELEASED):
             for handle_id in message[len(RELEASED) :].decode().split():
@@ -355,7 +359,9 @@ class SimulatedEngine:
             if factor:
                 await self._clock.sleep(self._step_s)
         finally:
-            # Closing interrupts the sleep; what the step decided has happened and must be told all the same.
+            # Closing interrupts the sleep, but the step's output is delivered. Cancels of that time are answered with it: the
+            # next step would hold their finishes back as long again.
+            step.finishes.extend(self._scheduler.take_finishes().finishes)
             self._deliver(step)
         if not factor:
             await asyncio.sleep(0)

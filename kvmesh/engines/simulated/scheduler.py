@@ -197,7 +197,7 @@ class Scheduler:
         return step
 
     def _compute_prompts(self, step: Step, now_s: float) -> None:
-        budget = self.settings.step_tokens_max - step.decode_requests
+        budget = self.settings.prefill_tokens_max(step.decode_requests)
         for leg in list(self._prefilling):
             budget -= self._prefill(leg, budget, step, now_s)
         # What was preempted in this step would take back the blocks that it just gave.

@@ -1,12 +1,16 @@
 """Settings of the simulated engine, and how long its steps take."""
 
 import json
+import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvmesh.core import PerformanceProfile
 from kvmesh.errors import InvalidRequestError
+
+PREFILL_TOKENS_MIN = 16
+"""Prompt tokens that a step computes however short its time budget is, so that prompts always advance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,12 @@ class StepProfile:
     def step_s(self, prefill_tokens: int, decode_requests: int) -> float:
         """Time of a step that computes so many prompt tokens and decodes for so many requests."""
         return self.base_s + self.per_prefill_token_s * prefill_tokens + self.per_decode_request_s * decode_requests
+
+    def prefill_tokens_within(self, step_s: float, decode_requests: int) -> int:
+        """Prompt tokens that fit into a step of so many seconds beside the decoding ones; at least PREFILL_TOKENS_MIN."""
+        if not self.per_prefill_token_s:
+            return sys.maxsize
+        return max(PREFILL_TOKENS_MIN, int((step_s - self.step_s(0, decode_requests)) / self.per_prefill_token_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,9 @@ class SimulatedSettings:
     """Real memory per block, a multiple of 8, at least 32. The pool is `kv_blocks` times this."""
     step_tokens_max: int = 8192
     """Token budget of a step: one per decoding request, the rest for prompts."""
+    step_budget_s: float = 0.2
+    """Time that a step should stay within: long prompts are computed in parts that fit, so that a cancel takes effect soon and
+    other answers go on. 0: no limit."""
     decode_tokens_per_step: int = 1
     """Tokens each decoding request gains in a step (more: as with speculative decoding)."""
     running_requests_max: int = 256
@@ -98,6 +111,14 @@ class SimulatedSettings:
         if problems:
             raise InvalidRequestError("; ".join(problems), field="simulated", reason="invalid_settings")
 
+    def prefill_tokens_max(self, decode_requests: int) -> int:
+        """Prompt tokens of a step that also decodes for so many requests, by its token and its time budget."""
+        tokens_max = self.step_tokens_max - decode_requests
+        if self.step_budget_s and self.time_factor:
+            budget_s = self.step_budget_s / self.time_factor
+            return min(tokens_max, self.profile.prefill_tokens_within(budget_s, decode_requests))
+        return tokens_max
+
     def performance(self) -> PerformanceProfile | None:
         """Its step times as routers are told. None when no time passes in steps."""
         if not self.time_factor:
@@ -129,6 +150,7 @@ class SimulatedSettings:
         return [
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in counts),
             (self.kv_bytes_per_block < 32 or self.kv_bytes_per_block % 8 != 0, "kv_bytes_per_block: 32 up, by 8"),
+            (self.step_budget_s < 0, "step_budget_s must be at least 0"),
             (self.lease_s <= 0, "lease_s must be above 0"),
             (self.pull_timeout_s <= 0, "pull_timeout_s must be above 0"),
             (self.nixl_inline_bytes_max < 0, "nixl_inline_bytes_max must be at least 0"),

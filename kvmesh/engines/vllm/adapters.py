@@ -4,7 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvmesh.engines.vllm.file_hashes import FileHashes
+from kvmesh.engines.vllm.fingerprint import adapter_fingerprint
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnsupportedError
+
+CONTENT_MARK = "\0"
+"""Between an adapter's name and the hash of its content; no name holds it."""
 
 
 @dataclass(slots=True)
@@ -13,6 +18,7 @@ class Adapters:
 
     adapters_max: int
     is_enabled: bool
+    hashes: FileHashes = field(default_factory=FileHashes)
     _loaded: dict[str, Any] = field(default_factory=dict)
     _next: int = 1
 
@@ -28,28 +34,48 @@ class Adapters:
         """All loaded ones."""
         return tuple(self._loaded)
 
-    def prepare(self, name: str, source: str) -> Any:
+    def full_name(self, name: str, source: str) -> str:
+        """The name that vLLM gets: the mesh's and a hash of the content. Reads the adapter's files, on a thread.
+
+        Cached blocks and handles are named by it, so that an adapter of the same name but with other weights does not use them.
+        Raises what makes loading impossible.
+        """
+        self._check(name, source)
+        return f"{name}{CONTENT_MARK}{adapter_fingerprint(source, self.hashes)}"
+
+    def prepare(self, full_name: str, source: str) -> Any:
         """A request to load; None when it is loaded already. Raises what makes it impossible."""
-        if not self.is_enabled:
-            raise UnsupportedError("the engine was started without enable_lora", field="adapter")
+        name = mesh_name(full_name)
+        self._check(name, source)
         known = self._loaded.get(name)
-        if known is not None and known.lora_path == source:
+        if known is not None and known.lora_name == full_name:
             return None
         if known is not None:
-            raise InvalidRequestError(f"adapter {name} is loaded from elsewhere: unload it first", field="source")
-        if len(self._loaded) >= self.adapters_max:
-            raise OverloadedError(f"{self.adapters_max} adapters are loaded already", reason="adapters_full")
-        if not (Path(source) / "adapter_config.json").is_file():
-            raise NotFoundError(f"{source} holds no adapter_config.json", field="source", reason="adapter_not_found")
+            raise InvalidRequestError(
+                f"adapter {name} is loaded from elsewhere or with other content: unload it first", field="source"
+            )
         from vllm.lora.request import LoRARequest
 
         self._next += 1
-        return LoRARequest(lora_name=name, lora_int_id=self._next - 1, lora_path=source)
+        return LoRARequest(lora_name=full_name, lora_int_id=self._next - 1, lora_path=source)
+
+    def _check(self, name: str, source: str) -> None:
+        if not self.is_enabled:
+            raise UnsupportedError("the engine was started without enable_lora", field="adapter")
+        if name not in self._loaded and len(self._loaded) >= self.adapters_max:
+            raise OverloadedError(f"{self.adapters_max} adapters are loaded already", reason="adapters_full")
+        if not (Path(source) / "adapter_config.json").is_file():
+            raise NotFoundError(f"{source} holds no adapter_config.json", field="source", reason="adapter_not_found")
 
     def add(self, request: Any) -> None:
         """Remembers one that vLLM has loaded."""
-        self._loaded[request.lora_name] = request
+        self._loaded[mesh_name(request.lora_name)] = request
 
     def remove(self, name: str) -> Any:
         """Forgets one; its request, or None."""
         return self._loaded.pop(name, None)
+
+
+def mesh_name(full_name: str) -> str:
+    """The mesh's name of an adapter from vLLM's, which holds a hash of the content as well."""
+    return full_name.partition(CONTENT_MARK)[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvmesh.core import LoadRecord
 from kvmesh.engines.vllm.arguments import engine_arguments
+from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
 from kvmesh.engines.vllm.holds import HoldMemory
 from kvmesh.engines.vllm.preload import collector_off
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -37,14 +38,19 @@ class VllmCore:
 
     def __init__(self, settings: VllmSettings, receive_events: Callable[[Sequence[Any]], None]) -> None:
         with collector_off():
-            from vllm.exceptions import VLLMError
             from vllm.platforms import current_platform
+
+            self.is_cpu = bool(current_platform.is_cpu())
+            if self.is_cpu:
+                forbid_compiling()
+            from vllm.exceptions import VLLMError
             from vllm.v1.engine.llm_engine import LLMEngine
             from vllm.v1.request import RequestStatus
 
-            self.is_cpu = bool(current_platform.is_cpu())
             self._hold_memory = HoldMemory()
             arguments = engine_arguments(settings, is_cpu=self.is_cpu, holds_path=self._hold_memory.path)
+            if self.is_cpu:
+                allow_model_compiling(not arguments.enforce_eager)
             engine = LLMEngine.from_engine_args(arguments)
         self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -62,6 +68,31 @@ class VllmCore:
         self.preempted_total = 0
         self._scheduler.kv_event_publisher = EventCatcher(receive_events)
         self._count_preemptions()
+        self.can_chunk = bool(self.config.scheduler_config.enable_chunked_prefill)
+        """Whether a prompt may be computed in several steps."""
+        self.chunk_tokens_min = (
+            int(self.config.cache_config.block_size) if self._scheduler.need_mamba_block_aligned_split else 1
+        )
+        """Smallest part of a prompt that a step can compute."""
+        self.step_tokens_max = int(self._scheduler.max_num_scheduled_tokens)
+        self.step_prompt_tokens = 0
+        """Tokens of the newest step beyond one for each running request."""
+
+    def limit_steps(self, tokens: Callable[[int], int]) -> None:
+        """Asks for each step's token budget. The argument is how many tokens running requests may decode."""
+        scheduler = self._scheduler
+        schedule = scheduler.schedule
+        per_request = 1 + int(getattr(scheduler, "num_spec_tokens", 0) or 0)
+
+        def schedule_within(*arguments: Any, **named: Any) -> Any:
+            decode_tokens = per_request * len(scheduler.running)
+            scheduler.max_num_scheduled_tokens = tokens(decode_tokens)
+            output = schedule(*arguments, **named)
+            requests = per_request * len(output.num_scheduled_tokens)
+            self.step_prompt_tokens = max(0, output.total_num_scheduled_tokens - requests)
+            return output
+
+        scheduler.schedule = schedule_within
 
     def _count_preemptions(self) -> None:
         # The scheduler tells preemptions only to vLLM's own statistics, which are off because they cost per request.

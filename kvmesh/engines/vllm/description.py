@@ -1,16 +1,20 @@
 """What a built engine says of itself."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.core import Capabilities, Handoff, ModelCard, Role
 from kvmesh.engines.vllm.core import VllmCore
+from kvmesh.engines.vllm.file_hashes import FileHashes
 from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import HandleForm
 from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 from kvmesh.engines.vllm.settings import VllmSettings
 
 LOGPROBS_MAX = 20
+UNIMPORTANT = ("_name_or_path", "transformers_version")
 
 
 def model_card(core: VllmCore, settings: VllmSettings) -> ModelCard:
@@ -37,17 +41,26 @@ def eos_token_ids(config: Any) -> tuple[int, ...]:
 
 def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
     """The form of handles: vLLM's own NIXL hash covers versions, heads, layers, types and attention backend; ours adds
-    the weights' content, the block size (unequal ones give wrong tokens silently), the layout and the ranks."""
+    the content of the model's files, overrides of its configuration, the block size (unequal ones give wrong tokens silently), the
+    layout and the ranks."""
     from vllm.version import __version__ as vllm_version
 
-    cache = core.config.cache_config
+    cache, model = core.config.cache_config, core.config.model_config
+    load = core.config.load_config
     factors = {
         "engine": "vllm",
         "engine_version": vllm_version,
         "connector_version": connector_version(),
-        "model": model_fingerprint(settings.model, settings.revision),
+        "model": model_fingerprint(
+            model.model,
+            settings.revision,
+            FileHashes(),
+            cache_folder=load.download_dir,
+            needs_weights=load.load_format != "dummy",
+        ),
+        "configuration": configuration_hash(model),
         "nixl": core.nixl_hash,
-        "dtype": core.config.model_config.dtype,
+        "dtype": model.dtype,
         "cache_dtype": cache.cache_dtype,
         "block_size_tokens": cache.block_size,
         "layout": getattr(cache, "kv_cache_layout", None),
@@ -59,6 +72,16 @@ def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
         block_size_tokens=int(cache.block_size),
         kv_bytes_per_block=core.bytes_per_block(),
     )
+
+
+def configuration_hash(config: Any) -> str:
+    """Hash of the model's configuration as vLLM uses it: overrides in its arguments count like changes of config.json."""
+    values = {**config.hf_config.to_dict(), "quantization": config.quantization}
+    # Where the model lies, and who wrote the file, do not matter.
+    text = json.dumps(
+        {key: value for key, value in values.items() if key not in UNIMPORTANT}, sort_keys=True, default=str
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def connector_version() -> int:

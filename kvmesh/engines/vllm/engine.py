@@ -55,6 +55,7 @@ class VllmEngine:
         self._keys: set[int] = set()
         self._numbers = itertools.count()
         self._load = LoadRecord()
+        self._leased_handles = 0
         # The loop's side of what the thread sends.
         self._outputs: deque[StepOutput] = deque()
         self._events = EventBuffer(settings.kv_event_buffer_blocks)
@@ -144,6 +145,10 @@ class VllmEngine:
         self._running_thread().call(lambda: self._runner.release(handle_id))
         return True
 
+    def leased_handles(self) -> int:
+        """After the newest turn of the engine thread."""
+        return self._leased_handles
+
     async def steps(self) -> AsyncIterator[StepOutput]:
         """All step outputs."""
         while True:
@@ -180,7 +185,8 @@ class VllmEngine:
 
     async def load_adapter(self, name: str, source: str) -> None:
         """Loads a LoRA adapter through vLLM's own check first."""
-        request = self._adapters.prepare(name, source)
+        full_name = await asyncio.to_thread(self._adapters.full_name, name, source)
+        request = self._adapters.prepare(full_name, source)
         if request is None:
             return
         try:
@@ -324,6 +330,9 @@ class VllmEngine:
             # The consumer is behind: the engine waits for him, transfers and leases included.
             self._post()
             return self._settings.idle_poll_s
+        if self._runner.has_output:
+            # A cancel has freed blocks: the step that follows may be long.
+            self._post()
         was_active = self._runner.step()
         self._post()
         if was_active:
@@ -334,7 +343,7 @@ class VllmEngine:
 
     def _post(self) -> None:
         self._remove_retired()
-        self._load = self._runner.load()
+        self._load, self._leased_handles = self._runner.load(), self._runner.leased_handles
         output, events = self._runner.take_output(), self._fresh_events
         if output is None and not events:
             return

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
+from kvmesh.engines.vllm.adapters import mesh_name
 from kvmesh.kv.blocks import block_hashes, seed_hash
 
 TIERS: Mapping[str | None, KvTier] = {
@@ -112,7 +113,7 @@ class EventTranslator:
 
     def _parent(self, event: Any) -> int | None:
         if event.parent_block_hash is None:
-            return seed_hash(event.lora_name or "", salt_of(event))
+            return seed_hash(mesh_name(event.lora_name or ""), salt_of(event))
         known = self._names.get(event.parent_block_hash)
         return known[0] if known else None
 

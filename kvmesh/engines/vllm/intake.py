@@ -47,7 +47,9 @@ class Intake:
         )
         self._check(request)
         tokens = [*generation.token_ids, *generation.emitted_token_ids]
-        prompt = prompt_hash(seed_hash(generation.adapter, generation.cache_salt), tokens)
+        # vLLM's name of an adapter holds a hash of its content: KV of other weights under the same name is never read.
+        adapter_name = adapter.lora_name if adapter is not None else ""
+        prompt = prompt_hash(seed_hash(adapter_name, generation.cache_salt), tokens)
         parameters, is_late = self._parameters(request, len(tokens), prompt)
         inner_id = f"{request.request_id}~{number}"
         return LegState(

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
+from kvmesh.engines.vllm.cpu import prepare_runner
 from kvmesh.engines.vllm.environment import mend_nixl
 
 PR_SET_PDEATHSIG = 1
@@ -21,12 +22,17 @@ class KvmeshWorkerExtension:
     """Methods have the prefix `kvmesh_`, since they live beside vLLM's own."""
 
     def kvmesh_prepare(self, engine_pid: int) -> tuple[str, int]:
-        """Binds a child process's life to the engine's. Returns the NIXL compatibility hash and the address of the hold
-        table in this process; empty and 0 without a connector."""
+        """Binds a child process's life to the engine's and prepares the model runner.
+
+        Returns the NIXL compatibility hash and the address of the hold table in this process; empty and 0 without a connector.
+        """
         if os.getpid() != engine_pid:
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
+        runner: Any = getattr(self, "model_runner", None)
+        if runner is not None and runner.device.type == "cpu":
+            prepare_runner(runner)
         worker = connector_worker()
         return ("", 0) if worker is None else (str(worker.compat_hash), worker.holds.address)
 

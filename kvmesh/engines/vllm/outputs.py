@@ -33,9 +33,14 @@ class StepBuilder:
         self.token_ids.extend(token_ids)
         self.counts.append(len(token_ids))
 
+    @property
+    def has_output(self) -> bool:
+        """True when there is something to yield."""
+        return bool(self.keys or self.finishes or self.prompt_logprobs)
+
     def take(self, step: int) -> StepOutput | None:
         """The output, or None when nothing happened."""
-        if not self.keys and not self.finishes and not self.prompt_logprobs:
+        if not self.has_output:
             return None
         is_plain = len(self.token_ids) == len(self.keys) and all(count == 1 for count in self.counts)
         return StepOutput(

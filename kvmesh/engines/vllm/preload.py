@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 
+from kvmesh.engines.vllm.cpu import forbid_compiling
 from kvmesh.engines.vllm.environment import mend_nixl, set_defaults
 
 MODULES = (
@@ -62,10 +63,10 @@ def preload() -> None:
     """For the fork server: imports everything a child would. Starts no thread and makes no NIXL agent."""
     set_defaults()
     with grpc_absent(), collector_off():
-        for name in MODULES:
-            importlib.import_module(name)
-        platform = importlib.import_module("vllm.platforms").current_platform
-        for name in CPU_MODULES if platform.is_cpu() else ():
+        is_cpu = bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
+        if is_cpu:
+            forbid_compiling()
+        for name in (*MODULES, *CPU_MODULES) if is_cpu else MODULES:
             importlib.import_module(name)
         if importlib.util.find_spec("nixl") is not None:
             mend_nixl()

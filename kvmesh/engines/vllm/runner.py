@@ -10,12 +10,14 @@ from typing import Any
 
 from kvmesh.core import FinishReason, LoadRecord
 from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import HandleForm, make_handle
 from kvmesh.engines.vllm.intake import without_handle
 from kvmesh.engines.vllm.leg import LegState
 from kvmesh.engines.vllm.outputs import REASONS, StepBuilder, stop_token, token_logprobs
-from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.engines.vllm.sampling import FIELD
+from kvmesh.engines.vllm.settings import CPU_STEP_BUDGET_S, VllmSettings
 from kvmesh.errors import InternalError, InvalidRequestError
 
 TRANSFER_GRACE_S = 0.1
@@ -29,6 +31,25 @@ class AbortedPull:
     peer: str
     aborted_s: float
     overdue_s: float
+
+
+def step_budget(core: VllmCore, settings: VllmSettings) -> StepBudget | None:
+    """The limit on steps' time; None where there is none, or where prompts cannot be computed in parts."""
+    budget_s = settings.step_budget_s
+    if budget_s is None:
+        budget_s = CPU_STEP_BUDGET_S if core.is_cpu else 0.0
+    if not budget_s or not core.can_chunk:
+        return None
+    return StepBudget(budget_s, core.step_tokens_max, max(TOKENS_MIN, core.chunk_tokens_min))
+
+
+def unmet_constraint() -> InvalidRequestError:
+    """Another attempt would fail in the same way."""
+    return InvalidRequestError(
+        "the constraint cannot be compiled or cannot be met by any token of the model",
+        field=f"{FIELD}.constraint",
+        reason="constraint_unmet",
+    )
 
 
 class Runner:
@@ -49,6 +70,9 @@ class Runner:
         self._building = StepBuilder()
         self._step = 0
         self._load = LoadRecord()
+        self._budget = step_budget(core, settings)
+        if self._budget is not None:
+            core.limit_steps(self._budget.tokens)
 
     def add(self, leg: LegState) -> None:
         """Hands a leg to vLLM. What it refuses now is the leg's finish."""
@@ -88,6 +112,11 @@ class Runner:
         """True while a handle's blocks are held. May be asked from any thread."""
         return handle_id in self._leases and self._core.is_held(handle_id)
 
+    @property
+    def leased_handles(self) -> int:
+        """Handles whose blocks were held at the last `load`."""
+        return len(self._leases)
+
     def uses_adapter(self, number: int) -> bool:
         """True while a leg needs the adapter."""
         return any(leg.adapter_number == number for leg in self._legs.values())
@@ -106,6 +135,8 @@ class Runner:
         self._step += 1
         if was_executed:
             self._load = replace(self._load, step_s=self._now() - began)
+            if self._budget is not None:
+                self._budget.observe(self._core.step_prompt_tokens, self._load.step_s)
         return was_executed or bool(outputs)
 
     def _note_begun(self, step_began_s: float) -> None:
@@ -113,6 +144,11 @@ class Runner:
             if self._core.has_begun(inner_id):
                 leg.queue_s = max(0.0, step_began_s - leg.submitted_at_s)
                 del self._queued[inner_id]
+
+    @property
+    def has_output(self) -> bool:
+        """True when `take_output` has something."""
+        return self._building.has_output
 
     def take_output(self) -> StepOutput | None:
         """What happened since the last call."""
@@ -172,7 +208,10 @@ class Runner:
 
     def _end(self, leg: LegState, output: Any) -> None:
         reason = REASONS[str(output.finish_reason)]
-        if reason is FinishReason.ERROR:
+        if reason is FinishReason.ERROR and leg.request.generation.sampling.constraint is not None:
+            # vLLM ends a request alone whose grammar does not compile, or allows no token any more.
+            self._finish(leg, reason, error=unmet_constraint())
+        elif reason is FinishReason.ERROR:
             self._finish(leg, reason, error=InternalError("vLLM gave up on the request", reason="engine_error"))
         elif leg.request.leg is Leg.EMBED and reason is FinishReason.STOP:
             self._finish(leg, reason, embedding=output.pooling_output.float().tolist())

@@ -8,6 +8,7 @@ from kvmesh.errors import InvalidRequestError
 
 CPU_BLOCK_SIZE_TOKENS = 32
 CPU_KV_CACHE_BYTES = 128 << 20
+CPU_STEP_BUDGET_S = 0.2
 TOKENIZER_MODES = ("auto", "load", "skip")
 
 
@@ -44,7 +45,10 @@ class VllmSettings:
     overload_retry_s: float = 0.5
     """`retry_after_s` of that refusal."""
     step_tokens_max: int = 0
-    """Token budget of a step; 0: vLLM's default."""
+    """Most tokens of a step; 0: vLLM's default."""
+    step_budget_s: float | None = None
+    """Time that a step should stay within: long prompts are computed in parts that fit, so that a cancel takes effect soon and
+    other answers go on. The parts' size is learned from the steps. 0: no limit; None: 0.2 on CPU, no limit on a GPU."""
     enforce_eager: bool | None = None
     """No torch.compile and no CUDA graphs; None: True on CPU (compiling costs 30 s there), False on a GPU."""
     tensor_parallel_size: int = 1
@@ -114,6 +118,7 @@ class VllmSettings:
             (self.tokenizer not in TOKENIZER_MODES, f"tokenizer must be one of {', '.join(TOKENIZER_MODES)}"),
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in at_least_one),
             *((getattr(self, name) < 0, f"{name} must be at least 0") for name in at_least_zero),
+            (self.step_budget_s is not None and self.step_budget_s < 0, "step_budget_s must be at least 0"),
             (self.lease_margin_s <= 0, "lease_margin_s must be above 0"),
             (self.lease_s <= self.lease_margin_s, "lease_s must be above lease_margin_s"),
             (not 0 < self.kv_pull_timeout_s < self.lease_s, "kv_pull_timeout_s must be above 0 and below lease_s"),

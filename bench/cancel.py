@@ -1,0 +1,294 @@
+"""From a cancel to freed blocks, by phase of the request and side of the handoff, against the promise of 250 ms.
+
+A prefill and a decode worker are processes of their own; what a frontend would send comes from here. The end is when the
+worker's load says that nothing of the request is left: no block, no place in the batch or queue. Loads come every 10 ms at
+most, which the figures include.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Any
+
+from bench.figures import percentiles
+from bench.services import one_worker
+from kvmesh.clock import SystemClock
+from kvmesh.core import Generation, KvHandle, LoadRecord, SamplingParams, TokenLogprob, WorkerRef
+from kvmesh.errors import MeshError
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish
+from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.worker_client import GrpcWorkerClient
+
+PROMISE_S = 0.25
+PROMPT_TOKENS, ANSWER_TOKENS = 1900, 120
+LOOK_S = 0.01
+TRIAL_S = 60.0
+"""Longest wait for anything in a trial."""
+BOTH = ("--worker-load-progress-interval-s", "0")
+ENGINES = {
+    # One request in the batch, so that another one waits; a prompt takes 0.8 s, as on vLLM.
+    "simulated": (
+        *("--engine", "simulated", "--simulated-running-requests-max", "1"),
+        *("--simulated-profile-per-prefill-token-s", "0.0004"),
+    ),
+    "vllm": ("--engine", "vllm", "--vllm-running-requests-max", "1"),
+}
+START_S = {"simulated": 30.0, "vllm": 180.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelTimes:
+    """Seconds from cancel to freed, of one phase on one side."""
+
+    engine: str
+    phase: str
+    side: str
+    seconds: list[float]
+
+    def row(self) -> list[str]:
+        """For a table."""
+        times_ms = percentiles(self.seconds)
+        late = sum(each > PROMISE_S for each in self.seconds)
+        return [
+            self.engine,
+            self.phase,
+            self.side,
+            str(len(self.seconds)),
+            f"{times_ms['p50']:.0f}",
+            f"{times_ms['p99']:.0f}",
+            str(late),
+        ]
+
+
+COLUMNS = ("engine", "cancelled while", "side", "cancels", "freed p50 ms", "p99", f"over {PROMISE_S * 1000:.0f} ms")
+
+
+class Side:
+    """One worker and its newest load."""
+
+    def __init__(self, worker: WorkerRef, channels: ChannelPool) -> None:
+        self.worker = worker
+        self.load = LoadRecord()
+        self._changed = asyncio.Condition()
+        self._client = GrpcWorkerClient(channels)
+
+    async def watch(self) -> None:
+        """Keeps the load up to date."""
+        async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
+            async with self._changed:
+                self.load = load
+                self._changed.notify_all()
+
+    async def until(self, holds: Callable[[LoadRecord], bool]) -> float:
+        """When the load was so first, by the performance counter."""
+        async with asyncio.timeout(TRIAL_S), self._changed:
+            await self._changed.wait_for(lambda: holds(self.load))
+        return time.perf_counter()
+
+    async def until_idle(self) -> float:
+        """When nothing is left here."""
+        return await self.until(is_idle)
+
+
+def is_idle(load: LoadRecord) -> bool:
+    """True when no request has anything."""
+    return not (load.kv_blocks_used or load.running_requests or load.waiting_requests)
+
+
+@dataclass(slots=True)
+class Answer:
+    """A leg on the decode side."""
+
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    cancel: Callable[[], None] = lambda: None
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        """See LegSink."""
+        self.first.set()
+
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """See LegSink."""
+
+    def on_finish(self, finish: LegFinish) -> None:
+        """See LegSink."""
+        self.ended.set()
+
+
+class Trials:
+    """Requests of all phases, one at a time. A trial gives None when the request was further than meant."""
+
+    def __init__(self, prefill: Side, decode: Side, client: GrpcPrefillClient, link: DecodeLink, seed: int) -> None:
+        self._prefill, self._decode, self._client, self._link = prefill, decode, client, link
+        self._random = Random(seed)
+        self._numbers = count(1)
+        self.phases: dict[str, Callable[[], Awaitable[dict[str, float] | None]]] = {
+            "queued, prefill": self.queued_prefill,
+            "queued, decode": self.queued_decode,
+            "prefilling": self.prefilling,
+            "prefilling on decode": self.prefilling_on_decode,
+            "in transfer": self.in_transfer,
+            "decoding": self.decoding,
+        }
+
+    async def idle(self) -> None:
+        """Until the next trial can begin."""
+        await self._prefill.until_idle()
+        await self._decode.until_idle()
+
+    async def queued_prefill(self) -> dict[str, float] | None:
+        """Behind a prompt that is computed."""
+        running = self._start_prefill()
+        await self._prefill.until(lambda load: load.running_requests == 1)
+        waiting = self._start_prefill()
+        await self._prefill.until(lambda load: load.waiting_requests == 1)
+        began = await cancelled(waiting)
+        freed = await self._prefill.until(lambda load: not load.waiting_requests)
+        was_done = running.done()
+        await cancelled(running)
+        return None if was_done else {"prefill": freed - began}
+
+    async def queued_decode(self) -> dict[str, float] | None:
+        """Behind an answer that is generated."""
+        running = self._submit(self._generation(20))
+        await running.first.wait()
+        waiting = self._submit(self._generation())
+        await self._decode.until(lambda load: load.waiting_requests == 1)
+        began = time.perf_counter()
+        waiting.cancel()
+        freed = await self._decode.until(lambda load: not load.waiting_requests)
+        was_done = running.ended.is_set()
+        running.cancel()
+        return None if was_done else {"decode": freed - began}
+
+    async def prefilling(self) -> dict[str, float] | None:
+        """At some moment of a prompt's computation."""
+        prompt = self._start_prefill()
+        await self._prefill.until(lambda load: load.kv_blocks_used > 0)
+        await asyncio.sleep(self._random.uniform(0, 0.2))
+        if prompt.done():
+            await self._release(prompt)
+            return None
+        began = await cancelled(prompt)
+        return {"prefill": await self._prefill.until_idle() - began}
+
+    async def prefilling_on_decode(self) -> dict[str, float] | None:
+        """The same where the decode worker computes the prompt."""
+        answer = self._submit(self._generation())
+        await self._decode.until(lambda load: load.kv_blocks_used > 0)
+        await asyncio.sleep(self._random.uniform(0, 0.2))
+        was_further, began = answer.first.is_set(), time.perf_counter()
+        answer.cancel()
+        freed = await self._decode.until_idle()
+        return None if was_further else {"decode": freed - began}
+
+    async def in_transfer(self) -> dict[str, float] | None:
+        """Between the submission with a handle and the first token."""
+        generation = self._generation()
+        prompt = self._start_prefill(generation)
+        answer = self._submit(generation, await prompt)
+        await asyncio.sleep(self._random.uniform(0, 0.01))
+        was_further, began = answer.first.is_set(), time.perf_counter()
+        answer.cancel()
+        # A load that was sent before the submission shows an idle worker as well: the finish comes first.
+        await answer.ended.wait()
+        prefill, decode = await asyncio.gather(self._prefill.until_idle(), self._decode.until_idle())
+        return None if was_further else {"prefill": prefill - began, "decode": decode - began}
+
+    async def decoding(self) -> dict[str, float] | None:
+        """After the first tokens, which came by a handle."""
+        generation = self._generation()
+        answer = self._submit(generation, await self._start_prefill(generation))
+        await answer.first.wait()
+        await asyncio.sleep(self._random.uniform(0, 0.05))
+        was_further, began = answer.ended.is_set(), time.perf_counter()
+        answer.cancel()
+        freed = await self._decode.until_idle()
+        return None if was_further else {"decode": freed - began}
+
+    def _generation(self, tokens: int = PROMPT_TOKENS) -> Generation:
+        ids = [self._random.randrange(300, 2000) for _ in range(tokens)]
+        sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+        return Generation(model="demo", token_ids=ids, sampling=sampling)
+
+    def _start_prefill(self, generation: Generation | None = None) -> "asyncio.Task[KvHandle]":
+        return asyncio.create_task(self._prefill_prompt(generation or self._generation()))
+
+    async def _prefill_prompt(self, generation: Generation) -> KvHandle:
+        result = await self._client.prefill(
+            self._prefill.worker, request_id=f"prompt-{next(self._numbers)}", generation=generation, timeout_s=TRIAL_S
+        )
+        assert result.handle is not None
+        return result.handle
+
+    async def _release(self, prompt: "asyncio.Task[KvHandle]") -> None:
+        await self._client.release_kv(self._prefill.worker, (await prompt).handle_id, timeout_s=TRIAL_S)
+
+    def _submit(self, generation: Generation, handle: KvHandle | None = None) -> Answer:
+        answer = Answer()
+        request_id = f"answer-{next(self._numbers)}"
+        leg = DecodeLeg(request_id=request_id, generation=generation, timeout_s=TRIAL_S, handle=handle)
+        answer.cancel = self._link.submit_nowait(leg, answer)
+        return answer
+
+
+async def cancelled(task: "asyncio.Task[Any]") -> float:
+    """Cancels a call; when. A call that ended before has left a lease, which its owner cannot know of: it is not counted."""
+    began = time.perf_counter()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, MeshError):
+        await task
+    return began
+
+
+async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTimes]:
+    """So many cancels of each phase."""
+    found: dict[tuple[str, str], list[float]] = {}
+    async with running_trials(engine, seed) as trials:
+        for phase, trial in trials.phases.items():
+            measured = 0
+            for attempt in range(3 * cancels + 1):
+                await trials.idle()
+                if measured == cancels:
+                    break
+                times = await trial()
+                # The first of each phase warms up: connections, memory, the budget of a step.
+                if times is not None and attempt:
+                    measured += 1
+                    for side, seconds in times.items():
+                        found.setdefault((phase, side), []).append(seconds)
+    return [
+        CancelTimes(engine=engine, phase=phase, side=side, seconds=seconds) for (phase, side), seconds in found.items()
+    ]
+
+
+@asynccontextmanager
+async def running_trials(engine: str, seed: int) -> AsyncIterator[Trials]:
+    """A prefill and a decode worker, watched."""
+    argv, start_s = (*ENGINES[engine], *BOTH), START_S[engine]
+    channels = ChannelPool(RpcSettings())
+    async with (
+        one_worker("prefill", argv, start_s) as (prefill_ref, _),
+        one_worker("decode", argv, start_s) as (decode_ref, _),
+    ):
+        prefill, decode = Side(prefill_ref, channels), Side(decode_ref, channels)
+        watches = [asyncio.create_task(side.watch()) for side in (prefill, decode)]
+        client = GrpcPrefillClient(channels, frontend_id="bench")
+        links = GrpcDecodeLinks(channels, frontend_id="bench", clock=SystemClock())
+        try:
+            yield Trials(prefill, decode, client, await links.link(decode_ref, timeout_s=10.0), seed)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+            await client.aclose()
+            await links.aclose()
+            await channels.aclose()

@@ -1,0 +1,216 @@
+"""Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, SamplingParams
+from kvmesh.engines.base import Leg
+from kvmesh.engines.vllm import VllmSettings
+from kvmesh.errors import InvalidRequestError, KvLostError
+from kvmesh.worker.forkserver import ForkServer
+from tests.integration.no_compilers import compiled_files, environment_without_compilers
+from tests.integration.vllm_drive import Drive, Got, greedy, prompt
+from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
+from tests.integration.vllm_process import RemoteEngine
+from tests.parts import require_part
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
+module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
+Make = Callable[..., Awaitable[Drive]]
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+CONSTRAINTS = (
+    Constraint(kind=ConstraintKind.CHOICE, options=("yes", "no")),
+    Constraint(kind=ConstraintKind.REGEX, text="[a-c]{3}"),
+    Constraint(kind=ConstraintKind.JSON_SCHEMA, text='{"type": "string", "maxLength": 3}'),
+    Constraint(kind=ConstraintKind.GRAMMAR, text='root ::= "a" | "b"'),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_tokenizer(make_model(tmp_path_factory.mktemp("model") / "llama"))
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compilers of every kind would leave their work."""
+    return tmp_path_factory.mktemp("workshop")
+
+
+@module_fixture
+async def server(workshop: Path) -> AsyncIterator[ForkServer]:
+    """Engines without a compiler on PATH."""
+    require_part("vllm")
+    require_part("nixl")
+    server = await ForkServer.start("vllm", env=environment_without_compilers(workshop))
+    yield server
+    await server.aclose()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def make(server: ForkServer, model: Path, tmp_path: Path) -> AsyncIterator[Make]:
+    drives: list[Drive] = []
+
+    async def start(role: str, **more: Any) -> Drive:
+        values = {"model": str(model), "role": role, "dtype": "float32", "kv_cache_bytes": 16 << 20, **more}
+        drives.append(Drive(RemoteEngine(server, VllmSettings(**values), tmp_path)))
+        return await drives[-1].start()
+
+    yield start
+    await asyncio.gather(*(drive.aclose() for drive in drives))
+
+
+def sampled(**more: Any) -> SamplingParams:
+    return replace(SAMPLED, **more)
+
+
+async def test_no_request_compiles(make: Make, workshop: Path, tmp_path: Path) -> None:
+    """Without a compiler on PATH every kind of request is answered, and nothing is compiled for any."""
+    engine = await make("decode", enable_lora=True, step_tokens_max=128, json_whitespace=False)
+    await engine.engine.load_adapter("a", str(make_adapter(tmp_path / "a")))
+    kinds = [
+        sampled(prompt_logprobs=1),
+        sampled(prompt_logprobs=0, logprobs=0),
+        sampled(logprobs=20, top_k=3, top_p=0.5, min_p=0.1),
+        sampled(presence_penalty=1.0, frequency_penalty=-1.0, repetition_penalty=1.2),
+        sampled(logit_bias=((5, 10.0),), min_tokens=2, stop_token_ids=(7,), ignore_eos=False),
+        *(sampled(constraint=constraint, ignore_eos=False) for constraint in CONSTRAINTS),
+    ]
+    generations = [greedy(300, seed=seed, sampling=sampling) for seed, sampling in enumerate(kinds)]
+    generations += [greedy(300, seed=50, adapter="a"), greedy(1, seed=51, sampling=kinds[0], adapter="a")]
+    for got in await asyncio.gather(*map(engine.decode, generations)):
+        assert got.finish is not None
+        assert got.finish.reason in (FinishReason.LENGTH, FinishReason.STOP), got.finish
+    pooling = await make("decode", runner="pooling", engine_arguments={"convert": "embed"}, has_kv_transfer=False)
+    vector = await pooling.result(pooling.submit(Leg.EMBED, greedy(100)))
+    assert vector.finish is not None
+    assert vector.finish.embedding
+    assert compiled_files(workshop) == []
+
+
+async def test_a_seeded_answer_does_not_depend_on_chunks(make: Make) -> None:
+    """A seeded request whose prompt takes many steps is answered as one whose prompt takes one, alone and in a crowd, with
+    prompt log-probabilities, penalties and a constraint; vLLM's own engine dies of it."""
+    whole, chunked = await make("decode", step_tokens_max=2048), await make("decode", step_tokens_max=64)
+    kinds = [
+        sampled(),
+        sampled(prompt_logprobs=1, logprobs=1),
+        sampled(top_p=0.9, presence_penalty=1.0),
+        sampled(constraint=CONSTRAINTS[1], ignore_eos=False),
+    ]
+    generations = [greedy(500, seed=seed, sampling=kinds[seed % len(kinds)]) for seed in range(16)]
+    generations = [replace(each, sampling=replace(each.sampling, seed=seed)) for seed, each in enumerate(generations)]
+    expected = [tokens_of(await whole.decode(generation)) for generation in generations]
+    assert len({tuple(tokens) for tokens in expected}) > 8, "seeds matter"
+    assert tokens_of(await chunked.decode(generations[0])) == expected[0]
+    # Others decode meanwhile: their generators advance with every step.
+    assert list(map(tokens_of, await asyncio.gather(*map(chunked.decode, generations)))) == expected
+
+
+async def test_adapters_in_every_slot_leave_the_base_model_alone(make: Make, tmp_path: Path) -> None:
+    """Once adapters fill all of vLLM's slots, requests without one are still answered by the base model, alone and in a crowd,
+    and each adapter's requests by that adapter; vLLM's CPU engine mixes the last slot's adapter in."""
+    engine = await make("decode", enable_lora=True, adapters_running_max=2)
+    base = greedy(40, seed=1)
+    expected = {"": tokens_of(await engine.decode(base))}
+    for index, name in enumerate("ab"):
+        await engine.engine.load_adapter(name, str(make_adapter(tmp_path / name, seed=index)))
+        expected[name] = tokens_of(await engine.decode(replace(base, adapter=name)))
+    assert len(set(map(tuple, expected.values()))) == 3, "adapters change answers"
+    assert tokens_of(await engine.decode(base)) == expected[""]
+    names = ["", "a", "b", ""] * 3
+    crowd = await asyncio.gather(*(engine.decode(replace(base, adapter=name)) for name in names))
+    assert [tokens_of(got) for got in crowd] == [expected[name] for name in names]
+
+
+async def test_prompts_are_scored_as_their_tokens_were_generated(make: Make, tmp_path: Path) -> None:
+    """Prompt log-probabilities of an answer are those that its tokens had, with and without adapters, in chunks and in a crowd;
+    vLLM's CPU engine ends where adapters are enabled."""
+    engine = await make("decode", enable_lora=True, adapters_running_max=2, step_tokens_max=64)
+    names = ["", "a", "b"]
+    for index, name in enumerate(names[1:]):
+        await engine.engine.load_adapter(name, str(make_adapter(tmp_path / name, seed=index)))
+    asked = replace(greedy(100, seed=1).sampling, logprobs=0)
+    answers = [await engine.decode(greedy(100, seed=1, sampling=asked, adapter=name)) for name in names]
+    score = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    prompts = [
+        replace(greedy(100, seed=1, sampling=score, adapter=name), token_ids=[*prompt(100, 1), *answer.tokens])
+        for name, answer in zip(names, answers, strict=True)
+    ]
+    scores = await asyncio.gather(*(engine.decode(each) for each in prompts * 2))
+    for answer, scored in zip(answers * 2, scores, strict=True):
+        expected = [each.logprob for each in answer.logprobs]
+        assert [each.logprob for each in scored.prompt_logprobs[-len(expected) :]] == pytest.approx(expected, abs=1e-3)
+
+
+async def test_a_time_budget_splits_prompts(make: Make) -> None:
+    """With a budget that no step can keep to, prompts are computed in the smallest parts, and every answer is that of one part."""
+    whole, parts = await make("decode", step_budget_s=0.0), await make("decode", step_budget_s=1e-5)
+    generations = [
+        greedy(400, seed=1),
+        greedy(400, seed=2, sampling=sampled(prompt_logprobs=1)),
+        greedy(400, seed=3, sampling=sampled(constraint=CONSTRAINTS[1], ignore_eos=False)),
+    ]
+    for generation in generations:
+        before = [engine.engine.load().step for engine in (whole, parts)]
+        expected, got = await whole.decode(generation), await parts.decode(generation)
+        steps = [engine.engine.load().step - start for engine, start in zip((whole, parts), before, strict=True)]
+        assert tokens_of(got) == tokens_of(expected)
+        assert steps[1] - steps[0] >= 400 // 64
+        assert [each.logprob for each in got.prompt_logprobs] == pytest.approx(
+            [each.logprob for each in expected.prompt_logprobs], abs=1e-3
+        )
+
+
+async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
+    """While others decode, the finish of a cancelled leg does not wait for their next tokens."""
+    engine = await make("decode")
+    others = [engine.submit(Leg.DECODE, greedy(100, seed=seed, tokens=500)) for seed in range(4)]
+    for _ in range(10):
+        key = engine.submit(Leg.DECODE, greedy(100, seed=9, tokens=500))
+        await engine.got[key].first.wait()
+        engine.engine.cancel_nowait(key)
+        await engine.result(key)
+    cancelled = [output for output in engine.outputs if output.finishes]
+    assert len(cancelled) == 10
+    assert all(not output.keys for output in cancelled)
+    for key in others:
+        engine.engine.cancel_nowait(key)
+
+
+async def test_adapters_of_one_name_are_told_apart_by_content(make: Make, tmp_path: Path) -> None:
+    """KV of an adapter is not read by an engine whose adapter of that name has other weights, nor found in the cache by the
+    next adapter of that name and path; with equal weights, from wherever, it is handed over."""
+    prefill, decode = await asyncio.gather(make("prefill", enable_lora=True), make("decode", enable_lora=True))
+    source = make_adapter(tmp_path / "old", seed=1)
+    await prefill.engine.load_adapter("a", str(make_adapter(tmp_path / "new", seed=2)))
+    await decode.engine.load_adapter("a", str(source))
+    generation = greedy(100, seed=31, adapter="a")
+    expected = tokens_of(await prefill.decode(generation))
+    handle = await prefill.prefill(generation)
+    with pytest.raises(KvLostError):
+        decode.submit(Leg.DECODE, generation, handle=handle)
+    assert tokens_of(await decode.decode(generation)) != expected
+    make_adapter(source, seed=2)
+    with pytest.raises(InvalidRequestError, match="unload it first"):
+        await decode.engine.load_adapter("a", str(source))
+    await decode.engine.unload_adapter("a")
+    await decode.engine.load_adapter("a", str(source))
+    assert tokens_of(await decode.decode(generation)) == expected
+    assert await decode.engine.reset_cache()
+    got = await decode.decode(generation, handle)
+    assert tokens_of(got) == expected
+    assert got.finish is not None
+    assert got.finish.usage.transferred_tokens == 100
+
+
+def tokens_of(got: Got) -> list[int]:
+    assert got.finish is not None
+    assert got.finish.error is None
+    return got.tokens

@@ -1,0 +1,78 @@
+"""The learned token budget of vLLM's steps: steps stay within their time, whatever the engine's speed."""
+
+from random import Random
+
+import pytest
+
+from kvmesh.engines.vllm.budget import TOKENS_FIRST, TOKENS_MIN, StepBudget
+
+BUDGET_S = 0.2
+TOKENS_MAX = 2048
+
+
+def run(budget: StepBudget, prompt_tokens: int, base_s: float, token_s: float, pair_s: float = 0.0) -> list[float]:
+    """Times of the steps that compute a prompt on an engine of a given speed."""
+    times, done = [], 0
+    while done < prompt_tokens:
+        take = min(budget.tokens(0), prompt_tokens - done)
+        times.append(base_s + take * (token_s + pair_s * done))
+        budget.observe(take, times[-1])
+        done += take
+    return times
+
+
+@pytest.mark.parametrize("token_s", [1e-5, 1e-4, 1e-3, 2e-3])
+@pytest.mark.parametrize("base_s", [0.001, 0.02, 0.1])
+def test_steps_stay_within_the_budget(token_s: float, base_s: float) -> None:
+    """From the first steps on, long contexts included; and the budget is used, unless vLLM's own limit is smaller."""
+    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    run(budget, 2000, base_s, token_s)
+    times = run(budget, 30_000, base_s, token_s, pair_s=token_s / 30_000)
+    assert max(times) <= BUDGET_S
+    fitting = min(TOKENS_MAX, (BUDGET_S - base_s) / token_s)
+    assert budget.tokens(0) >= min(TOKENS_MIN, fitting)
+    assert times[1] >= BUDGET_S / 2 or budget.tokens(0) == TOKENS_MAX or base_s == 0.1
+
+
+def test_a_large_model_advances() -> None:
+    """Where even the smallest part takes longer than the budget, prompts still advance, beside all that decodes."""
+    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    run(budget, 500, 0.5, 0.05)
+    assert budget.tokens(0) == TOKENS_MIN
+    assert budget.tokens(64) == 64 + TOKENS_MIN
+
+
+def test_a_block_is_the_least_where_parts_end_at_blocks() -> None:
+    """A budget below a block would compute nothing there."""
+    budget = StepBudget(BUDGET_S, TOKENS_MAX, tokens_min=528)
+    run(budget, 5000, 0.5, 0.05)
+    assert budget.tokens(3) == 3 + 528
+
+
+def test_a_pause_of_the_machine_is_forgotten() -> None:
+    """One slow step shrinks the budget to a quarter at most, and two fast ones bring it back."""
+    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    run(budget, 20_000, 0.005, 1e-4)
+    usual = budget.tokens(0)
+    budget.observe(usual, 60.0)
+    assert budget.tokens(0) >= usual // 4
+    run(budget, 2 * usual, 0.005, 1e-4)
+    assert budget.tokens(0) > 0.9 * usual
+
+
+def test_small_steps_teach_nothing() -> None:
+    """Neither decoding alone nor a short prompt says how long a full step takes."""
+    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    run(budget, 20_000, 0.005, 1e-4)
+    usual = budget.tokens(0)
+    random = Random(3)
+    for _ in range(100):
+        budget.observe(0, 0.15)
+        budget.observe(random.randrange(1, usual // 3), 0.12)
+    assert budget.tokens(0) == usual
+
+
+def test_the_first_step_is_small() -> None:
+    """Nothing is known of the engine yet."""
+    assert StepBudget(BUDGET_S, TOKENS_MAX).tokens(0) == TOKENS_FIRST
+    assert StepBudget(BUDGET_S, 32).tokens(0) == 32
