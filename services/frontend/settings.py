@@ -54,6 +54,9 @@ class HttpSettings:
     tls_authority_file: str = setting(
         "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
     )
+    model_is_optional: bool = setting(
+        True, "Whether a request may leave `model` out where exactly one model is served, as with vLLM."
+    )
     allows_pins: bool = setting(
         False,
         "Whether x-kvmesh-pin-prefill, -pin-decode, x-kvmesh-labels and -preferred-labels are obeyed; else they are refused.",

@@ -16,7 +16,7 @@ from services.frontend.apps import AppSettings
 from services.frontend.models import ServedModel
 from services.frontend.responses.settings import ResponsesSettings
 from tests.frontend_apps import RunningApps, running_apps
-from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
 
 PATH = "/v1/responses"
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
@@ -280,11 +280,12 @@ async def test_logprobs_are_included_on_request(running: RunningApps) -> None:
     body = {**BODY, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     _, whole, _ = await running.call("POST", PATH, body)
     logprobs = whole["output"][0]["content"][0]["logprobs"]
-    assert bytes(byte for entry in logprobs for byte in entry["bytes"]).decode() == TEXT
+    assert bytes(byte for entry in logprobs for byte in entry["bytes"]).decode() == TEXT + EOS
     assert all(len(entry["top_logprobs"]) == 2 for entry in logprobs)
     events = await running.events(PATH, body)
     streamed = [entry for name, data in events if name.endswith("output_text.delta") for entry in data["logprobs"]]
-    assert streamed == logprobs == events[-1][1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert streamed == logprobs[:-1], "the token that ended the answer has no text of its own"
+    assert logprobs == events[-1][1]["response"]["output"][0]["content"][0]["logprobs"]
 
 
 async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel, tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel, tmp_p
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"model": None}, "model"), ({"input": None}, "input"), ({"input": []}, "input"), ({"input": [1]}, "input[0]"),
+    ({"model": 5}, "model"), ({"input": None}, "input"), ({"input": []}, "input"), ({"input": [1]}, "input[0]"),
     ({"input": [{"role": "nobody", "content": ""}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),

@@ -88,6 +88,7 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
         has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
+        names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
         includes_reasoning=fields.flag("include_reasoning", True),
         parses_tools=bool(tools),
         has_prompt_logprobs=prompt_logprobs is not None,
@@ -171,6 +172,9 @@ def _read_message(fields: Fields) -> dict[str, Any]:
         text = fields.text(name)
         if text is not None:
             message[name] = text
+    if "reasoning" in message:
+        # The same by another name, which few templates know.
+        message.setdefault("reasoning_content", message["reasoning"])
     fields.ignore(_MESSAGE_IGNORED)
     fields.finish()
     return message

@@ -19,7 +19,6 @@ from services.frontend.openai.boundary import REQUEST_ID_HEADER, Boundary, clien
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
 from services.frontend.openai.embeddings import serve_embeddings
-from services.frontend.openai.fields import read_object
 from services.frontend.openai.serve import Exchange, serve
 from services.frontend.openai.tokens import serve_detokenize, serve_tokenize
 from services.frontend.pipeline import Pipeline
@@ -138,7 +137,7 @@ class HttpServer:
         """One request whose body is a JSON object."""
 
         async def work(exchange: Exchange) -> web.StreamResponse:
-            return await answerer(exchange, read_object(await self._boundary.body(request)))
+            return await answerer(exchange, await self._boundary.object(request))
 
         return await self._boundary.handle(request, work)
 

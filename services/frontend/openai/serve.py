@@ -306,8 +306,11 @@ def _echoes(asked: Asked, prepared: Sequence[Prepared]) -> list[str]:
 
 
 def _echo(prepared: Prepared) -> str:
-    prompt = prepared.request.prompt
-    return prompt if isinstance(prompt, str) else prepared.model.text.decode(prepared.generation.token_ids)
+    request = prepared.request
+    if isinstance(request.prompt, str):
+        return request.prompt
+    skips = request.sampling.skip_special_tokens
+    return prepared.model.text.decode(prepared.generation.token_ids, skip_special_tokens=skips)
 
 
 def _is_chat(asked: Asked) -> bool:

@@ -84,7 +84,12 @@ class EventStream:
     ) -> None:
         """See Outlet. The hot path is a plain chunk on a socket that keeps up."""
         line, transport = self._line, self._transport
-        if line is None or transport.get_write_buffer_size() > self._buffer_bytes_max or transport.is_closing():
+        if (
+            line is None
+            or not text
+            or transport.get_write_buffer_size() > self._buffer_bytes_max
+            or transport.is_closing()
+        ):
             self._on_text(choice, text, token_ids, logprobs)
             return
         self._is_quiet = False
@@ -98,6 +103,8 @@ class EventStream:
     ) -> None:
         if self._is_closed or self._transport.is_closing():
             # Some loops raise when a closed transport is written to; the handler's cancellation is on its way.
+            return
+        if not text and self._plain is not None:
             return
         late = self._late[choice]
         if self._transport.get_write_buffer_size() > self._buffer_bytes_max:
