@@ -6,6 +6,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import FinishReason, TokenLogprob
 from kvmesh.errors import LostError, MeshError
 from kvmesh.rpc.clients import LegFinish
+from services.frontend.call_end import CallEnd
 from services.frontend.detokenise import Detokeniser
 from services.frontend.metrics import ModelGaps
 from services.frontend.request import Ending, Outlet
@@ -34,7 +35,7 @@ class Choice:
         outlet: Outlet,
         detokeniser: Detokeniser,
         *,
-        stops: Sequence[str],
+        stops: StopFinder | CallEnd | None,
         stop_ids: frozenset[int],
         min_tokens: int,
         includes_stop: bool = False,
@@ -46,7 +47,7 @@ class Choice:
         self._number = number
         self._outlet = outlet
         self._detokeniser = detokeniser
-        self._stops = StopFinder(stops, includes_stop=includes_stop) if stops else None
+        self._stops = stops
         self._includes_stop = includes_stop
         self._stop_ids = stop_ids
         self._min_tokens = min_tokens
@@ -156,11 +157,14 @@ class Choice:
         self._held_ids, self._held_logprobs = [], []
 
     def _stop(self, stop: str, tokens: int) -> None:
-        """A stop string ends the choice here; the worker is told to stop. Tokens of the stop string come without text."""
+        """A stop string, or the end of a forced call, ends the choice here; the worker is told to stop.
+
+        Tokens of the stop string come without text.
+        """
         self.tokens = tokens
         if self._held_ids:
             self._emit("", (), None)
-        self._end(Ending(reason=FinishReason.STOP, stop=stop, output_tokens=tokens))
+        self._end(Ending(reason=FinishReason.STOP, stop=stop or None, output_tokens=tokens))
         self._call_cancel()
 
     def on_finish(self, finish: LegFinish) -> None:
@@ -187,7 +191,7 @@ class Choice:
         if text or self._held_ids:
             self._emit(text, (), None)
         if self._stops is not None and self._stops.matched is not None:
-            self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched, output_tokens=self.tokens))
+            self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched or None, output_tokens=self.tokens))
 
     def _end(self, ending: Ending) -> None:
         self._is_over = self.has_shown = True
