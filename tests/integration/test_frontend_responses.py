@@ -354,3 +354,20 @@ async def test_a_model_without_structured_output_says_so(model: ServedModel, tmp
     async with running_apps([poor], answering(model), tmp_path) as running:
         status, answer, _ = await running.call("POST", PATH, {**BODY, "text": {"format": {"type": "json_object"}}})
         assert (status, answer["error"]["param"]) == (400, "text.format")
+
+
+@pytest.mark.parametrize("said", ['[{"', '[{"name": "get_weather", "parameters": {}}, {"'])
+async def test_a_forced_call_that_was_cut_off_is_no_text(model: ServedModel, tmp_path: Path, said: str) -> None:
+    """Neither the streamed deltas nor the message have the list's punctuation."""
+    tokens = tokens_of(model.text, said, ends=False)
+    body = {**BODY, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": len(tokens)}
+    async with running_apps([model], FakeMesh(answer=lambda _: tokens), tmp_path) as running:
+        events = await running.events(PATH, body)
+        assert not [data["delta"] for name, data in events if name.endswith("output_text.delta")]
+        _, whole, _ = await running.call("POST", PATH, body)
+        for response in (whole, events[-1][1]["response"]):
+            assert response["status"] == "incomplete"
+            texts = [part["text"] for item in response["output"] for part in item.get("content") or []]
+            assert not any(texts)
+            calls = [item for item in response["output"] if item["type"] == "function_call"]
+            assert len(calls) == said.count("}}")
