@@ -167,7 +167,7 @@ def _read_message(fields: Fields) -> dict[str, Any]:
     content = _read_content(fields)
     if content is None and not calls and role != "assistant":
         raise fields.wrong("content", "a string or a list of parts")
-    message["content"] = content if content is not None else ""
+    message["content"] = content
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         text = fields.text(name)
         if text is not None:
@@ -180,14 +180,15 @@ def _read_message(fields: Fields) -> dict[str, Any]:
     return message
 
 
-def _read_content(fields: Fields) -> str | None:
-    """The text. Parts are joined by line ends, since many templates know strings only."""
+def _read_content(fields: Fields) -> str | list[dict[str, str]] | None:
+    """A text, or parts of text as the client sent them: the template may know only one of both."""
     value = fields.take("content")
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or len(value) > PARTS_MAX:
         raise fields.wrong("content", f"a string or a list of 1 to {PARTS_MAX} parts")
-    return "\n".join(_read_part(each, fields.name(f"content[{i}]")) for i, each in enumerate(value))
+    texts = [_read_part(each, fields.name(f"content[{i}]")) for i, each in enumerate(value)]
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _read_part(value: Any, name: str) -> str:
