@@ -24,6 +24,7 @@ from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
 from services.frontend.openai.chat_request import read_chat
+from services.frontend.openai.half_close import PROBE
 from services.frontend.openai.http import HttpServer
 from services.frontend.pipeline import Pipeline
 from services.frontend.request import Conversation
@@ -633,6 +634,68 @@ async def test_a_client_that_leaves_cancels_its_request(model: ServedModel, is_s
         await wait_for(lambda: mesh.settled() == [(1, ReportKind.CANCELLED)])
         await wait_for(lambda: not mesh.running and not mesh.prefilling and not running.pipeline.in_flight)
         assert 'code="499",model="tiny"' in running.metrics()
+
+
+async def half_closed(port: int, *requests: bytes) -> bytes:
+    """All that comes back after the requests and the end of this side."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(requests))
+    writer.write_eof()
+    async with asyncio.timeout(30):
+        data = await reader.read()
+    writer.close()
+    return data
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.02])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_client_that_ends_its_side_gets_its_answer(model: ServedModel, is_stream: bool, step_s: float) -> None:
+    """All of it, also of a request that takes longer than it takes to look whether the client is gone, and then the end."""
+    tokens = tokens_of(model.text, "one two three")
+    async with frontend([model], FakeMesh(answer=lambda _: tokens, step_s=step_s)) as running:
+        data = await half_closed(running.port, http_request(chat_with(stream=is_stream)))
+        while data.startswith(PROBE):
+            data = data.removeprefix(PROBE)
+        assert data.startswith(b"HTTP/1.1 200 OK\r\n")
+        if is_stream:
+            lines = [line for line in dechunked(data).split(b"\n\n") if line]
+            assert lines.pop() == b"data: [DONE]"
+            assert content([json.loads(line[6:]) for line in lines]) == "one two three"
+        else:
+            whole = json.loads(data.partition(b"\r\n\r\n")[2])
+            assert whole["choices"][0]["message"]["content"] == "one two three"
+        assert running.mesh.settled() == [(1, ReportKind.FINISHED)]
+
+
+async def test_requests_before_a_clients_end_are_all_answered(running: Running) -> None:
+    """Two on one connection; one that is not complete gets no answer, and an end without a request is an end."""
+    both = http_request(chat_with(stream=True)) + http_request(chat_with(stream=True))
+    data = await half_closed(running.port, both)
+    assert data.count(b"data: [DONE]") == 2
+    assert await half_closed(running.port, http_request(chat_with())[:-5]) == b""
+    assert await half_closed(running.port) == b""
+    await wait_for(lambda: not running.pipeline.in_flight)
+
+
+async def test_an_old_client_that_ends_its_side(model: ServedModel) -> None:
+    """HTTP/1.0 knows no interim answers: it gets none."""
+    tokens = tokens_of(model.text, "one two three")
+    async with frontend([model], FakeMesh(answer=lambda _: tokens, step_s=0.02)) as running:
+        data = await half_closed(running.port, http_request(chat_with(), version="1.0"))
+        assert data.startswith(b"HTTP/1.0 200 OK\r\n") and b"100 Continue" not in data
+
+
+async def test_a_client_that_ends_its_side_and_leaves_later(model: ServedModel) -> None:
+    """It is alive at first; what its closed socket answers to the next thing that is written cancels its request."""
+    mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.05)
+    async with frontend([model], mesh) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http_request(chat_with(stream=True, max_tokens=400)))
+        writer.write_eof()
+        await reader.readuntil(b"data: ")
+        writer.transport.abort()
+        await wait_for(lambda: mesh.settled() == [(1, ReportKind.CANCELLED)])
+        await wait_for(lambda: not running.pipeline.in_flight)
 
 
 async def test_a_slow_client_holds_nobody_up_and_gets_everything(model: ServedModel) -> None:

@@ -16,6 +16,7 @@ from kvmesh.rpc.http_status import http_status
 from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import Collected, chat_body, completion_body, sum_usage, to_json
 from services.frontend.openai.chunks import ChatChunks, Chunks, CompletionChunks
+from services.frontend.openai.half_close import STREAM
 from services.frontend.openai.steering import steer
 from services.frontend.openai.stream import EventStream
 from services.frontend.pipeline import Pipeline
@@ -226,6 +227,7 @@ async def stream_answer(
         buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
         tokens_max=prepared[0].generation.sampling.max_tokens,
     )
+    request[STREAM] = stream
     keeps_alive = is_chunked and request.keep_alive
     beat = _Beat(stream, exchange.settings.keep_alive_s)
     try:
