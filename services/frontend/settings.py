@@ -42,6 +42,11 @@ class HttpSettings:
     stream_buffer_bytes_max: int = setting(
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
     )
+    detailed_events_per_s_max: int = setting(
+        10_000,
+        "Events per second with log-probabilities or token ids, of all streams together; above it tokens share events.",
+        min=100,
+    )
     keep_alive_s: float = setting(
         15.0, "Silence in a stream after which a comment is sent, so that proxies keep it open. 0: none.", min=0
     )

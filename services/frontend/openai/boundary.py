@@ -14,6 +14,7 @@ from services.frontend.access.caller import current_caller
 from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.openai.bodies import error_body, error_headers, to_json
 from services.frontend.openai.cross_origin import CrossOrigin
+from services.frontend.openai.event_pace import EventPace
 from services.frontend.openai.fields import read_object
 from services.frontend.openai.serve import CLIENT_GONE, Exchange, defect
 from services.frontend.owner import OWNER
@@ -39,6 +40,7 @@ class Boundary:
         self.pipeline = pipeline
         self.settings = settings
         self.cross_origin = CrossOrigin(settings)
+        self._pace = EventPace(settings.detailed_events_per_s_max)
 
     async def handle(
         self, request: web.Request, work: Work, *, error_body: ErrorBody = error_body
@@ -49,6 +51,7 @@ class Boundary:
             request=request,
             pipeline=self.pipeline,
             settings=self.settings,
+            pace=self._pace,
             began_s=self.pipeline.clock.now(),
             client_id=client_id,
             request_id=request_id,

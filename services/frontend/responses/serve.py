@@ -92,8 +92,9 @@ class Responses:
             await self._keep(asked, owner, final)
 
         return await stream_answer(
-            exchange, [prepared], events, 1, stream_type=ResponseStream, reading=reading, on_answered=on_answered
-        )
+            exchange, [prepared], events, 1, stream_type=ResponseStream, reading=reading, on_answered=on_answered,
+            is_detailed=asked.includes_logprobs,
+        )  # fmt: skip
 
     async def prepare(
         self,
