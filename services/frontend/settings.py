@@ -43,7 +43,7 @@ class HttpSettings:
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
     )
     detailed_events_per_s_max: int = setting(
-        10_000,
+        5_000,
         "Events per second with log-probabilities or token ids, of all streams together; above it tokens share events.",
         min=100,
     )
