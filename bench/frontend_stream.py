@@ -1,12 +1,16 @@
 """CPU of the frontend alone per streamed token: `python bench/frontend_stream.py [streams] [tokens] [step_ms] [--profile]`.
 
 The frontend runs in this process with its real HTTP side and pipeline; below it a loop calls the sinks once per step, as
-the link's reader does. The clients are another process.
+the link's reader does. The clients are another process. `--logprobs N` asks for N alternatives per token, `--completions`
+uses that endpoint. `--ratio` runs streams without and with log-probabilities and prints what the latter cost relative to the
+former. Another client asks for one token at a time meanwhile; its time to the first token is in every line.
 """
 
+import argparse
 import asyncio
 import cProfile
 import json
+import os
 import pstats
 import random
 import sys
@@ -22,8 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvmesh.clock import SystemClock  # noqa: E402
-from kvmesh.core import Ask, FinishReason, Placement, Usage, WorkerRef  # noqa: E402
+from kvmesh.core import Ask, FinishReason, Placement, TokenLogprob, Usage, WorkerRef  # noqa: E402
 from kvmesh.rpc.clients import DecodeLeg, LegFinish, LegSink, Placed  # noqa: E402
+from kvmesh.rpc.codec.types import from_logprobs, to_logprobs  # noqa: E402
 from kvmesh.telemetry import Instruments  # noqa: E402
 from services.frontend.metrics import FrontendMetrics  # noqa: E402
 from services.frontend.models import ServedModel, StaticModels  # noqa: E402
@@ -32,14 +37,20 @@ from services.frontend.pipeline import Pipeline  # noqa: E402
 from services.frontend.settings import HttpSettings, PipelineSettings  # noqa: E402
 from tests.frontend_mesh import served_model, write_model  # noqa: E402
 
+TOKENS = tuple(range(262, 350))
+"""Sampled in turn; alternatives are random ones of the whole vocabulary."""
+
 
 class Stepper:
     """All legs get one token per step; also the router and the link."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
-        self.legs: dict[LegSink, int] = {}
+        self.legs: dict[LegSink, DecodeLeg] = {}
+        self.left: dict[LegSink, int] = {}
         self.tokens = 0
+        self._random = random.Random(1)
+        self._entries: dict[int, list[object]] = {}
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
         worker = WorkerRef(worker_id="d", address="d:1")
@@ -52,7 +63,8 @@ class Stepper:
         return self
 
     def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
-        self.legs[sink] = leg.generation.sampling.max_tokens or 1
+        self.legs[sink] = leg
+        self.left[sink] = leg.generation.sampling.max_tokens or 1
 
         def cancel() -> None:
             self.legs.pop(sink, None)
@@ -60,42 +72,69 @@ class Stepper:
         return cancel
 
     async def run(self) -> None:
-        token = (50,)
         while True:
             await asyncio.sleep(self.step_s)
             came_s = asyncio.get_running_loop().time()
-            for sink, left in list(self.legs.items()):
+            for sink, leg in list(self.legs.items()):
                 if sink not in self.legs:
                     continue
-                sink.on_tokens(token, None, came_s)
+                token = TOKENS[self.tokens % len(TOKENS)]
+                count = leg.generation.sampling.logprobs
+                sink.on_tokens((token,), None if count is None else self._logprobs(count), came_s)
                 self.tokens += 1
-                if left == 1:
-                    del self.legs[sink]
+                self.left[sink] -= 1
+                if not self.left[sink]:
+                    del self.legs[sink], self.left[sink]
                     sink.on_finish(LegFinish(reason=FinishReason.LENGTH, usage=Usage()))
-                else:
-                    self.legs[sink] = left - 1
+
+    def _logprobs(self, count: int) -> list[TokenLogprob]:
+        """Decoded from a message, as the link does it; the messages were made before."""
+        if count not in self._entries:
+            self._entries[count] = [to_logprobs([self._entry(count)]) for _ in range(997)]
+        return from_logprobs(self._entries[count][self.tokens % 997])  # type: ignore[arg-type]
+
+    def _entry(self, count: int) -> TokenLogprob:
+        pairs = tuple((self._random.randrange(5, 400), -self._random.random() - i) for i in range(count))
+        return TokenLogprob(logprob=-self._random.random(), alternatives=pairs)
 
 
 CLIENT = """
-import asyncio, json, sys, uvloop
-port, streams, requests, tokens = map(int, sys.argv[1:])
-body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True,
-                   "max_tokens": tokens, "ignore_eos": True}).encode()
-head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n".encode()
-async def one():
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-    for _ in range(requests):
-        writer.write(head + body)
-        await reader.readuntil(b"[DONE]\\n\\n\\r\\n0\\r\\n\\r\\n")
+import asyncio, json, sys, time, uvloop
+port, streams, requests, tokens, logprobs = map(int, sys.argv[1:6])
+path = sys.argv[6]
+chat = path.endswith("chat/completions")
+asks = {} if logprobs < 0 else {"logprobs": True, "top_logprobs": logprobs} if chat else {"logprobs": logprobs}
+def request(**more):
+    what = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
+    body = json.dumps({"model": "tiny", "stream": True, "ignore_eos": True, **what, **more}).encode()
+    return f"POST {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n".encode() + body
+async def one(data, count):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
+    times = []
+    while len(times) != count:
+        began = time.perf_counter()
+        writer.write(data)
+        await reader.readuntil(b"data: ")
+        times.append(time.perf_counter() - began)
+        while not (await reader.readuntil(b"\\n")).startswith(b"data: [DONE]"):
+            pass
+        await reader.readuntil(b"0\\r\\n\\r\\n")
+        if count < 0 and done:
+            return times
     writer.close()
+done = False
 async def main():
-    await asyncio.gather(*(one() for _ in range(streams)))
+    global done
+    other = asyncio.create_task(one(request(max_tokens=1), -1))
+    await asyncio.gather(*(one(request(max_tokens=tokens, **asks), requests) for _ in range(streams)))
+    done = True
+    print(json.dumps(sorted(await other)))
 uvloop.run(main())
 """
 
 
-async def main(streams: int, tokens: int, step_s: float, requests: int) -> tuple[float, int, float]:
-    """CPU seconds of this process, tokens, wall seconds."""
+async def main(streams: int, tokens: int, step_s: float, requests: int, logprobs: int, path: str) -> dict[str, float]:
+    """One run, as the line that is printed."""
     with tempfile.TemporaryDirectory() as directory:
         model: ServedModel = served_model(write_model(Path(directory)), context_tokens_max=1_000_000)
     stepper = Stepper(step_s)
@@ -114,26 +153,63 @@ async def main(streams: int, tokens: int, step_s: float, requests: int) -> tuple
     await server.start()
     running = asyncio.create_task(stepper.run())
     running.add_done_callback(lambda task: None if task.cancelled() else task.result())
-    began, cpu = time.perf_counter(), time.process_time()
-    arguments = [str(each) for each in (server.port, streams, requests, tokens)]
-    client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, *arguments)
-    assert await client.wait() == 0
-    used, wall = time.process_time() - cpu, time.perf_counter() - began
+    began, cpu, before = time.perf_counter(), time.process_time(), os.times()
+    arguments = [*(str(each) for each in (server.port, streams, requests, tokens, logprobs)), path]
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CLIENT, *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await client.communicate()
+    assert client.returncode == 0
+    others = json.loads(output)
+    used, wall, after = time.process_time() - cpu, time.perf_counter() - began, os.times()
     running.cancel()
     await server.aclose()
-    return used, stepper.tokens, wall
+    return {
+        "streams": streams,
+        "logprobs": logprobs,
+        "tokens": stepper.tokens,
+        "step_ms": step_s * 1000,
+        "cpu_us_per_token": round(1e6 * used / stepper.tokens, 2),
+        "of_it_system_us": round(1e6 * (after.system - before.system) / stepper.tokens, 2),
+        "tokens_per_s": round(stepper.tokens / wall),
+        "busy": round(used / wall, 2),
+        "others_ttft_p50_ms": round(1000 * others[len(others) // 2], 1),
+    }
+
+
+def arguments_of() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("streams", nargs="?", type=int, default=32)
+    parser.add_argument("tokens", nargs="?", type=int, default=128)
+    parser.add_argument("step_ms", nargs="?", type=float, default=6.0)
+    parser.add_argument("--logprobs", type=int, default=-1, help="alternatives per token; -1: none are asked for")
+    parser.add_argument("--completions", action="store_true")
+    parser.add_argument("--ratio", action="store_true", help="both without and with log-probabilities (5 if not given)")
+    parser.add_argument("--profile", action="store_true")
+    return parser.parse_args()
+
+
+def run(asked: argparse.Namespace, logprobs: int) -> dict[str, float]:
+    """One run."""
+    repeats = max(1, int(60_000 / (asked.streams * asked.tokens)))
+    path = "/v1/completions" if asked.completions else "/v1/chat/completions"
+    line = uvloop.run(main(asked.streams, asked.tokens, asked.step_ms / 1000, repeats, logprobs, path))
+    print(json.dumps(line), flush=True)
+    return line
 
 
 if __name__ == "__main__":
-    numbers = [float(each) for each in sys.argv[1:] if not each.startswith("-")]
-    count, length, step_ms = [*numbers, *[32.0, 128.0, 6.0][len(numbers) :]]
-    repeats = max(1, int(60_000 / (count * length)))
-    profile = cProfile.Profile() if "--profile" in sys.argv else None
+    asked = arguments_of()
+    profile = cProfile.Profile() if asked.profile else None
     if profile is not None:
         profile.enable()
-    seconds, total, took_s = uvloop.run(main(int(count), int(length), step_ms / 1000, repeats))
+    if asked.ratio:
+        plain, detailed = run(asked, -1), run(asked, asked.logprobs if asked.logprobs >= 0 else 5)
+        ratio = detailed["cpu_us_per_token"] / plain["cpu_us_per_token"]
+        print(json.dumps({"cpu_with_logprobs_over_without": round(ratio, 2)}))
+    else:
+        run(asked, asked.logprobs)
     if profile is not None:
         profile.disable()
         pstats.Stats(profile).sort_stats("tottime").print_stats(22)
-    line = {"streams": count, "tokens": total, "step_ms": step_ms, "cpu_us_per_token": round(1e6 * seconds / total, 2)}
-    print(json.dumps({**line, "wall_s": round(took_s, 2), "cpu_s": round(seconds, 2)}))

@@ -6,6 +6,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import FinishReason, TokenLogprob
 from kvmesh.errors import LostError, MeshError
 from kvmesh.rpc.clients import LegFinish
+from services.frontend.call_end import CallEnd
 from services.frontend.detokenise import Detokeniser
 from services.frontend.metrics import ModelGaps
 from services.frontend.request import Ending, Outlet
@@ -34,7 +35,7 @@ class Choice:
         outlet: Outlet,
         detokeniser: Detokeniser,
         *,
-        stops: Sequence[str],
+        stops: StopFinder | CallEnd | None,
         stop_ids: frozenset[int],
         min_tokens: int,
         includes_stop: bool = False,
@@ -46,7 +47,7 @@ class Choice:
         self._number = number
         self._outlet = outlet
         self._detokeniser = detokeniser
-        self._stops = StopFinder(stops, includes_stop=includes_stop) if stops else None
+        self._stops = stops
         self._includes_stop = includes_stop
         self._stop_ids = stop_ids
         self._min_tokens = min_tokens
@@ -98,10 +99,12 @@ class Choice:
         self.heard_at_s = came_s
         self.tokens += count
         if token_ids[-1] in self._stop_ids and not self._includes_stop:
-            # The token that ends the answer is not part of its text.
-            self._show(token_ids[:-1], logprobs[:-1] if logprobs is not None else None)
+            # The token that ends the answer has no text, but belongs to its token ids and log-probabilities.
+            self._show(token_ids[:-1], logprobs[:-1] if logprobs is not None else None, self.tokens - count)
+            if not self._is_over:
+                self._hold(token_ids[-1:], logprobs[-1:] if logprobs is not None else None)
         elif self._stops is not None:
-            self._show(token_ids, logprobs)
+            self._show(token_ids, logprobs, self.tokens - count)
         elif text := self._detokeniser.push(token_ids):
             if self._held_ids:
                 self._emit(text, token_ids, logprobs)
@@ -121,12 +124,12 @@ class Choice:
         if not self._is_over:
             self._outlet.on_prompt(self._number, logprobs)
 
-    def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        """Token by token where stop strings are looked for, so that none is reported that came after the stop."""
+    def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, first: int) -> None:
+        """Token by token where stop strings are looked for, so that none is reported that came after the stop.
+
+        `first`: how many tokens came before these.
+        """
         stops = self._stops
-        if not token_ids:
-            return
-        first = self.tokens - len(token_ids)
         for i, token_id in enumerate(token_ids):
             text = self._detokeniser.push((token_id,))
             if stops is not None and first + i >= self._min_tokens:
@@ -137,7 +140,7 @@ class Choice:
             else:
                 self._hold((token_id,), entry)
             if stops is not None and stops.matched is not None:
-                self._stop(stops.matched, self.tokens - len(token_ids) + i + 1)
+                self._stop(stops.matched, first + i + 1)
                 return
 
     def _hold(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
@@ -154,9 +157,14 @@ class Choice:
         self._held_ids, self._held_logprobs = [], []
 
     def _stop(self, stop: str, tokens: int) -> None:
-        """A stop string ends the choice here; the worker is told to stop."""
+        """A stop string, or the end of a forced call, ends the choice here; the worker is told to stop.
+
+        Tokens of the stop string come without text.
+        """
         self.tokens = tokens
-        self._end(Ending(reason=FinishReason.STOP, stop=stop, output_tokens=tokens))
+        if self._held_ids:
+            self._emit("", (), None)
+        self._end(Ending(reason=FinishReason.STOP, stop=stop or None, output_tokens=tokens))
         self._call_cancel()
 
     def on_finish(self, finish: LegFinish) -> None:
@@ -183,7 +191,7 @@ class Choice:
         if text or self._held_ids:
             self._emit(text, (), None)
         if self._stops is not None and self._stops.matched is not None:
-            self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched, output_tokens=self.tokens))
+            self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched or None, output_tokens=self.tokens))
 
     def _end(self, ending: Ending) -> None:
         self._is_over = self.has_shown = True

@@ -8,7 +8,9 @@ def cut_after_final_message(text: str, conversation: Conversation) -> str | None
 
     Templates close every message with marks of their own and may strip its text, so the end is looked for from behind.
     """
-    content = str(conversation.messages[-1].get("content") or "")
+    content = conversation.messages[-1].get("content") or ""
+    if not isinstance(content, str):
+        content = content[-1]["text"]
     start = text.rfind(content.strip())
     if start < 0 or not content.strip():
         return None

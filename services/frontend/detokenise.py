@@ -61,6 +61,10 @@ class Detokenisers:
         """All of them."""
         return frozenset(self._special.values())
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a special one."""
+        return token_id in self._special
+
     def _ids_hidden(self, skip_special_tokens: bool, kept: frozenset[str]) -> frozenset[int]:
         if not skip_special_tokens:
             return frozenset()

@@ -51,6 +51,8 @@ class ServedModel:
     workers_ready: int = 1
     created_s: int = 0
     adapter: str = ""
+    source: str = ""
+    """The model's directory or repository, as its workers name it."""
 
 
 class Models(Protocol):
@@ -238,6 +240,7 @@ class DiscoveredModels:
         created_s = self._created_s.setdefault(name, int(self._clock.wall()))
         return ServedModel(
             name=name,
+            source=card.source,
             text=text,
             context_tokens_max=min(each.context_tokens_max for each in cards),
             vocabulary_size=card.vocabulary_size,

@@ -28,6 +28,7 @@ from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
 from services.frontend.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
+from services.frontend.call_end import call_end
 from services.frontend.choice import Choice
 from services.frontend.embed import Embedder, EmbedRequest
 from services.frontend.metrics import FrontendMetrics
@@ -37,6 +38,7 @@ from services.frontend.remote.relay import relayed
 from services.frontend.replacing import Replacing
 from services.frontend.request import Answer, Conversation, Outlet, Request
 from services.frontend.settings import PipelineSettings
+from services.frontend.stops import StopFinder
 from services.frontend.tool_choice import with_tool_constraint
 
 _log = logging.getLogger(__name__)
@@ -313,6 +315,11 @@ def _marks_of(prepared: Prepared) -> frozenset[str]:
     return prepared.model.text.marks(parses_tools=bool(prompt.tools))
 
 
+def _stop_finder(request: Request) -> StopFinder | None:
+    stops = request.sampling.stop
+    return StopFinder(stops, includes_stop=request.includes_stop) if stops else None
+
+
 class _Run:
     """What stays the same over the attempts of one request."""
 
@@ -362,7 +369,7 @@ class _Run:
                 i,
                 self._outlet,
                 model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
-                stops=sampling.stop,
+                stops=call_end(prepared.request, _stop_finder(prepared.request)),
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,
                 includes_stop=prepared.request.includes_stop,

@@ -12,7 +12,7 @@ from kvmesh.kv.blocks import block_hashes, seed_hash
 from services.frontend.access.caller import current_caller
 from services.frontend.continuing import cut_after_final_message
 from services.frontend.models import ServedModel
-from services.frontend.request import Conversation, Request
+from services.frontend.request import Conversation, Request, text_of
 from services.frontend.settings import PipelineSettings
 
 STRUCTURED_OUTPUT = "structured_output"
@@ -128,7 +128,7 @@ async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedMod
 
 def _characters(conversation: Conversation) -> int:
     """What rendering costs, in characters of text: each message and tool takes as long as some text does."""
-    contents = sum(len(message.get("content") or "") + 128 for message in conversation.messages)
+    contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
     return contents + 1024 * len(conversation.tools)
 
 

@@ -11,7 +11,7 @@ from services.frontend.parsers.parser import answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.parsers.select import Selection
 from services.frontend.remote.relay import RemoteAnswer, RemoteParser
-from services.frontend.request import Conversation
+from services.frontend.request import Conversation, text_of
 from services.frontend.text_model import TextModel
 from services.frontend.tool_choice import forced_family
 
@@ -226,7 +226,7 @@ def _tail(text: TextModel, selection: Selection, conversation: Conversation, pro
     """The prompt's end. Of a message that is continued, the last mark of reasoning in it, wherever that is."""
     family = selection.reasoning
     if conversation.continues_final_message and isinstance(family, ReasoningFamily):
-        content = str(conversation.messages[-1].get("content") or "")
+        content = text_of(conversation.messages[-1].get("content"))
         marks = sorted((content.rfind(mark), mark) for mark in (*family.openings, *family.closings))
         return marks[-1][1] if marks[-1][0] >= 0 else family.closings[0]
     return text.decode(list(prompt_ids[-PROMPT_TAIL_TOKENS:]), skip_special_tokens=False)

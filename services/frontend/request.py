@@ -8,6 +8,21 @@ from typing import Any, Protocol
 from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
 
 Message = Mapping[str, Any]
+"""Of a conversation. Its content is a text, a list of text parts, or None."""
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """A message's content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join([part["text"] for part in content])
+
+
+def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
+    """Texts as a message's content: parts, unless there is one at most."""
+    if len(texts) <= 1:
+        return "".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
 
 
 class ToolMode(StrEnum):

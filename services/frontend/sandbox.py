@@ -71,9 +71,9 @@ class LimitedEnvironment(_Sandbox):
         self._limits = limits
         self._thread = _Steps()
 
-    def begin(self) -> None:
-        """A new rendering on this thread."""
-        self._thread.left = self._limits.steps_max
+    def begin(self, steps_max: int | None = None) -> None:
+        """A new rendering on this thread, of at most so many steps if that is less than the limit."""
+        self._thread.left = min(self._limits.steps_max, steps_max or self._limits.steps_max)
 
     def _step(self, steps: int = 1) -> None:
         self._thread.left -= steps

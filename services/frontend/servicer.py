@@ -209,4 +209,7 @@ def _pieces(reading: Reading, choice: int, parts: Sequence[Part]) -> tuple[ToolC
 
 
 def _echo(call: GenerateCall, prepared: Prepared) -> str:
-    return call.prompt if isinstance(call.prompt, str) else prepared.model.text.decode(prepared.generation.token_ids)
+    if isinstance(call.prompt, str):
+        return call.prompt
+    skips = prepared.request.sampling.skip_special_tokens
+    return prepared.model.text.decode(prepared.generation.token_ids, skip_special_tokens=skips)

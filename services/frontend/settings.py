@@ -42,6 +42,11 @@ class HttpSettings:
     stream_buffer_bytes_max: int = setting(
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
     )
+    detailed_events_per_s_max: int = setting(
+        5_000,
+        "Events per second with log-probabilities or token ids, of all streams together; above it tokens share events.",
+        min=100,
+    )
     keep_alive_s: float = setting(
         15.0, "Silence in a stream after which a comment is sent, so that proxies keep it open. 0: none.", min=0
     )
@@ -53,6 +58,9 @@ class HttpSettings:
     tls_key_file: str = setting("", "PEM key of the certificate.")
     tls_authority_file: str = setting(
         "", "PEM certificates that clients must be signed by (mTLS). Empty: clients show none."
+    )
+    model_is_optional: bool = setting(
+        True, "Whether a request may leave `model` out where exactly one model is served, as with vLLM."
     )
     allows_pins: bool = setting(
         False,

@@ -3,6 +3,7 @@
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -11,16 +12,19 @@ from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.telemetry import event_logger
 from services.frontend.call_style import CallStyle, find_style
+from services.frontend.content_style import ContentStyle, find_content_style
 from services.frontend.request import Conversation, Message
 from services.frontend.sandbox import LimitedEnvironment, TemplateLimits
 
 _log = event_logger(__name__)
+PROBE_STEPS_MAX = 100_000
+"""Of a rendering that finds out what the template wants: a few short messages, some thirty times when a model is loaded."""
 
 
 class ChatTemplate:
     """One model's template. `special_tokens` (bos_token, eos_token...) are its variables.
 
-    Earlier tool calls are given the way the template wants them (see `call_style`).
+    Earlier tool calls and contents are given the way the template wants them (see `call_style` and `content_style`).
     `tool_source`: the template for conversations with tools, where the model has one of its own for them.
     """
 
@@ -41,12 +45,17 @@ class ChatTemplate:
         self._template = self._compiled(source)
         self._tool_template = self._compiled(tool_source) if tool_source else self._template
         self._special_tokens = dict(special_tokens)
-        self._style = CallStyle()
-        self._style = find_style(self._probed)
+        self._call_style = CallStyle()
+        self._call_style = find_style(partial(self._probed, self._tool_template))
+        self._content_style = self._content_style_of(self._template)
+        self._tool_content_style = self._content_style_of(self._tool_template) if tool_source else self._content_style
 
-    def _probed(self, messages: Sequence[Message]) -> str | None:
+    def _content_style_of(self, template: jinja2.Template) -> ContentStyle:
+        return find_content_style(lambda messages: self._probed(template, self._call_style.apply(messages)))
+
+    def _probed(self, template: jinja2.Template, messages: Sequence[Message]) -> str | None:
         try:
-            return self._joined(self._tool_template, self._variables(Conversation(messages=messages)))
+            return self._joined(template, self._variables(Conversation(messages=()), messages), PROBE_STEPS_MAX)
         except Exception:  # noqa: BLE001 (templates are foreign code; that one fails is what is asked here)
             return None
 
@@ -64,8 +73,10 @@ class ChatTemplate:
     def render(self, conversation: Conversation, *, field: str) -> str:
         """The prompt. InvalidRequestError when the template refuses or cannot cope with the conversation."""
         template = self._tool_template if conversation.tools else self._template
+        content = self._tool_content_style if conversation.tools else self._content_style
+        messages = self._call_style.apply(content.apply(conversation.messages))
         try:
-            return self._joined(template, self._variables(conversation))
+            return self._joined(template, self._variables(conversation, messages))
         except jinja2.TemplateError as error:
             text = f"the chat template refused the conversation: {error}"
         except Exception as error:  # noqa: BLE001 (templates are foreign code and fail in any way on odd input; logged)
@@ -73,18 +84,18 @@ class ChatTemplate:
             text = "the chat template cannot render this conversation"
         raise InvalidRequestError(text[:500], field=field, reason="chat_template_refused")
 
-    def _variables(self, conversation: Conversation) -> dict[str, Any]:
+    def _variables(self, conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
         return {
             **self._special_tokens,
             **conversation.arguments,
-            "messages": self._style.apply(conversation.messages),
+            "messages": messages,
             "tools": list(conversation.tools) or None,
             "documents": list(conversation.documents) or None,
             "add_generation_prompt": conversation.adds_generation_prompt,
         }
 
-    def _joined(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-        self._environment.begin()
+    def _joined(self, template: jinja2.Template, variables: Mapping[str, Any], steps_max: int | None = None) -> str:
+        self._environment.begin(steps_max)
         pieces: list[str] = []
         left = self._limits.characters_max
         context = template.new_context(dict(variables))

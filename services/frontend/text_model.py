@@ -21,6 +21,7 @@ from services.frontend.remote.process import ParserProcess
 from services.frontend.request import Conversation
 from services.frontend.sandbox import TemplateLimits
 from services.frontend.templates import ChatTemplate
+from services.frontend.token_names import TokenNames
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 TEMPLATE_DIRECTORY = "additional_chat_templates"
@@ -47,6 +48,8 @@ class TextModel:
         self._fast = fast
         self._remembering = self._make_memory(template_source, remembered_characters_max)
         self._detokenisers = Detokenisers(tokenizer)
+        self.names = TokenNames(self._detokenisers.token_bytes)
+        """How single tokens are named."""
         self._template = template
         self._defaults = dict(defaults or {})
         self.eos_token_ids = tuple(eos_token_ids)
@@ -113,6 +116,14 @@ class TextModel:
     def token_bytes(self, token_id: int) -> bytes:
         """One token's bytes, possibly a part of a character."""
         return self._detokenisers.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is one that answers do not show unless asked to."""
+        return self._detokenisers.is_special(token_id)
+
+    def vocabulary_token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it, such as `Ġworld`; empty where there is none."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
         """Sampling with the model's own defaults where the request says nothing."""

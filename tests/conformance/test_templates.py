@@ -122,6 +122,8 @@ def ours(case: dict[str, Any]) -> str | None:
 def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
     """The same text to the last blank, and the same refusals."""
     said = 0
+    if name in TAKES_NOTHING_ELSE:
+        pytest.skip("it shows nothing of these conversations as they are")
     for messages, tools, documents, arguments, adds in itertools.product(
         CONVERSATIONS, (None, TOOLS), (None, DOCUMENTS), ARGUMENTS, (True, False)
     ):
@@ -138,6 +140,80 @@ def test_as_hugging_face_renders(oracle: Oracle, name: str) -> None:
         assert text == oracle.render(case), (messages, tools, documents, arguments, adds)
         said += text is not None
     assert said, "a template that refuses everything shows nothing"
+
+
+PARTS = [{"type": "text", "text": " One. "}, {"type": "text", "text": "Two\nthree."}]
+OTHER_CONTENTS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": PARTS}],
+    [{"role": "user", "content": PARTS[:1]}],
+    [{"role": "system", "content": PARTS}, {"role": "user", "content": "Hi"}],
+    [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": PARTS}, {"role": "user", "content": PARTS}],
+    [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": PARTS, "tool_call_id": "abcdefghi", "name": "get_weather"},
+        {"role": "user", "content": PARTS},
+    ],
+    [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": PARTS, "tool_calls": [CALL]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "abcdefghi", "name": "get_weather"},
+    ],
+    [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}, {"role": "user", "content": "y"}],
+    [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "", "tool_call_id": "abcdefghi", "name": "get_weather"},
+    ],
+]
+EACH = {"user", "system", "developer", "assistant", "tool"}
+# By reading the templates: of which roles they show parts one by one. The second loops over system parts too, but shows
+# the first one only.
+TAKES_PARTS = {
+    "demo/chat_template": EACH,
+    "templates/parts_macro": EACH - {"developer"},
+    "templates/parts_loop": EACH - {"system"},
+    "templates/parts_only": EACH,
+}
+TAKES_NOTHING_ELSE = {"templates/parts_only"}
+# Which show nothing for a content that is None, in messages with calls and in others; the rest print None or fail.
+TAKES_NONE = {
+    (name, has_calls)
+    for name in ("demo/chat_template", "templates/parts_macro", "templates/parts_only", "templates/none_content",
+                 "chat_templates/template_kimi_audio")
+    for has_calls in (True, False)
+} | {("templates/headers", True), ("templates/instructions", True)}  # fmt: skip
+
+
+def as_taken(name: str, message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its content in the form that the template takes."""
+    content = message["content"]
+    if content is None and (name, "tool_calls" in message) not in TAKES_NONE:
+        content = ""
+    elif isinstance(content, list) and message["role"] not in TAKES_PARTS.get(name, ()):
+        content = "\n".join(part["text"] for part in content)
+    elif isinstance(content, str) and name in TAKES_NOTHING_ELSE:
+        content = [{"type": "text", "text": content}]
+    return {**message, "content": content}
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.timeout(120)
+def test_contents_come_as_the_template_takes_them(oracle: Oracle, name: str) -> None:
+    """Parts to templates that show parts, one text to the others; None and an empty text are what the client sent."""
+    for messages, tools in itertools.product([*CONVERSATIONS, *OTHER_CONTENTS], (None, TOOLS)):
+        case = {
+            "source": SOURCES[name],
+            "special_tokens": SPECIAL_TOKENS,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "arguments": {},
+            "add_generation_prompt": True,
+        }
+        wanted = oracle.render(case | {"messages": [as_taken(name, message) for message in messages]})
+        assert ours(case) == wanted, messages
+        assert wanted is None or "'text'" not in wanted
 
 
 @pytest.mark.parametrize("name", ["chatml_tools", "headers", "instructions", "demo"])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from kvmesh.clock import SystemClock
+from kvmesh.core import ReportKind
 from kvmesh.discovery.memory import MemoryAgent, MemoryRegistry
 from kvmesh.errors import (
     InvalidRequestError,
@@ -270,6 +272,34 @@ async def test_tls_and_mutual_tls(model: ServedModel, tmp_path: Path) -> None:
                 assert (await post(session, url))[1]["choices"][0]["message"]["content"] == TEXT
                 async with session.post(url + CHAT, json={**BODY, "stream": True}) as response:
                     assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+async def test_a_tls_client_that_ends_its_side_is_gone(model: ServedModel, tmp_path: Path) -> None:
+    """The event loop cannot keep such a connection half open: the request is cancelled."""
+    authority = Authority(tmp_path / "ca", "test authority")
+    server = authority.issue("server", "127.0.0.1")
+    http = HttpSettings(tls_certificate_file=server.certificate_file, tls_key_file=server.key_file)
+    context = ssl.create_default_context(cafile=authority.ca_file)
+    mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.05)
+    body = json.dumps({**BODY, "max_tokens": 400}).encode()
+    request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    async with frontend(model, mesh, http=http) as (url, pipeline, _), asyncio.timeout(30):
+        port = int(url.rpartition(":")[2])
+
+        def ask() -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", port))
+            wrapped = context.wrap_socket(connection, server_hostname="127.0.0.1")
+            wrapped.sendall(request)
+            return wrapped
+
+        connection = await asyncio.to_thread(ask)
+        while not mesh.running:
+            await asyncio.sleep(0.005)
+        connection.shutdown(socket.SHUT_WR)
+        while pipeline.in_flight:
+            await asyncio.sleep(0.005)
+        assert mesh.settled() == [(1, ReportKind.CANCELLED)]
+        connection.close()
 
 
 async def test_a_silent_stream_is_kept_alive_with_comments(model: ServedModel) -> None:

@@ -205,7 +205,7 @@ async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"model": None}, "model"), ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"),
+    ({"model": 5}, "model"), ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages"), ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),

@@ -24,11 +24,12 @@ from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
 from services.frontend.openai.chat_request import read_chat
+from services.frontend.openai.half_close import PROBE
 from services.frontend.openai.http import HttpServer
 from services.frontend.pipeline import Pipeline
 from services.frontend.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
-from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
@@ -195,7 +196,7 @@ async def test_logprobs_in_both_formats(running: Running) -> None:
     body = {"model": "tiny", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
     _, whole, _ = await running.post(CHAT, body)
     entries = whole["choices"][0]["logprobs"]["content"]
-    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == TEXT
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == TEXT + EOS
     assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] == -0.25 for entry in entries)
     events = await running.events(CHAT, body)
     streamed = [
@@ -211,14 +212,15 @@ async def test_logprobs_in_both_formats(running: Running) -> None:
     logprobs = whole["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(logprobs["top_logprobs"]) == len(entries)
     assert logprobs["text_offset"][:2] == [0, len(logprobs["tokens"][0])]
+    assert logprobs["text_offset"][-1] == len(TEXT)
     events = await running.events(COMPLETIONS, body)
     offsets = [o for e in events[:-1] for c in e["choices"] if c["logprobs"] for o in c["logprobs"]["text_offset"]]
     assert offsets == logprobs["text_offset"]
 
 
 async def test_token_ids_come_on_request(running: Running) -> None:
-    """What an acceptance test compares with an engine run alone."""
-    tokens = tokens_of(running.pipeline.models.find("tiny").text, TEXT, ends=False)
+    """What an acceptance test compares with an engine run alone: all that usage counts, so the token that ended it too."""
+    tokens = tokens_of(running.pipeline.models.find("tiny").text, TEXT)
     body = {"model": "tiny", "messages": MESSAGES, "return_token_ids": True}
     _, whole, _ = await running.post(CHAT, body)
     assert whole["choices"][0]["token_ids"] == tokens
@@ -379,7 +381,6 @@ BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
     (chat_with(model=""), 400, "model", "invalid_value"),
     (chat_with(model=5), 400, "model", "invalid_value"),
     (chat_with(model="x" * 1000), 400, "model", "invalid_value"),
-    (json.dumps({"messages": MESSAGES}).encode(), 400, "model", "invalid_value"),
     (json.dumps({"model": "tiny"}).encode(), 400, "messages", "invalid_value"),
     (chat_with(messages=[]), 400, "messages", "invalid_value"),
     (chat_with(messages="hello"), 400, "messages", "invalid_value"),
@@ -644,6 +645,68 @@ async def test_a_client_that_leaves_cancels_its_request(model: ServedModel, is_s
         await wait_for(lambda: mesh.settled() == [(1, ReportKind.CANCELLED)])
         await wait_for(lambda: not mesh.running and not mesh.prefilling and not running.pipeline.in_flight)
         assert 'code="499",model="tiny"' in running.metrics()
+
+
+async def half_closed(port: int, *requests: bytes) -> bytes:
+    """All that comes back after the requests and the end of this side."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(requests))
+    writer.write_eof()
+    async with asyncio.timeout(30):
+        data = await reader.read()
+    writer.close()
+    return data
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.02])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_client_that_ends_its_side_gets_its_answer(model: ServedModel, is_stream: bool, step_s: float) -> None:
+    """All of it, also of a request that takes longer than it takes to look whether the client is gone, and then the end."""
+    tokens = tokens_of(model.text, "one two three")
+    async with frontend([model], FakeMesh(answer=lambda _: tokens, step_s=step_s)) as running:
+        data = await half_closed(running.port, http_request(chat_with(stream=is_stream)))
+        while data.startswith(PROBE):
+            data = data.removeprefix(PROBE)
+        assert data.startswith(b"HTTP/1.1 200 OK\r\n")
+        if is_stream:
+            lines = [line for line in dechunked(data).split(b"\n\n") if line]
+            assert lines.pop() == b"data: [DONE]"
+            assert content([json.loads(line[6:]) for line in lines]) == "one two three"
+        else:
+            whole = json.loads(data.partition(b"\r\n\r\n")[2])
+            assert whole["choices"][0]["message"]["content"] == "one two three"
+        assert running.mesh.settled() == [(1, ReportKind.FINISHED)]
+
+
+async def test_requests_before_a_clients_end_are_all_answered(running: Running) -> None:
+    """Two on one connection; one that is not complete gets no answer, and an end without a request is an end."""
+    both = http_request(chat_with(stream=True)) + http_request(chat_with(stream=True))
+    data = await half_closed(running.port, both)
+    assert data.count(b"data: [DONE]") == 2
+    assert await half_closed(running.port, http_request(chat_with())[:-5]) == b""
+    assert await half_closed(running.port) == b""
+    await wait_for(lambda: not running.pipeline.in_flight)
+
+
+async def test_an_old_client_that_ends_its_side(model: ServedModel) -> None:
+    """HTTP/1.0 knows no interim answers: it gets none."""
+    tokens = tokens_of(model.text, "one two three")
+    async with frontend([model], FakeMesh(answer=lambda _: tokens, step_s=0.02)) as running:
+        data = await half_closed(running.port, http_request(chat_with(), version="1.0"))
+        assert data.startswith(b"HTTP/1.0 200 OK\r\n") and b"100 Continue" not in data
+
+
+async def test_a_client_that_ends_its_side_and_leaves_later(model: ServedModel) -> None:
+    """It is alive at first; what its closed socket answers to the next thing that is written cancels its request."""
+    mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.05)
+    async with frontend([model], mesh) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(http_request(chat_with(stream=True, max_tokens=400)))
+        writer.write_eof()
+        await reader.readuntil(b"data: ")
+        writer.transport.abort()
+        await wait_for(lambda: mesh.settled() == [(1, ReportKind.CANCELLED)])
+        await wait_for(lambda: not running.pipeline.in_flight)
 
 
 async def test_a_slow_client_holds_nobody_up_and_gets_everything(model: ServedModel) -> None:

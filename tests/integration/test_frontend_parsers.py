@@ -249,3 +249,48 @@ def test_unknown_names_say_what_there_is(tmp_path: Path) -> None:
     """The families are listed."""
     with pytest.raises(UnsupportedError, match=r"there are .*hermes.*mistral"):
         load_text_model(write(tmp_path), SystemClock(), tool_parser="nope")
+
+
+FORCED = '[{"name": "get_weather", "parameters": {"city": "Paris"}}'
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_forced_call_ends_when_it_is_complete(tmp_path: Path, is_stream: bool) -> None:
+    """The model would write blanks up to max_tokens: the leg is stopped, and the answer ends with its call."""
+    model = served_model(write(tmp_path), features=frozenset({"structured_output"}))
+    tokens = tokens_of(model.text, FORCED + " " * 300, ends=False)
+    body = {**BODY, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
+    async with frontend([model], FakeMesh(answer=lambda _: tokens)) as running:
+        if is_stream:
+            events = await running.events(CHAT, {**body, "stream_options": {"include_usage": True}})
+            assert content(events) == ""
+            calls = [call for each in deltas(events) for call in each.get("tool_calls", [])]
+            arguments = "".join(call["function"]["arguments"] for call in calls)
+            reason, usage = events[-3]["choices"][0]["finish_reason"], events[-2]["usage"]
+        else:
+            _, whole, _ = await running.post(CHAT, body)
+            message = whole["choices"][0]["message"]
+            assert message["content"] is None
+            arguments = message["tool_calls"][0]["function"]["arguments"]
+            reason, usage = whole["choices"][0]["finish_reason"], whole["usage"]
+        assert (reason, json.loads(arguments)) == ("tool_calls", {"city": "Paris"})
+        assert usage["completion_tokens"] <= len(tokens_of(model.text, FORCED)) + 1
+        assert len(running.mesh.cancelled) == 1
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+async def test_a_forced_call_that_was_cut_off_at_its_start(tmp_path: Path, choice: Any) -> None:
+    """No call and no text, whole and streamed; a call that was there before it stays."""
+    model = served_model(write(tmp_path), features=frozenset({"structured_output"}))
+    beginnings = ['[{"', "[", FORCED + ', {"name'] if choice == "required" else ['{"', "{"]
+    for text in beginnings:
+        tokens = tokens_of(model.text, text, ends=False)
+        body = {**BODY, "tool_choice": choice, "max_tokens": len(tokens)}
+        async with frontend([model], FakeMesh(answer=lambda _, tokens=tokens: tokens)) as running:
+            _, whole, _ = await running.post(CHAT, body)
+            message = whole["choices"][0]["message"]
+            assert not message["content"] and len(message.get("tool_calls", [])) == text.count("}}")
+            assert whole["choices"][0]["finish_reason"] == "length"
+            events = await running.events(CHAT, body)
+            assert content(events) == ""
+            assert any("tool_calls" in each for each in deltas(events)) == ("}}" in text)

@@ -16,7 +16,7 @@ from services.frontend.apps import AppSettings
 from services.frontend.models import ServedModel
 from services.frontend.responses.settings import ResponsesSettings
 from tests.frontend_apps import RunningApps, running_apps
-from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
 
 PATH = "/v1/responses"
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
@@ -280,11 +280,12 @@ async def test_logprobs_are_included_on_request(running: RunningApps) -> None:
     body = {**BODY, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     _, whole, _ = await running.call("POST", PATH, body)
     logprobs = whole["output"][0]["content"][0]["logprobs"]
-    assert bytes(byte for entry in logprobs for byte in entry["bytes"]).decode() == TEXT
+    assert bytes(byte for entry in logprobs for byte in entry["bytes"]).decode() == TEXT + EOS
     assert all(len(entry["top_logprobs"]) == 2 for entry in logprobs)
     events = await running.events(PATH, body)
     streamed = [entry for name, data in events if name.endswith("output_text.delta") for entry in data["logprobs"]]
-    assert streamed == logprobs == events[-1][1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert streamed == logprobs[:-1], "the token that ended the answer has no text of its own"
+    assert logprobs == events[-1][1]["response"]["output"][0]["content"][0]["logprobs"]
 
 
 async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel, tmp_path: Path) -> None:
@@ -304,7 +305,7 @@ async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel, tmp_p
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"model": None}, "model"), ({"input": None}, "input"), ({"input": []}, "input"), ({"input": [1]}, "input[0]"),
+    ({"model": 5}, "model"), ({"input": None}, "input"), ({"input": []}, "input"), ({"input": [1]}, "input[0]"),
     ({"input": [{"role": "nobody", "content": ""}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
@@ -353,3 +354,20 @@ async def test_a_model_without_structured_output_says_so(model: ServedModel, tmp
     async with running_apps([poor], answering(model), tmp_path) as running:
         status, answer, _ = await running.call("POST", PATH, {**BODY, "text": {"format": {"type": "json_object"}}})
         assert (status, answer["error"]["param"]) == (400, "text.format")
+
+
+@pytest.mark.parametrize("said", ['[{"', '[{"name": "get_weather", "parameters": {}}, {"'])
+async def test_a_forced_call_that_was_cut_off_is_no_text(model: ServedModel, tmp_path: Path, said: str) -> None:
+    """Neither the streamed deltas nor the message have the list's punctuation."""
+    tokens = tokens_of(model.text, said, ends=False)
+    body = {**BODY, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": len(tokens)}
+    async with running_apps([model], FakeMesh(answer=lambda _: tokens), tmp_path) as running:
+        events = await running.events(PATH, body)
+        assert not [data["delta"] for name, data in events if name.endswith("output_text.delta")]
+        _, whole, _ = await running.call("POST", PATH, body)
+        for response in (whole, events[-1][1]["response"]):
+            assert response["status"] == "incomplete"
+            texts = [part["text"] for item in response["output"] for part in item.get("content") or []]
+            assert not any(texts)
+            calls = [item for item in response["output"] if item["type"] == "function_call"]
+            assert len(calls) == said.count("}}")

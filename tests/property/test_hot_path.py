@@ -26,6 +26,7 @@ from services.frontend.openai.completion_request import read_completion
 from services.frontend.openai.stream import EventStream
 from services.frontend.request import Ending
 from services.frontend.settings import PipelineSettings
+from services.frontend.stops import StopFinder
 from tests.frontend_mesh import served_model, write_model
 from tests.keeping_socket import Socket
 from tests.property.test_detokenise import byte_fallback, byte_level
@@ -177,7 +178,7 @@ def test_an_answer_does_not_depend_on_how_its_tokens_came(
             0,
             heard,
             detokenisers.detokeniser(skip_special_tokens=True),
-            stops=stops,
+            stops=StopFinder(stops, includes_stop=includes_stop) if stops else None,
             stop_ids=stop_ids,
             min_tokens=0,
             includes_stop=includes_stop,

@@ -113,25 +113,26 @@ def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: i
             generation, token_range, count, eos_after_tokens=eos_after, eos_token_id=eos_token_id
         )
         output_tokens += len(expected)
-        is_stopped = expected[-1] == eos_token_id
-        shown = expected[:-1] if is_stopped else expected
-        problems += _check_choice(ledger, record, shown, FinishReason.STOP if is_stopped else FinishReason.LENGTH)
+        reason = FinishReason.STOP if expected[-1] == eos_token_id else FinishReason.LENGTH
+        problems += _check_choice(ledger, record, expected, reason)
     if ledger.answer is not None and ledger.answer.usage.output_tokens != output_tokens:
         problems.append(f"counted {ledger.answer.usage.output_tokens} tokens of {output_tokens}")
     return problems
 
 
-def _check_choice(ledger: Ledger, record: ChoiceRecord, shown: list[int], reason: FinishReason) -> list[str]:
+def _check_choice(ledger: Ledger, record: ChoiceRecord, expected: list[int], reason: FinishReason) -> list[str]:
     problems: list[str] = []
     got = len(record.token_ids)
-    if record.token_ids != shown[:got]:
-        problems.append(f"wrong tokens: {record.token_ids} is no beginning of {shown}")
+    if record.token_ids != expected[:got]:
+        problems.append(f"wrong tokens: {record.token_ids} is no beginning of {expected}")
     if ledger.request.sampling.logprobs is not None and record.logprobs != got:
         problems.append(f"{record.logprobs} log-probabilities for {got} tokens")
     if ledger.outcome != "answered":
         return problems
-    if got != len(shown):
-        problems.append(f"{got} tokens of {len(shown)}")
+    if got != len(expected):
+        problems.append(f"{got} tokens of {len(expected)}")
+    # The token that ended the answer has no text.
+    shown = expected[:-1] if reason is FinishReason.STOP else expected
     if record.text != bytes(shown).decode("utf-8", "replace"):
         problems.append("the text is not that of the tokens")
     if record.ending is None or record.ending.reason is not reason:

@@ -449,7 +449,7 @@ def test_what_was_received_but_not_shown_is_placed_again(
     assert mesh.settled() == [(1, ReportKind.FAILED), (2, ReportKind.FINISHED)]
     assert isinstance(answer, Answer), answer
     assert heard.texts == dict.fromkeys(range(choices), text)
-    assert heard.token_ids == dict.fromkeys(range(choices), tokens[:-1])
+    assert heard.token_ids == dict.fromkeys(range(choices), tokens)
     assert answer.usage.output_tokens == choices * len(tokens)
     assert mesh.asks[-1].excluded_worker_ids == ("d0",)
     assert answer.ttft_s is not None and answer.ttft_s > 2 * mesh.step_s * received
@@ -462,7 +462,7 @@ def test_a_choice_that_ended_without_text_was_shown(mesh: FakeMesh, model: Serve
     mesh.faults = Faults(leg_after=1, leg_error=LostError("x"))
     heard, answer = run(mesh, model, a_request(choices=2))
     assert isinstance(answer, LostError)
-    assert list(heard.endings) == [0] and not heard.texts
+    assert list(heard.endings) == [0] and heard.texts == {0: ""} and heard.token_ids == {0: [2]}
     assert len(mesh.asks) == 1
 
 

@@ -91,7 +91,7 @@ async def test_generate(running: Running, stream: bool) -> None:
             parts = [each for each in responses[:-1] if each.choice == choice]
             assert "".join(part.text for part in parts) == "Hello" + TEXT
             token_ids = [i for part in parts for i in part.token_ids]
-            assert token_ids == tokens_of(running.model.text, TEXT, ends=False)
+            assert token_ids == tokens_of(running.model.text, TEXT)
             assert sum(len(part.logprobs.token_logprobs) for part in parts) == len(token_ids)
             assert [part.finish_reason for part in parts if part.finish_reason] == [output_pb2.FINISH_REASON_STOP]
             assert stream or len(parts) == 1

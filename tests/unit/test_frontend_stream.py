@@ -2,18 +2,22 @@
 
 import asyncio
 import json
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from kvmesh.core import FinishReason, Usage
-from kvmesh.errors import LostError
+from kvmesh.core import FinishReason, TokenLogprob, Usage
+from kvmesh.errors import InternalError, LostError
 from services.frontend.models import ServedModel
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.chunks import ChatChunks
+from services.frontend.openai.event_pace import EventPace
 from services.frontend.openai.stream import EventStream
 from services.frontend.request import Ending
 from tests.frontend_mesh import served_model, write_model
 from tests.keeping_socket import Socket
+from tests.virtual_loop import run_virtual
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 BUFFER_BYTES_MAX = 1000
@@ -24,11 +28,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(write_model(tmp_path_factory.mktemp("model")))
 
 
-def stream_of(model: ServedModel, choices: int, *, tokens_max: int | None = None) -> tuple[EventStream, Socket]:
+def stream_of(
+    model: ServedModel, choices: int, *, tokens_max: int | None = None, pace: EventPace | None = None, **asks: Any
+) -> tuple[EventStream, Socket]:
     socket = Socket()
-    asked = read_chat(
-        {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": choices, "stream": True}, "r"
-    )
+    messages = [{"role": "user", "content": "x"}]
+    asked = read_chat({"model": "tiny", "messages": messages, "n": choices, "stream": True, **asks}, "r")
     chunks = ChatChunks(asked, model, 1, [1, 2])
     stream = EventStream(
         socket,
@@ -38,6 +43,7 @@ def stream_of(model: ServedModel, choices: int, *, tokens_max: int | None = None
         is_chunked=False,
         buffer_bytes_max=BUFFER_BYTES_MAX,
         tokens_max=tokens_max,
+        pace=pace,
     )
     return stream, socket
 
@@ -119,3 +125,57 @@ async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: 
     for _ in range(3):
         stream.keep_alive()
     assert len(socket.writes) == written
+
+
+def test_a_pace_is_shared_by_the_streams_that_are_open() -> None:
+    """Few streams have no gap between their events; many have the longer ones the more they are."""
+    pace = EventPace(10_000)
+    with ExitStack() as streams:
+        gaps = []
+        for _ in range(200):
+            streams.enter_context(pace.opened())
+            gaps.append(pace.gap_s)
+        assert gaps[:9] == [0.0] * 9 and gaps[9] == pytest.approx(0.001) and gaps[-1] == pytest.approx(0.02)
+    assert pace.gap_s == 0.0
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_events_keep_their_pace_and_lose_nothing(model: ServedModel, choices: int, is_failed: bool) -> None:
+    """The first token is written at once; those of a gap share an event, which comes when it is due or with the end."""
+
+    async def stream_it() -> tuple[list[tuple[float, bytes]], int]:
+        loop, pace, writes = asyncio.get_running_loop(), EventPace(100), []
+        with pace.opened():  # 10 ms
+            stream, socket = stream_of(model, choices, pace=pace, logprobs=True, top_logprobs=1)
+            for step in range(25):  # 4 ms each
+                for choice in range(choices):
+                    entry = TokenLogprob(logprob=-float(step), alternatives=((7, -0.5),))
+                    stream.on_text(choice, f"{step},", [300], [entry])
+                await asyncio.sleep(0.004)
+                writes += [(loop.time(), data) for data in socket.writes]
+                socket.writes.clear()
+            if is_failed:
+                stream.close_failed(InternalError("lost"))
+            else:
+                for choice in range(choices):
+                    stream.on_end(choice, Ending(reason=FinishReason.STOP))
+                stream.close_well(Usage())
+            count = len(socket.writes)
+            writes += [(loop.time(), data) for data in socket.writes]
+            stream.abandon()
+            await asyncio.sleep(1)
+            assert len(socket.writes) == count, "nothing is written after the end"
+        return writes, count
+
+    writes, _ = run_virtual(stream_it())
+    data = b"".join(each for _, each in writes)
+    events = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
+    said = [each for event in events for each in event.get("choices", [])]
+    for choice in range(choices):
+        own = [each for each in said if each["index"] == choice]
+        assert "".join(each["delta"].get("content", "") for each in own) == "".join(f"{i}," for i in range(25))
+        listed = [entry["logprob"] for each in own for entry in (each["logprobs"] or {"content": []})["content"]]
+        assert listed == [-float(i) for i in range(25)]
+        assert sum("," in each["delta"].get("content", "") for each in own) <= 12
+    assert b'"0,"' in writes[0][1]

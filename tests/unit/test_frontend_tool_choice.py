@@ -10,11 +10,13 @@ import pytest
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
 from kvmesh.engines.simulated.documents.tags import make_tagged
 from kvmesh.errors import InvalidRequestError, UnsupportedError
+from services.frontend.call_end import BLANKS_MAX, call_end
 from services.frontend.call_tags import CALL_TAGS
 from services.frontend.parsers.parser import AnswerParser, answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Warned
 from services.frontend.parsers.tables import TOOL_FAMILIES
 from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
+from services.frontend.stops import StopFinder
 from services.frontend.tool_choice import forced_family, with_tool_constraint
 
 POINT = {"$defs": {"p": {"type": "integer"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/p"}}}
@@ -168,3 +170,64 @@ def test_an_engine_that_did_not_keep_to_it_is_shown_as_it_is() -> None:
     """Text instead of calls is content, with a warning."""
     calls, content, warnings = read(ToolChoice(mode=ToolMode.REQUIRED), ["I will not."])
     assert (calls, content) == ([], "I will not.") and warnings
+
+
+@pytest.mark.parametrize("mode", [ToolMode.REQUIRED, ToolMode.NAMED])
+def test_a_call_that_was_cut_off_at_its_start_is_neither_call_nor_text(mode: ToolMode) -> None:
+    """At every place: no punctuation becomes text, calls before it stay, and what was given as it came stays a call."""
+    choice = ToolChoice(mode=mode, name="go" if mode is ToolMode.NAMED else "")
+    text = LIST if mode is ToolMode.REQUIRED else ARGUMENTS
+    whole, _, _ = read(choice, [text])
+    for at in range(len(text)):
+        calls, content, warnings = read(choice, list(text[:at]))
+        assert content == "", text[:at]
+        assert [name for name, _ in calls] == [name for name, _ in whole][: len(calls)]
+        assert all(whole[i][1].startswith(arguments) for i, (_, arguments) in enumerate(calls))
+        assert warnings
+    for beginning in ("", "{", '{"', '{ "', "[", "[ {", '[{"', '[{"name": "g'):
+        if beginning[:1] in ("", "[" if mode is ToolMode.REQUIRED else "{"):
+            assert read(choice, [beginning])[:2] == ([], "")
+
+
+def ended(text: str, mode: ToolMode, *, is_parallel: bool = True, stop: str = "") -> tuple[str, str | None]:
+    """What a client gets of the text, however it comes in pieces, and what ended it."""
+    found = set()
+    for size in (1, 2, 7, len(text)):
+        request = asked(ToolChoice(mode=mode, name="a", is_parallel=is_parallel), tool("a"))
+        finder = call_end(request, StopFinder([stop]) if stop else None)
+        assert finder is not None
+        shown = "".join([finder.push(text[at : at + size]) for at in range(0, len(text), size)])
+        shown += finder.flush() if finder.matched is None else ""
+        found.add((shown, finder.matched))
+    (only,) = found
+    return only
+
+
+CALL = '{"name": "a", "parameters": {"x": "} ] \\" , \\\\", "y": [ 1, { } ] }  }'
+
+
+def test_blanks_behind_the_last_call_end_the_answer() -> None:
+    """At once where no call can follow; between calls only when there are more than any layout needs."""
+    single, several = (False, ToolMode.REQUIRED), (True, ToolMode.REQUIRED)
+    for is_parallel, mode, text in (
+        (*single, f"[ {CALL}"), (*single, f"[{CALL}]"), (*several, f"[{CALL}]"), (*several, f"[\n{CALL}\n,\n{CALL}\n]"),
+        (True, ToolMode.NAMED, CALL), (False, ToolMode.NAMED, CALL),
+    ):  # fmt: skip
+        assert ended(text + " " * 500, mode, is_parallel=is_parallel) == (text, "")
+        assert ended(text, mode, is_parallel=is_parallel) == (text, None)
+    kept = f"[{CALL}" + " " * BLANKS_MAX
+    assert ended(kept + " " * 500, ToolMode.REQUIRED) == (kept, "")
+    assert ended(f"{kept},{CALL}]", ToolMode.REQUIRED) == (f"{kept},{CALL}]", None)
+
+
+def test_other_answers_are_not_ended() -> None:
+    """Text instead of calls, unfinished calls, answers that nothing forces or that have a least length; stop strings work."""
+    for text in ("I will {not} go. ", CALL[:-3] + " " * 500, '"a" b'):
+        assert ended(text, ToolMode.NAMED) == (text, None)
+    assert ended(CALL + "  ", ToolMode.NAMED, stop='"y"') == (CALL.partition('"y"')[0], '"y"')
+    for request in (
+        asked(ToolChoice(), tool("a")),
+        asked(ToolChoice(mode=ToolMode.REQUIRED)),
+        asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a"), min_tokens=5),
+    ):
+        assert call_end(request, None) is None

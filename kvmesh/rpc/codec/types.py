@@ -243,11 +243,15 @@ def to_logprobs(logprobs: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
 
 def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
     """The values, one per token. ValueError when the arrays do not fit each other."""
-    alternatives = list(zip(message.alternative_token_ids, message.alternative_logprobs, strict=True))
+    # A slice is copied by the protobuf library; an iterator would ask it once per number.
+    alternatives = tuple(zip(message.alternative_token_ids[:], message.alternative_logprobs[:], strict=True))
+    logprobs, counts = message.token_logprobs[:], message.alternatives_counts[:]
+    if len(logprobs) == 1 and counts == [len(alternatives)]:
+        return [TokenLogprob(logprob=logprobs[0], alternatives=alternatives)]
     entries: list[TokenLogprob] = []
     start = 0
-    for logprob, count in zip(message.token_logprobs, message.alternatives_counts, strict=True):
-        entries.append(TokenLogprob(logprob=logprob, alternatives=tuple(alternatives[start : start + count])))
+    for logprob, count in zip(logprobs, counts, strict=True):
+        entries.append(TokenLogprob(logprob=logprob, alternatives=alternatives[start : start + count]))
         start += count
     if start != len(alternatives):
         raise ValueError(f"{len(alternatives)} alternatives for {start} places")

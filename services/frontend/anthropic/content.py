@@ -7,6 +7,7 @@ import orjson
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.openai.fields import Fields
+from services.frontend.request import content_of
 
 MESSAGES_MAX = 4096
 BLOCKS_MAX = 1024
@@ -106,15 +107,16 @@ def _read_message(fields: Fields) -> list[dict[str, Any]]:
 def _read_user(role: str, blocks: Sequence[tuple[str, Fields]]) -> list[dict[str, Any]]:
     """Results of tools are messages of their own, in their place between the texts."""
     messages: list[dict[str, Any]] = []
+    texts: list[str] = []
     for kind, block in blocks:
         if kind == "tool_result" and role == "user":
             messages.append(_read_result(block))
+            texts = []
         elif kind == "text":
-            text = _text_of(kind, block)
-            if messages and messages[-1]["role"] == role:
-                messages[-1]["content"] += "\n" + text
-            else:
-                messages.append({"role": role, "content": text})
+            if not texts:
+                messages.append({"role": role})
+            texts.append(_text_of(kind, block))
+            messages[-1]["content"] = content_of(texts)
         else:
             raise _unsupported(kind, block, "text, tool_result" if role == "user" else "text")
     return messages or [{"role": role, "content": ""}]
@@ -146,7 +148,7 @@ def _read_assistant(blocks: Sequence[tuple[str, Fields]]) -> dict[str, Any]:
             calls.append(_read_use(block))
         else:
             raise _unsupported(kind, block, "text, thinking, tool_use")
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    message: dict[str, Any] = {"role": "assistant", "content": content_of(texts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     return message | ({"tool_calls": calls} if calls else {})

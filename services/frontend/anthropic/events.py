@@ -39,7 +39,7 @@ class MessageEvents:
         self._data: list[bytes] = []
         self._ending: Ending | None = None
         self._is_plain = isinstance(pieces, PlainPieces)
-        self.plain: Sequence[tuple[bytes, bytes]] | None = [_split()] if self._is_plain else None
+        self.plain: Sequence[tuple[bytes, ...]] | None = [_split()] if self._is_plain else None
 
     def _take(self) -> bytes:
         data = b"".join(self._data)

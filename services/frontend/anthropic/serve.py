@@ -13,7 +13,6 @@ from services.frontend.anthropic.read import AskedMessage, read_message
 from services.frontend.blocks import BlockOutlet, pieces_for
 from services.frontend.openai.bodies import sum_usage
 from services.frontend.openai.boundary import Boundary, json_response
-from services.frontend.openai.fields import read_object
 from services.frontend.openai.serve import WARNING_HEADER, Exchange, read_of, run_all, stream_answer
 from services.frontend.openai.steering import steer
 from services.frontend.prepare import Prepared, tokens_of
@@ -48,7 +47,7 @@ def _handler(
             raise InvalidRequestError(
                 f"{VERSION_HEADER} must be a date such as 2023-06-01", field=VERSION_HEADER, reason="invalid_value"
             )
-        values = read_object(await boundary.body(exchange.request))
+        values = await boundary.object(exchange.request)
         asked = read_message(values, exchange.request_id, counts_only=serve is _count)
         if asked.warnings:
             exchange.headers[WARNING_HEADER] = ", ".join(asked.warnings)

@@ -74,7 +74,4 @@ def _entry(text: TextModel, token_id: int, logprob: TokenLogprob) -> dict[str, d
     found: dict[int, dict[str, object]] = {token_id: {"logprob": logprob.logprob, "rank": None}}
     for rank, (other, value) in enumerate(logprob.alternatives, 1):
         found[other] = {"logprob": value, "rank": rank}
-    return {
-        str(each): {**entry, "decoded_token": text.token_bytes(each).decode("utf-8", "replace")}
-        for each, entry in found.items()
-    }
+    return {str(each): {**entry, "decoded_token": text.names.texts[each]} for each, entry in found.items()}

@@ -11,6 +11,7 @@ class Asked:
     """`requests`: one per prompt, all with the same number of choices.
 
     `has_usage_throughout`: every event has the usage so far. `is_prompt_only`: nothing is wanted but the echo.
+    `names_tokens_by_id`: log-probabilities have `token_id:N` for a token's text.
     """
 
     requests: Sequence[Request]
@@ -24,6 +25,7 @@ class Asked:
     echoes: bool = False
     has_prompt_logprobs: bool = False
     is_prompt_only: bool = False
+    names_tokens_by_id: bool = False
 
     @property
     def model(self) -> str:

@@ -11,7 +11,13 @@ from kvmesh.errors import WORKER_LOST_TWICE, MeshError, UnauthenticatedError
 from kvmesh.rpc.http_status import http_status
 from services.frontend.models import ServedModel
 from services.frontend.openai.asked import Asked
-from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs, prompt_logprobs
+from services.frontend.openai.logprobs import (
+    AnswerOffsets,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    prompt_logprobs,
+)
 from services.frontend.reading import ReadCall, Reading, ReadMessage
 from services.frontend.request import Ending
 
@@ -117,8 +123,9 @@ def chat_body(
     }
     if asked.returns_token_ids:
         body["prompt_token_ids"] = list(prompt_ids)
-    if asked.has_prompt_logprobs:
-        body["prompt_logprobs"] = prompt_logprobs(model.text, prompt_ids, collected.prompts[0])
+    body["prompt_logprobs"] = (
+        prompt_logprobs(model.text, prompt_ids, collected.prompts[0]) if asked.has_prompt_logprobs else None
+    )
     return body
 
 
@@ -126,7 +133,7 @@ def _chat_choice(asked: Asked, model: ServedModel, collected: Collected, i: int)
     read = collected.message(i)
     message: dict[str, Any] = {"role": "assistant", "content": read.content, "refusal": None}
     if read.reasoning is not None:
-        message["reasoning_content"] = read.reasoning
+        message["reasoning_content"] = message["reasoning"] = read.reasoning
     if read.calls:
         message["tool_calls"] = [call_body(call) for call in read.calls]
     ending = _ending(collected, i)
@@ -138,7 +145,10 @@ def _chat_choice(asked: Asked, model: ServedModel, collected: Collected, i: int)
         "stop_reason": stop_reason(ending),
     }
     if asked.has_logprobs:
-        choice["logprobs"] = chat_logprobs(model.text, collected.token_ids[i], collected.logprobs[i])
+        found = chat_logprobs(
+            model.text, collected.token_ids[i], collected.logprobs[i], as_ids=asked.names_tokens_by_id
+        )
+        choice["logprobs"] = orjson.Fragment(found)
     if asked.returns_token_ids:
         choice["token_ids"] = collected.token_ids[i]
     return choice
@@ -156,18 +166,11 @@ def completion_body(
 ) -> dict[str, Any]:
     """`text_completion`. `echoes`: per prompt what comes before its answers."""
     base_id = asked.requests[0].request_id.partition(".")[0]
-    choices = [_completion_choice(asked, model, collected, i) for i in range(asked.choices)]
     per_prompt = asked.requests[0].choices
-    for i, choice in enumerate(choices):
-        number = i // per_prompt
-        choice["text"] = echoes[number] + choice["text"]
-        if asked.returns_token_ids:
-            choice["prompt_token_ids"] = list(prompt_ids[number])
-        if asked.has_prompt_logprobs:
-            choice["prompt_logprobs"] = prompt_logprobs(model.text, prompt_ids[number], collected.prompts[i])
-        if asked.echoes_logprobs:
-            answer = choice["logprobs"]
-            choice["logprobs"] = echoed_logprobs(model.text, prompt_ids[number], collected.prompts[i], answer)
+    choices = [
+        _completion_choice(asked, model, collected, i, echoes[i // per_prompt], prompt_ids[i // per_prompt])
+        for i in range(asked.choices)
+    ]
     return {
         "id": f"cmpl-{base_id}",
         "object": COMPLETION_OBJECT,
@@ -178,20 +181,42 @@ def completion_body(
     }
 
 
-def _completion_choice(asked: Asked, model: ServedModel, collected: Collected, i: int) -> dict[str, Any]:
-    ending = _ending(collected, i)
+def _completion_choice(
+    asked: Asked, model: ServedModel, collected: Collected, i: int, echo: str, prompt_ids: Sequence[int]
+) -> dict[str, Any]:
+    ending, text = _ending(collected, i), model.text
     choice: dict[str, Any] = {
         "index": i,
-        "text": "".join(collected.texts[i]),
-        "logprobs": None,
+        "text": echo + "".join(collected.texts[i]),
+        "logprobs": _completion_logprobs(asked, model, collected, i, echo, prompt_ids) if asked.has_logprobs else None,
         "finish_reason": finish_word(ending, 0),
         "stop_reason": stop_reason(ending),
+        "prompt_logprobs": None,
     }
-    if asked.has_logprobs:
-        choice["logprobs"] = completion_logprobs(model.text, collected.token_ids[i], collected.logprobs[i], 0)[0]
+    if asked.has_prompt_logprobs:
+        choice["prompt_logprobs"] = prompt_logprobs(text, prompt_ids, collected.prompts[i])
     if asked.returns_token_ids:
-        choice["token_ids"] = collected.token_ids[i]
+        choice["prompt_token_ids"], choice["token_ids"] = list(prompt_ids), collected.token_ids[i]
     return choice
+
+
+def _completion_logprobs(
+    asked: Asked, model: ServedModel, collected: Collected, i: int, echo: str, prompt_ids: Sequence[int]
+) -> dict[str, Any]:
+    """Of the answer, after those of the prompt where it is echoed."""
+    text, token_ids, as_ids = model.text, collected.token_ids[i], asked.names_tokens_by_id
+    offsets = offsets_of(asked, model, echo).take(token_ids)
+    answer = completion_logprobs(text, token_ids, collected.logprobs[i], offsets, as_ids=as_ids)
+    if not asked.echoes:
+        return answer
+    prompt = echoed_logprobs(text, prompt_ids, collected.prompts[i], echo, as_ids=as_ids)
+    return {name: values + answer[name] for name, values in prompt.items()}
+
+
+def offsets_of(asked: Asked, model: ServedModel, echo: str) -> AnswerOffsets:
+    """Where the tokens of an answer begin in its text."""
+    skips = asked.requests[0].sampling.skip_special_tokens
+    return AnswerOffsets(model.text.detokeniser(skip_special_tokens=skips), len(echo))
 
 
 def _ending(collected: Collected, i: int) -> Ending:
@@ -241,13 +266,14 @@ def error_headers(error: MeshError) -> Mapping[str, str]:
 
 
 def model_body(model: ServedModel, name: str) -> dict[str, Any]:
-    """One entry of /v1/models; adapters name their base model as parent."""
+    """One entry of /v1/models; adapters name their base model as parent. `root` as vLLM has it."""
     return {
         "id": name,
         "object": "model",
         "created": model.created_s,
         "owned_by": "kvmesh",
         "max_model_len": model.context_tokens_max,
+        "root": (model.source or name) if name == model.name else name,
         "parent": model.name if name != model.name else None,
         "parsers": parsers_body(model),
     }

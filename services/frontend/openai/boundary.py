@@ -15,6 +15,8 @@ from services.frontend.access.caller import current_caller
 from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.openai.bodies import error_body, error_headers, to_json
 from services.frontend.openai.cross_origin import CrossOrigin
+from services.frontend.openai.event_pace import EventPace
+from services.frontend.openai.fields import read_object
 from services.frontend.openai.serve import CLIENT_GONE, Exchange, defect
 from services.frontend.owner import OWNER
 from services.frontend.pipeline import Pipeline
@@ -39,6 +41,7 @@ class Boundary:
         self.pipeline = pipeline
         self.settings = settings
         self.cross_origin = CrossOrigin(settings)
+        self._pace = EventPace(settings.detailed_events_per_s_max)
 
     async def handle(
         self, request: web.Request, work: Work, *, error_body: ErrorBody = error_body
@@ -49,6 +52,7 @@ class Boundary:
             request=request,
             pipeline=self.pipeline,
             settings=self.settings,
+            pace=self._pace,
             began_s=self.pipeline.clock.now(),
             client_id=client_id,
             request_id=request_id,
@@ -92,6 +96,15 @@ class Boundary:
             raise self._too_large() from None
         except (web.RequestPayloadError, ValueError) as error:
             raise InvalidRequestError("the body cannot be read", reason="invalid_body") from error
+
+    async def object(self, request: web.Request) -> dict[str, Any]:
+        """The body as a JSON object, with a `model` where there is only one to ask. InvalidRequestError as `body`."""
+        values = read_object(await self.body(request))
+        if values.get("model") is None and self.settings.model_is_optional:
+            served = self.pipeline.models.served()
+            if len(served) == 1:
+                values["model"] = served[0].name
+        return values
 
     def _whole(self, content: StreamReader) -> bytes:
         """A body that is all here, without the two copies that the framework makes of a long one."""

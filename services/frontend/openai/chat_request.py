@@ -88,6 +88,7 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
         has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
+        names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
         includes_reasoning=fields.flag("include_reasoning", True),
         parses_tools=bool(tools),
         has_prompt_logprobs=prompt_logprobs is not None,
@@ -166,24 +167,28 @@ def _read_message(fields: Fields) -> dict[str, Any]:
     content = _read_content(fields)
     if content is None and not calls and role != "assistant":
         raise fields.wrong("content", "a string or a list of parts")
-    message["content"] = content if content is not None else ""
+    message["content"] = content
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         text = fields.text(name)
         if text is not None:
             message[name] = text
+    if "reasoning" in message:
+        # The same by another name, which few templates know.
+        message.setdefault("reasoning_content", message["reasoning"])
     fields.ignore(_MESSAGE_IGNORED)
     fields.finish()
     return message
 
 
-def _read_content(fields: Fields) -> str | None:
-    """The text. Parts are joined by line ends, since many templates know strings only."""
+def _read_content(fields: Fields) -> str | list[dict[str, str]] | None:
+    """A text, or parts of text as the client sent them: the template may know only one of both."""
     value = fields.take("content")
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or len(value) > PARTS_MAX:
         raise fields.wrong("content", f"a string or a list of 1 to {PARTS_MAX} parts")
-    return "\n".join(_read_part(each, fields.name(f"content[{i}]")) for i, each in enumerate(value))
+    texts = [_read_part(each, fields.name(f"content[{i}]")) for i, each in enumerate(value)]
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _read_part(value: Any, name: str) -> str:

@@ -12,6 +12,7 @@ from services.frontend.openai.bodies import (
     CHAT_CHUNK_OBJECT,
     COMPLETION_OBJECT,
     finish_word,
+    offsets_of,
     stop_reason,
     usage_body,
 )
@@ -21,6 +22,8 @@ from services.frontend.reading import Reading
 from services.frontend.request import Ending
 
 DONE = b"data: [DONE]\n\n"
+_MARK = "\x00mark"
+_QUOTED_MARK = orjson.dumps(_MARK)
 
 
 def event(body: Any) -> bytes:
@@ -31,7 +34,7 @@ def event(body: Any) -> bytes:
 class Chunks(Protocol):
     """Makes the events of one stream."""
 
-    plain: Sequence[tuple[bytes, bytes]] | None
+    plain: Sequence[tuple[bytes, ...]] | None
     """Per choice what stands before and after a plain text chunk's JSON string; None when no chunk is plain."""
 
     def opening(self, choice: int) -> bytes:
@@ -71,10 +74,9 @@ class _Base:
     def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         """See Chunks; most have no place for it."""
 
-    def _split(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
-        """The event around the JSON string `mark`."""
-        before, _, after = self._event(choice).partition(orjson.dumps(mark))
-        return before, after
+    def _split(self, choice: dict[str, Any]) -> tuple[bytes, ...]:
+        """The pieces of an event around its marks."""
+        return tuple(self._event(choice).split(_QUOTED_MARK))
 
     def usage(self, usage: Usage) -> bytes:
         """See Chunks."""
@@ -120,15 +122,18 @@ class ChatChunks(_Base):
         self._reading = reading
         self._held: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(asked.choices)]
         self._running.prompts = [prompt_ids]
-        is_simple = not (asked.has_logprobs or asked.returns_token_ids or asked.has_usage_throughout)
-        self._contents = self._splits("content") if is_simple else None
-        self._reasonings = self._splits("reasoning_content") if is_simple and reading is not None else None
-        self.plain: Sequence[tuple[bytes, bytes]] | None = self._contents if reading is None else None
-
-    def _splits(self, name: str) -> list[tuple[bytes, bytes]]:
-        """Per choice what stands around the text of an event that has nothing else."""
-        mark = "\x00text"
-        return [self._split(_chat_choice(i, {name: mark}), mark) for i in range(self._asked.choices)]
+        has_more = asked.returns_token_ids or asked.has_usage_throughout
+        numbers = range(asked.choices)
+        # Per choice the pieces around what differs between events of a kind. Of reasoning, the text comes twice.
+        self._contents: Sequence[tuple[bytes, ...]] | None = None
+        self._reasonings: Sequence[tuple[bytes, ...]] | None = None
+        self._detailed: Sequence[tuple[bytes, ...]] | None = None
+        if not has_more and not asked.has_logprobs:
+            self._contents = [self._split(_chat_choice(i, {"content": _MARK})) for i in numbers]
+            self._reasonings = [self._split(_chat_choice(i, _reasoning_delta(_MARK))) for i in numbers]
+        elif not has_more and reading is None:
+            self._detailed = [self._split(_chat_choice(i, {"content": _MARK}) | {"logprobs": _MARK}) for i in numbers]
+        self.plain: Sequence[tuple[bytes, ...]] | None = self._contents if reading is None else None
 
     def opening(self, choice: int) -> bytes:
         """The role, as OpenAI sends it."""
@@ -138,9 +143,13 @@ class ChatChunks(_Base):
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
         self._running.add(choice, token_ids)
+        if self._detailed is not None and text and logprobs is not None and not self._held[choice]:
+            before, between, after = self._detailed[choice]
+            found = self._logprobs(token_ids, logprobs)
+            return b"%b%b%b%b%b" % (before, orjson.dumps(text), between, found, after)
         deltas: list[dict[str, Any]]
         if self._reading is None:
-            deltas = [{"content": text}] if text or token_ids else []
+            deltas = [{"content": text}] if text else []
         else:
             parts = self._reading.push(choice, text, len(token_ids))
             if self._reasonings is not None and self._contents is not None:
@@ -168,8 +177,9 @@ class ChatChunks(_Base):
             before, after = self._contents[choice]  # type: ignore[index]
             return b"%b%b%b" % (before, orjson.dumps(part), after)
         if type(part) is Reasoning:
-            before, after = self._reasonings[choice]  # type: ignore[index]
-            return b"%b%b%b" % (before, orjson.dumps(part.text), after)
+            before, between, after = self._reasonings[choice]  # type: ignore[index]
+            quoted = orjson.dumps(part.text)
+            return b"%b%b%b%b%b" % (before, quoted, between, quoted, after)
         return self._events(choice, self._deltas(choice, (part,)), {})
 
     def _deltas(self, choice: int, parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -181,7 +191,7 @@ class ChatChunks(_Base):
             case str():
                 return {"content": part}
             case Reasoning():
-                return {"reasoning_content": part.text}
+                return _reasoning_delta(part.text)
             case CallBegin():
                 assert self._reading is not None, "parts come from it"
                 function = {"name": part.name, "arguments": ""}
@@ -191,9 +201,12 @@ class ChatChunks(_Base):
                 return {"tool_calls": [{"index": part.number, "function": {"arguments": part.text}}]}
         return None
 
-    def _take_logprobs(self, choice: int) -> dict[str, Any]:
+    def _take_logprobs(self, choice: int) -> orjson.Fragment:
         held, self._held[choice] = self._held[choice], []
-        return chat_logprobs(self._text, [token_id for token_id, _ in held], [entry for _, entry in held])
+        return orjson.Fragment(self._logprobs([token_id for token_id, _ in held], [entry for _, entry in held]))
+
+    def _logprobs(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob]) -> bytes:
+        return chat_logprobs(self._text, token_ids, entries, as_ids=self._asked.names_tokens_by_id)
 
     def ending(self, choice: int, ending: Ending) -> bytes:
         """See Chunks."""
@@ -216,6 +229,11 @@ class ChatChunks(_Base):
         return super().usage(usage if self._reading is None else self._reading.counted(usage))
 
 
+def _reasoning_delta(text: str) -> dict[str, Any]:
+    """Under the name that most clients know, and under vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def _chat_choice(choice: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -236,14 +254,25 @@ class CompletionChunks(_Base):
         self._echoes = echoes
         self._prompt_ids = prompt_ids
         self._per_prompt = asked.requests[0].choices
-        self._offsets = [0] * asked.choices
+        self._offsets = (
+            [
+                offsets_of(asked, model, echoes[i // self._per_prompt] if asked.echoes else "")
+                for i in range(asked.choices)
+            ]
+            if asked.has_logprobs
+            else []
+        )
         self._running.prompts = prompt_ids
         self._prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
-        mark = "\x00text"
-        is_plain = not (asked.has_logprobs or asked.returns_token_ids or asked.has_usage_throughout)
-        self.plain: Sequence[tuple[bytes, bytes]] | None = (
-            [self._split(_completion_choice(i, mark), mark) for i in range(asked.choices)] if is_plain else None
-        )
+        # Per choice the pieces around the text, and around text and log-probabilities.
+        self.plain: Sequence[tuple[bytes, ...]] | None = None
+        self._detailed: Sequence[tuple[bytes, ...]] | None = None
+        if not asked.returns_token_ids and not asked.has_usage_throughout:
+            bodies = [_completion_choice(i, _MARK) for i in range(asked.choices)]
+            if asked.has_logprobs:
+                self._detailed = [self._split(body | {"logprobs": _MARK}) for body in bodies]
+            else:
+                self.plain = [self._split(body) for body in bodies]
 
     def opening(self, choice: int) -> bytes:
         """The prompt, when it is to be echoed."""
@@ -253,33 +282,45 @@ class CompletionChunks(_Base):
             more["prompt_token_ids"] = list(self._prompt_ids[prompt])
         echo = self._echoes[prompt]
         if self._asked.echoes_logprobs:
-            more["logprobs"] = self._echoed(choice, self._prompt_ids[prompt])
-        return self._event(_completion_choice(choice, echo) | more) if echo or more else b""
+            entries = self._prompt_logprobs.pop(choice, ())
+            as_ids = self._asked.names_tokens_by_id
+            more["logprobs"] = echoed_logprobs(self._text, self._prompt_ids[prompt], entries, echo, as_ids=as_ids)
+        return self._event(_completion_choice(choice, echo) | self._no_tokens() | more) if echo or more else b""
+
+    def _no_tokens(self) -> dict[str, Any]:
+        """What was asked for of an event without tokens; vLLM's clients expect lists in each event."""
+        nothing: dict[str, Any] = {}
+        if self._asked.has_logprobs:
+            nothing["logprobs"] = completion_logprobs(self._text, (), (), ())
+        if self._asked.returns_token_ids:
+            nothing["token_ids"] = []
+        return nothing
 
     def prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         """See Chunks."""
         self._prompt_logprobs[choice] = entries
 
-    def _echoed(self, choice: int, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        nothing, _ = completion_logprobs(self._text, (), (), 0)
-        found = echoed_logprobs(self._text, prompt_ids, self._prompt_logprobs.pop(choice, ()), nothing)
-        self._offsets[choice] = sum(map(len, found["tokens"]))
-        return found
-
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
         self._running.add(choice, token_ids)
-        body = _completion_choice(choice, text)
-        if logprobs is not None:
-            found = completion_logprobs(self._text, token_ids, logprobs, self._offsets[choice])
-            body["logprobs"], self._offsets[choice] = found
+        found = None if logprobs is None else self._logprobs(choice, token_ids, logprobs)
+        if self._detailed is not None and found is not None:
+            before, between, after = self._detailed[choice]
+            return b"%b%b%b%b%b" % (before, orjson.dumps(text), between, orjson.dumps(found), after)
+        if not text and found is None and not self._asked.returns_token_ids:
+            return b""
+        body = _completion_choice(choice, text) | {"logprobs": found}
         if self._asked.returns_token_ids:
             body["token_ids"] = list(token_ids)
         return self._event(body)
 
+    def _logprobs(self, choice: int, token_ids: Sequence[int], entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offsets, as_ids = self._offsets[choice].take(token_ids), self._asked.names_tokens_by_id
+        return completion_logprobs(self._text, token_ids, entries, offsets, as_ids=as_ids)
+
     def ending(self, choice: int, ending: Ending) -> bytes:
         """See Chunks."""
-        body = _completion_choice(choice, "")
+        body = _completion_choice(choice, "") | self._no_tokens()
         return self._event(body | {"finish_reason": finish_word(ending, 0), "stop_reason": stop_reason(ending)})
 
 

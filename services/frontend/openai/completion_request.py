@@ -66,6 +66,7 @@ def read_completion(values: Mapping[str, Any], request_id: str, settings: Pipeli
         has_usage_throughout=has_usage_throughout,
         has_logprobs=logprobs is not None,
         returns_token_ids=fields.flag("return_token_ids"),
+        names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
         echoes=echoes,
         has_prompt_logprobs=own is not None,
         is_prompt_only=max_tokens == 0,

@@ -19,7 +19,7 @@ from services.frontend.openai.boundary import REQUEST_ID_HEADER, Boundary, clien
 from services.frontend.openai.chat_request import read_chat
 from services.frontend.openai.completion_request import read_completion
 from services.frontend.openai.embeddings import serve_embeddings
-from services.frontend.openai.fields import read_object
+from services.frontend.openai.half_close import HalfClosingRunner
 from services.frontend.openai.serve import Exchange, serve
 from services.frontend.openai.tokens import serve_detokenize, serve_tokenize
 from services.frontend.pipeline import Pipeline
@@ -91,7 +91,7 @@ class HttpServer:
             extension.add_routes(app, self._boundary)
         app.router.add_route("OPTIONS", ANY_PATH, self._preflight)
         app.router.add_route("*", ANY_PATH, self._nothing)
-        self._runner = web.AppRunner(
+        self._runner = HalfClosingRunner(
             app,
             access_log=None,
             handle_signals=False,
@@ -138,7 +138,7 @@ class HttpServer:
         """One request whose body is a JSON object."""
 
         async def work(exchange: Exchange) -> web.StreamResponse:
-            return await answerer(exchange, read_object(await self._boundary.body(request)))
+            return await answerer(exchange, await self._boundary.object(request))
 
         return await self._boundary.handle(request, work)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from kvmesh.rpc.http_status import http_status
 from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import Collected, chat_body, completion_body, sum_usage, to_json
 from services.frontend.openai.chunks import ChatChunks, Chunks, CompletionChunks
+from services.frontend.openai.event_pace import EventPace
+from services.frontend.openai.half_close import STREAM
 from services.frontend.openai.steering import steer
 from services.frontend.openai.stream import EventStream
 from services.frontend.pipeline import Pipeline
@@ -37,6 +40,7 @@ class Exchange:
     request: web.Request
     pipeline: Pipeline
     settings: HttpSettings
+    pace: EventPace
     began_s: float
     request_id: str
     client_id: str
@@ -200,7 +204,8 @@ async def _serve_stream(
     exchange: Exchange, asked: Asked, prepared: Sequence[Prepared], created_s: int, reading: Reading | None
 ) -> web.StreamResponse:
     chunks = _chunks(asked, prepared, created_s, reading)
-    return await stream_answer(exchange, prepared, chunks, asked.choices, reading=reading)
+    is_detailed = asked.has_logprobs or asked.returns_token_ids
+    return await stream_answer(exchange, prepared, chunks, asked.choices, reading=reading, is_detailed=is_detailed)
 
 
 async def stream_answer(
@@ -212,10 +217,12 @@ async def stream_answer(
     stream_type: type[EventStream] = EventStream,
     reading: Reading | None = None,
     on_answered: Callable[[Usage], Awaitable[None]] | None = None,
+    is_detailed: bool = False,
 ) -> web.StreamResponse:
     """Runs the requests and writes their events as they come. Raises what happened before the first.
 
-    `on_answered` runs when every token came and before the last events are written.
+    `on_answered` runs when every token came and before the last events are written. `is_detailed`: the events hold more
+    than text, and only so many are written (see EventPace).
     """
     request = exchange.request
     transport = request.transport
@@ -230,11 +237,14 @@ async def stream_answer(
         is_chunked=is_chunked,
         buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
         tokens_max=prepared[0].generation.sampling.max_tokens,
+        pace=exchange.pace if is_detailed else None,
     )
+    request[STREAM] = stream
     keeps_alive = is_chunked and request.keep_alive
     beat = _Beat(stream, exchange.settings.keep_alive_s)
     try:
-        answers = await run_all(exchange, prepared, stream)
+        with exchange.pace.opened() if is_detailed else nullcontext():
+            answers = await run_all(exchange, prepared, stream)
         exchange.usage = _usage(answers, reading)
         if on_answered is not None:
             await on_answered(exchange.usage)
@@ -312,8 +322,11 @@ def _echoes(asked: Asked, prepared: Sequence[Prepared]) -> list[str]:
 
 
 def _echo(prepared: Prepared) -> str:
-    prompt = prepared.request.prompt
-    return prompt if isinstance(prompt, str) else prepared.model.text.decode(prepared.generation.token_ids)
+    request = prepared.request
+    if isinstance(request.prompt, str):
+        return request.prompt
+    skips = request.sampling.skip_special_tokens
+    return prepared.model.text.decode(prepared.generation.token_ids, skip_special_tokens=skips)
 
 
 def _is_chat(asked: Asked) -> bool:

@@ -15,6 +15,7 @@ from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
 from services.frontend.openai.bodies import error_body
 from services.frontend.openai.chunks import DONE, Chunks, event
+from services.frontend.openai.event_pace import EventPace
 from services.frontend.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
@@ -27,7 +28,7 @@ _SIZES = [b"%x\r\n" % size for size in range(2048)]
 class EventStream:
     """An outlet that is one HTTP response. Nothing is written before the first text, so that errors can be bodies.
 
-    `tokens_max`: of each choice.
+    `tokens_max`: of each choice. `pace`: how often a choice may have an event; None as often as it has a token.
 
     1. Pieces of a choice are written in order; a choice's ending comes after all of its text.
     2. After `close_*` nothing is written.
@@ -37,7 +38,8 @@ class EventStream:
 
     __slots__ = (
         "_buffer_bytes_max", "_chunks", "_has_begun", "_head", "_is_chunked", "_is_closed", "_is_open", "_is_quiet",
-        "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_pending", "_plain", "_tokens_max", "_transport",
+        "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_next_s", "_pace", "_pending", "_plain", "_timer",
+        "_tokens_max", "_transport",
     )  # fmt: skip
 
     is_whole = False
@@ -56,7 +58,11 @@ class EventStream:
         is_chunked: bool,
         buffer_bytes_max: int,
         tokens_max: int | None = None,
+        pace: EventPace | None = None,
     ) -> None:
+        self._pace = pace
+        self._next_s = [0.0] * choices
+        self._timer: asyncio.TimerHandle | None = None
         self._tokens_max = tokens_max
         self._transport = transport
         self._head = head
@@ -86,7 +92,12 @@ class EventStream:
     ) -> None:
         """See Outlet. The hot path is a plain chunk on a socket that keeps up."""
         line, transport = self._line, self._transport
-        if line is None or transport.get_write_buffer_size() > self._buffer_bytes_max or transport.is_closing():
+        if (
+            line is None
+            or not text
+            or transport.get_write_buffer_size() > self._buffer_bytes_max
+            or transport.is_closing()
+        ):
             self._on_text(choice, text, token_ids, logprobs)
             return
         self._is_quiet = False
@@ -101,11 +112,17 @@ class EventStream:
         if self._is_closed or self._transport.is_closing():
             # Some loops raise when a closed transport is written to; the handler's cancellation is on its way.
             return
+        if not text and self._plain is not None:
+            return
         late = self._late[choice]
         if self._transport.get_write_buffer_size() > self._buffer_bytes_max:
             self._late[choice] = late = late or _Late()
             late.add(text, token_ids, logprobs)
             self._line = None
+            return
+        if self._pace is not None and self._waits(choice, self._pace):
+            self._late[choice] = late = late or _Late()
+            late.add(text, token_ids, logprobs)
             return
         if late is not None:
             late.add(text, token_ids, logprobs)
@@ -120,6 +137,36 @@ class EventStream:
         if self._plain is not None and self._is_chunked and not self._is_shared:
             before, after = self._plain[choice]
             self._line = (before, after + b"\r\n", len(before) + len(after))
+
+    def _waits(self, choice: int, pace: EventPace) -> bool:
+        """Whether the choice's next event is not due yet; then it is written when it is."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if now_s < self._next_s[choice]:
+            if self._timer is None:
+                self._timer = loop.call_at(self._next_s[choice], self._on_due)
+            return True
+        self._next_s[choice] = now_s + pace.gap_s
+        return False
+
+    def _on_due(self) -> None:
+        """Writes what the choices have collected. A client that does not keep up goes on collecting."""
+        self._timer = None
+        if self._is_closed or self._transport.get_write_buffer_size() > self._buffer_bytes_max:
+            return
+        assert self._pace is not None, "the timer is the pace's"
+        next_s = asyncio.get_running_loop().time() + self._pace.gap_s
+        self._next_s = [next_s] * len(self._next_s)
+        self._put(self._take_late())
+
+    def _take_late(self) -> bytes:
+        """The events of all texts that wait."""
+        data = b""
+        for choice, late in enumerate(self._late):
+            if late is not None:
+                self._late[choice] = None
+                data += self._open(choice) + self._chunk(choice, *late.take())
+        return data
 
     def _chunk(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -199,7 +246,7 @@ class EventStream:
 
     def close_failed(self, error: MeshError) -> None:
         """The end of a request that failed after its stream began: the error is the last event."""
-        self._close(self.failure(error))
+        self._close(self._take_late() + self.failure(error))
 
     def failure(self, error: MeshError) -> bytes:
         """The last event of a stream that failed."""
@@ -209,14 +256,20 @@ class EventStream:
         self._pending.append(data)
         data = self._begin() + self._frame(b"".join(self._pending)) + (LAST_CHUNK if self._is_chunked else b"")
         self._pending.clear()
-        self._is_closed, self._line = True, None
+        self._end()
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def abandon(self) -> None:
         """The client is gone: nothing more is written."""
-        self._is_closed, self._line = True, None
+        self._end()
         self._pending.clear()
+
+    def _end(self) -> None:
+        self._is_closed, self._line = True, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def wait_sent(self, timeout_s: float) -> bool:
         """Until the client has taken all but what the kernel holds. False: it did not within the time and was cut off."""

@@ -34,7 +34,7 @@ async def serve_tokenize(exchange: Exchange, values: Mapping[str, Any]) -> web.S
         fields={"prompt": name},
     )
     token_ids = await tokens_of(request, model, exchange.pipeline.settings) if prompt else []
-    texts = [model.text.token_bytes(each).decode("utf-8", "replace") for each in token_ids] if with_texts else None
+    texts = [model.text.vocabulary_token(each) for each in token_ids] if with_texts else None
     body = {
         "count": len(token_ids),
         "max_model_len": model.context_tokens_max,
@@ -68,16 +68,10 @@ async def serve_detokenize(exchange: Exchange, values: Mapping[str, Any]) -> web
 
 
 def _model(exchange: Exchange, fields: Fields) -> ServedModel:
-    """The named model; the name may be left out where only one is served."""
     name = fields.text("model", 256)
-    models = exchange.pipeline.models
-    served = models.served()
-    if name is None and len(served) == 1:
-        model = served[0]
-    elif not name:
+    if not name:
         raise fields.wrong("model", "a model's name")
-    else:
-        model = models.find(name)
+    model = exchange.pipeline.models.find(name)
     current_caller.get().check_model(model.adapter or model.name)
     exchange.model_name = model.name
     return model

@@ -102,15 +102,13 @@ def message_request() -> Schema:
         "service_tier": words("auto", "standard_only"),
     }
     smallest = _SMALLEST | {"max_tokens": 1}
-    return asked(
-        with_untyped(properties, lambda body: read_message(body, ""), smallest), "model", "messages", "max_tokens"
-    )
+    return asked(with_untyped(properties, lambda body: read_message(body, ""), smallest), "messages", "max_tokens")
 
 
 def count_request() -> Schema:
     """The body of a count."""
     fields = with_untyped(_common(), lambda body: read_message(body, "", counts_only=True), _SMALLEST)
-    return asked(fields, "model", "messages")
+    return asked(fields, "messages")
 
 
 def message_answer() -> Schema:

@@ -49,7 +49,7 @@ TOKEN_IDS = array(integer(0, TOKENS_MAX))
 def sampling() -> dict[str, Schema]:
     """What chat and completions share."""
     return {
-        "model": text("A model's or an adapter's name.", least=1, most=256),
+        "model": text("A model's or an adapter's name; may be absent where one model is served.", least=1, most=256),
         "stream": flag("Answer with server-sent events, the last of which is [DONE]."),
         "stream_options": asked(
             {"include_usage": flag(), "continuous_usage_stats": flag(), "include_obfuscation": anything()}
@@ -77,6 +77,7 @@ def sampling() -> dict[str, Schema]:
         "prompt_logprobs": either(integer(0, LOGPROBS_MAX), constant(False)),
         "truncate_prompt_tokens": either(integer(1, TOKENS_MAX), constant(-1)),
         "return_token_ids": flag(),
+        "return_tokens_as_token_ids": flag("Log-probabilities name tokens `token_id:N`."),
         "priority": integer(-PRIORITY_MAX, PRIORITY_MAX, "Larger goes first."),
         "cache_salt": text("Keeps cached prefixes apart.", most=CACHE_SALT_BYTES_MAX),
         "session_id": text("Requests of one session go to where its prefix is.", most=SESSION_CHARACTERS_MAX),
@@ -157,7 +158,7 @@ def chat_request() -> Schema:
         "continue_final_message": flag(),
     }
     smallest = {"model": "m", "messages": [{"role": "user", "content": ""}]}
-    return asked(with_untyped(properties, lambda body: read_chat(body, ""), smallest), "model", "messages")
+    return asked(with_untyped(properties, lambda body: read_chat(body, ""), smallest), "messages")
 
 
 def completion_request() -> Schema:
@@ -173,7 +174,7 @@ def completion_request() -> Schema:
     settings = PipelineSettings()
     smallest = {"model": "m", "prompt": "p"}
     fields = with_untyped(properties, lambda body: read_completion(body, "", settings), smallest)
-    return asked(fields, "model", "prompt")
+    return asked(fields, "prompt")
 
 
 def usage() -> Schema:
@@ -195,8 +196,8 @@ def chat_answer() -> Schema:
     call = told({"id": text(), "type": constant("function"), "function": told({"name": text(), "arguments": text()})})
     answer = told(
         {"role": constant("assistant"), "content": nullable(text()), "refusal": {"type": "null"},
-         "reasoning_content": text(), "tool_calls": array(call)},
-        "reasoning_content", "tool_calls",
+         "reasoning_content": text(), "reasoning": text("The same."), "tool_calls": array(call)},
+        "reasoning_content", "reasoning", "tool_calls",
     )  # fmt: skip
     choice = told(
         {"index": integer(0), "message": answer, "logprobs": {"type": ["object", "null"]}, "finish_reason": _FINISH,
@@ -207,7 +208,7 @@ def chat_answer() -> Schema:
         {"id": text(), "object": constant("chat.completion"), "created": integer(0), "model": text(),
          "choices": array(choice, least=1), "usage": reference("Usage"), "prompt_token_ids": TOKEN_IDS,
          "prompt_logprobs": anything()},
-        "prompt_token_ids", "prompt_logprobs",
+        "prompt_token_ids",
     )  # fmt: skip
 
 
@@ -217,7 +218,7 @@ def completion_answer() -> Schema:
         {"index": integer(0), "text": text(), "logprobs": {"type": ["object", "null"]}, "finish_reason": _FINISH,
          "stop_reason": _STOP_REASON, "token_ids": TOKEN_IDS, "prompt_token_ids": TOKEN_IDS,
          "prompt_logprobs": anything()},
-        "token_ids", "prompt_token_ids", "prompt_logprobs",
+        "token_ids", "prompt_token_ids",
     )  # fmt: skip
     return told({
         "id": text(), "object": constant("text_completion"), "created": integer(0), "model": text(),

@@ -35,7 +35,7 @@ def error() -> Schema:
 def model() -> Schema:
     """A model."""
     return told({"id": text(), "object": constant("model"), "created": integer(0), "owned_by": text(),
-                 "max_model_len": integer(1), "parent": nullable(text())})  # fmt: skip
+                 "max_model_len": integer(1), "root": text(), "parent": nullable(text())})  # fmt: skip
 
 
 def health() -> Schema:
@@ -56,7 +56,7 @@ def embedding_request() -> Schema:
         "add_special_tokens": flag(),
     }
     smallest = {"model": "m", "input": "i"}
-    return asked(with_untyped(properties, lambda body: read_embeddings(body, ""), smallest), "model", "input")
+    return asked(with_untyped(properties, lambda body: read_embeddings(body, ""), smallest), "input")
 
 
 def embedding_answer() -> Schema:

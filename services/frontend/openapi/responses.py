@@ -105,7 +105,7 @@ def response_request() -> Schema:
     fields = with_untyped(
         properties, lambda body: read_response(body, stores_by_default=True, has_store=True), smallest
     )
-    return asked(fields, "model", "input")
+    return asked(fields, "input")
 
 
 def response_usage() -> Schema:

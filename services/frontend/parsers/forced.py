@@ -3,10 +3,14 @@
 They have no marks, whatever the model's own format is, and no reasoning: the grammar begins with the first token.
 """
 
+import re
+
 from services.frontend.parsers.family import WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Steps
 from services.frontend.parsers.json_call import Shape, read_json_call, stream_arguments
+from services.frontend.parsers.parts import TRUNCATED
 
+_OPENING = re.compile(r'(\{\s*"?)?')
 LIST_SHAPE = Shape(arguments=("parameters",))
 
 
@@ -16,11 +20,11 @@ def named_family(name: str) -> WholeFamily:
     def read(feed: Feed) -> Steps:
         try:
             yield from feed.skip_blanks()
-            yield from feed.peek()
+            yield from _wait_argument(feed)
             feed.begin_call(name)
             yield from stream_arguments(feed)
         except Malformed as error:
-            feed.reject(error.reason)
+            _end(feed, error)
         yield from _rest(feed)
 
     return WholeFamily(name="named", reader=read, special_marks=())
@@ -38,8 +42,27 @@ def _read_list(feed: Feed) -> Steps:
         yield from feed.expect("]")
         feed.settle()
     except Malformed as error:
-        feed.reject(error.reason)
+        _end(feed, error)
     yield from _rest(feed)
+
+
+def _wait_argument(feed: Feed) -> Steps:
+    """Until there is more than the beginning of an empty object: an answer that was cut off there is no call."""
+    while not feed.is_over and _OPENING.fullmatch(feed.text, feed.at):
+        yield
+    if feed.is_over and _OPENING.fullmatch(feed.text, feed.at):
+        raise Malformed(TRUNCATED)
+
+
+def _end(feed: Feed, error: Malformed) -> None:
+    """Reading ended early. What was cut off is the beginning of a call, not text; what is no call at all is text."""
+    if error.reason != TRUNCATED:
+        feed.reject(error.reason)
+        return
+    feed.at = len(feed.text)
+    feed.settle()
+    feed.drop_blanks()
+    feed.warn(TRUNCATED)
 
 
 def _rest(feed: Feed) -> Steps:

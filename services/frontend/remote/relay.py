@@ -82,7 +82,8 @@ class _ChoiceRelay:
         self._sent: _Piece | None = None
 
     def add(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        self._waiting.texts.append(text)
+        if text:
+            self._waiting.texts.append(text)
         self._waiting.token_ids.extend(token_ids)
         if logprobs is not None:
             self._waiting.logprobs = [*(self._waiting.logprobs or ()), *logprobs]
@@ -106,7 +107,7 @@ class _ChoiceRelay:
         assert piece is not None, "there is one reply for each text"
         self._parser.put(parts, len(piece.token_ids))
         outlet = self._relay.outlet
-        if piece.texts or parts:
+        if piece.token_ids or parts:
             outlet.on_text(self._number, "".join(piece.texts), piece.token_ids, piece.logprobs)
         if piece.ending is not None:
             self._relay.process.close_nowait(self.session)

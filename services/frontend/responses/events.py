@@ -8,7 +8,7 @@ import orjson
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
 from services.frontend.blocks import Block, BlockKind, Blocks, Pieces
-from services.frontend.openai.logprobs import chat_logprobs
+from services.frontend.openai.logprobs import chat_entries
 from services.frontend.openai.stream import EventStream
 from services.frontend.request import Ending
 from services.frontend.responses.body import (
@@ -32,7 +32,7 @@ class ResponseEvents:
     output_item.done; then completed, incomplete or failed. `sequence_number` counts all of them from 0.
     """
 
-    plain: Sequence[tuple[bytes, bytes]] | None = None
+    plain: Sequence[tuple[bytes, ...]] | None = None
 
     def __init__(
         self, begun: Mapping[str, Any], request_id: str, pieces: Pieces, text: TextModel, *, includes_logprobs: bool
@@ -73,7 +73,7 @@ class ResponseEvents:
     def text(self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """See Chunks."""
         if logprobs is not None and self._includes_logprobs:
-            self._new_logprobs += chat_logprobs(self._text, token_ids, logprobs)["content"]
+            self._new_logprobs += map(orjson.loads, chat_entries(self._text, token_ids, logprobs))
         self._blocks.push(text, len(token_ids))
         return self._take()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.openai.fields import Fields
+from services.frontend.request import content_of, text_of
 
 ITEMS_MAX = 4096
 PARTS_MAX = 1024
@@ -145,7 +146,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
         if item["type"] == "message" and item["role"] != "assistant":
-            messages.append({"role": item["role"], "content": _joined(item["content"])})
+            messages.append({"role": item["role"], "content": _content(item["content"])})
         elif item["type"] == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _joined(item["output"])})
         else:
@@ -165,7 +166,7 @@ def _add_to_assistant(messages: list[dict[str, Any]], item: Mapping[str, Any]) -
         last = {"role": "assistant", "content": ""}
         messages.append(last)
     if kind == "message":
-        last["content"] = _joined(item["content"])
+        last["content"] = _content(item["content"])
     elif kind == "function_call":
         function = {"name": item["name"], "arguments": item["arguments"]}
         last.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
@@ -173,5 +174,9 @@ def _add_to_assistant(messages: list[dict[str, Any]], item: Mapping[str, Any]) -
         last["reasoning_content"] = last.get("reasoning_content", "") + thought
 
 
-def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _content(parts: Sequence[Mapping[str, Any]]) -> str | list[dict[str, str]]:
+    return content_of([part["text"] for part in parts])
+
+
+def _joined(content: str | Sequence[Mapping[str, Any]]) -> str:
+    return text_of(content)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from kvmesh.core import Usage
@@ -16,8 +17,7 @@ from services.frontend.openai.asked import Asked
 from services.frontend.openai.bodies import sum_usage
 from services.frontend.openai.boundary import Boundary, json_response
 from services.frontend.openai.chat_request import read_chat
-from services.frontend.openai.fields import read_object
-from services.frontend.openai.logprobs import chat_logprobs
+from services.frontend.openai.logprobs import chat_entries
 from services.frontend.openai.serve import Effort, Exchange, read_of, run_all, stream_answer, warning_headers
 from services.frontend.openai.steering import steer
 from services.frontend.owner import owner_of
@@ -77,7 +77,7 @@ class Responses:
         app.router.add_post(PATH + "/{id}/cancel", handler(boundary, self._cancel))
 
     async def _create(self, exchange: Exchange, boundary: Boundary) -> web.StreamResponse:
-        body = read_object(await boundary.body(exchange.request))
+        body = await boundary.object(exchange.request)
         owner = owner_of(exchange.request)
         asked, prepared, request = await self.prepare(exchange.pipeline, body, exchange.request_id, owner, exchange)
         exchange.model_name = prepared.model.name
@@ -92,8 +92,9 @@ class Responses:
             await self._keep(asked, owner, final)
 
         return await stream_answer(
-            exchange, [prepared], events, 1, stream_type=ResponseStream, reading=reading, on_answered=on_answered
-        )
+            exchange, [prepared], events, 1, stream_type=ResponseStream, reading=reading, on_answered=on_answered,
+            is_detailed=asked.includes_logprobs,
+        )  # fmt: skip
 
     async def prepare(
         self,
@@ -225,7 +226,8 @@ def _whole(
     request_id, ending = prepared.request.request_id, outlet.ending
     logprobs = None
     if asked.includes_logprobs:
-        logprobs = chat_logprobs(prepared.model.text, outlet.token_ids, outlet.logprobs)["content"]
+        entries = chat_entries(prepared.model.text, outlet.token_ids, outlet.logprobs)
+        logprobs = [orjson.loads(each) for each in entries]
     output, last = [], outlet.blocks[-1]
     for block in outlet.blocks:
         status = status_of(ending) if block is last else "completed"
