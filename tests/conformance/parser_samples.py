@@ -17,7 +17,9 @@ from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reas
 from services.frontend.parsers.tables import reasoning_family, tool_family
 
 DIRECTORY = Path(__file__).parent / "parsers"
-TOOL_KINDS = frozenset({"plain", "single", "parallel", "nested", "unicode", "around", "truncated", "malformed"})
+TOOL_KINDS = frozenset(
+    {"plain", "single", "parallel", "nested", "unicode", "around", "truncated", "malformed", "unfinished"}
+)
 REASONING_KINDS = frozenset({"plain", "reasoned", "unclosed", "unicode", "around"})
 SAMPLES_MIN = 12
 

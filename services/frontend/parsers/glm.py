@@ -2,17 +2,20 @@
 the line ends."""
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Steps
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Doubts, Feed, Malformed, Steps
 from services.frontend.parsers.json_text import quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
+from services.frontend.parsers.section import unexpected
 from services.frontend.parsers.typed_values import ANYTHING, stream_typed, types_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _NAME_ENDS = Marks((KEY, CLOSE, "\n", "<tool_call>", "{"))
 _KEY_ENDS = Marks((KEY_END, "\n", CLOSE))
-_VALUE_ENDS = Marks((VALUE_END,))
+_DOUBTFUL = (CLOSE, OPEN, KEY)
+_VALUE_ENDS = Marks((VALUE_END, *_DOUBTFUL))
+_DOUBTS = Doubts(_DOUBTFUL, end=VALUE_END, others=(KEY, VALUE))
 
 
 def _read(feed: Feed) -> Steps:
@@ -39,14 +42,16 @@ def _read_arguments(feed: Feed, function: str) -> Steps:
         yield from feed.expect(VALUE)
         feed.add_arguments(f"{separator}{quoted(key)}: ")
         separator = ", "
-        yield from stream_typed(feed, _VALUE_ENDS, types_of(feed, function, key, unknown=ANYTHING))
-        yield from feed.expect(VALUE_END)
+        yield from stream_typed(feed, _VALUE_ENDS, types_of(feed, function, key, unknown=ANYTHING), _DOUBTS)
+        yield from feed.has(VALUE_END)
         feed.settle()
         yield from feed.skip_blanks()
-        if (yield from feed.has(CLOSE)):
-            feed.add_arguments("}")
-            return
-        yield from feed.expect(KEY)
+        if (yield from feed.has(KEY)):
+            continue
+        if not (yield from feed.has(CLOSE)) and not (yield from feed.is_at_mark()):
+            raise unexpected(feed, KEY, CLOSE)
+        feed.add_arguments("}")
+        return
 
 
 FAMILY = ToolFamily(

@@ -1,9 +1,8 @@
 """Hermes, Qwen 2.5 and Qwen 3: `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`."""
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Steps
+from services.frontend.parsers.feed import Feed, Malformed, Steps
 from services.frontend.parsers.json_call import read_json_call
-from services.frontend.parsers.parts import MALFORMED
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -21,7 +20,7 @@ def close_call(feed: Feed, close: str, following: str) -> Steps:
     if (yield from feed.has(following)):
         feed.at -= len(following)
     elif (yield from feed.peek()):
-        feed.reject(MALFORMED)
+        raise Malformed
 
 
 FAMILY = ToolFamily(name="hermes", readers={OPEN: _read}, closing_marks=(CLOSE,), template_marks=(OPEN,))

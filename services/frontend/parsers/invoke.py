@@ -5,10 +5,11 @@ Models leave the section's marks out, and `</parameter>` before the next one.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Reader, Steps
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Doubts, Feed, Found, Malformed, Reader, Steps
 from services.frontend.parsers.json_text import quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import UNKNOWN_TOOL
@@ -22,9 +23,11 @@ _SAID_TYPES = {"true": TEXT, "false": ANYTHING}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tags:
-    """The tags of a family. `unknown`: the types of a parameter of which neither the model nor the schema says any."""
+    """The tags of a family. `section_ends`: what ends its sections. `unknown`: the types of a parameter of which neither the
+    model nor the schema says any."""
 
     prefix: str = ""
+    section_ends: Sequence[str]
     unknown: frozenset[str] = TEXT
 
     @property
@@ -50,15 +53,18 @@ class _Tags:
     def call_reader(self, *, is_bare: bool = False) -> Reader:
         """Reads on behind `invoke`. `is_bare`: without a section's mark, so that it is a call only if it names a function of
         the request."""
-        ends = Marks((self.parameter_end, self.parameter, self.invoke_end))
+        doubtful = (self.invoke, *self.section_ends)
+        ends = Marks((self.parameter_end, self.parameter, self.invoke_end, *doubtful))
+        others = (self.parameter, self.invoke, self.invoke_end)
+        doubts = Doubts(doubtful, end=self.parameter_end, others=others)
 
         def read(feed: Feed) -> Steps:
-            yield from _read_call(feed, self, ends, is_bare=is_bare)
+            yield from _read_call(feed, self, ends, doubts, is_bare=is_bare)
 
         return read
 
 
-def _read_call(feed: Feed, tags: _Tags, ends: Marks, *, is_bare: bool) -> Steps:
+def _read_call(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, *, is_bare: bool) -> Steps:
     function = yield from _attribute(feed)
     if is_bare and feed.tools and function not in feed.tools:
         raise Malformed(UNKNOWN_TOOL)
@@ -70,6 +76,8 @@ def _read_call(feed: Feed, tags: _Tags, ends: Marks, *, is_bare: bool) -> Steps:
         if (yield from feed.has(tags.invoke_end)):
             break
         if not (yield from feed.has(tags.parameter)):
+            if (yield from feed.is_at_mark()):
+                break
             raise unexpected(feed, tags.parameter, tags.invoke_end)
         name = yield from _attribute(feed)
         yield from feed.skip_blanks()
@@ -80,7 +88,7 @@ def _read_call(feed: Feed, tags: _Tags, ends: Marks, *, is_bare: bool) -> Steps:
         feed.add_arguments(f"{separator}{quoted(name)}: ")
         separator = ", "
         types = types_of(feed, function, name, unknown=tags.unknown)
-        yield from stream_typed(feed, ends, _SAID_TYPES.get(is_string, types))
+        yield from stream_typed(feed, ends, _SAID_TYPES.get(is_string, types), doubts)
         yield from feed.has(tags.parameter_end)
         feed.settle()
     feed.add_arguments("{}" if separator == "{" else "}")
@@ -105,8 +113,16 @@ def _end_tag(feed: Feed) -> Steps:
     yield from feed.expect(">")
 
 
-def _family(name: str, tags: _Tags, sections: dict[str, str], *, special: tuple[str, ...] = ()) -> ToolFamily:
-    """`sections`: closing marks by opening ones."""
+def _family(
+    name: str,
+    prefix: str,
+    sections: dict[str, str],
+    *,
+    special: tuple[str, ...] = (),
+    unknown: frozenset[str] = TEXT,
+) -> ToolFamily:
+    """`sections`: closing marks by opening ones. `special`: special tokens in the marks. `unknown`: see _Tags."""
+    tags = _Tags(prefix=prefix, section_ends=tuple(sections.values()), unknown=unknown)
     read_call, read_first = tags.call_reader(), tags.call_reader(is_bare=True)
 
     def section(closing: str) -> Reader:
@@ -128,17 +144,20 @@ def _family(name: str, tags: _Tags, sections: dict[str, str], *, special: tuple[
     return ToolFamily(
         name=name,
         readers={**readers, tags.invoke: read_bare},
-        closing_marks=(*sections.values(), tags.invoke_end, tags.parameter, tags.parameter_end, *special),
+        closing_marks=(*sections.values(), tags.invoke_end, tags.parameter, tags.parameter_end),
+        mark_tokens=special,
+        hidden_marks=(*sections, *sections.values(), tags.invoke_end, tags.parameter_end) if special else (),
         template_marks=(*sections, *special),
     )
 
 
 _DSML = "｜DSML｜"
-MINIMAX_M2 = _family("minimax_m2", _Tags(), {"<minimax:tool_call>": "</minimax:tool_call>"})
+MINIMAX_M2 = _family("minimax_m2", "", {"<minimax:tool_call>": "</minimax:tool_call>"})
 # V4 has another word for the section.
 DEEPSEEK_V3_2 = _family(
     "deepseek_v3_2",
-    _Tags(prefix=_DSML, unknown=ANYTHING),
+    _DSML,
     {f"<{_DSML}{word}>": f"</{_DSML}{word}>" for word in ("function_calls", "tool_calls")},
     special=(_DSML,),
+    unknown=ANYTHING,
 )

@@ -41,7 +41,7 @@ def read_list(feed: Feed) -> Steps:
         yield from feed.skip_blanks()
         if (yield from feed.has(",")):
             continue
-        if (yield from feed.peek()):
+        if (yield from feed.peek()) and not (yield from feed.is_at_mark()):
             yield from feed.expect("]")
         feed.settle()
         return
@@ -72,6 +72,7 @@ GRANITE = ToolFamily(
         _GRANITE_TEXT: _reader(_GRANITE_TEXT, _GRANITE_END, is_closed=False),
     },
     closing_marks=(_GRANITE_END,),
+    hidden_marks=(_GRANITE,),
     template_marks=(_GRANITE,),
 )
 
@@ -87,5 +88,6 @@ PHI4 = ToolFamily(
     name="phi4",
     readers={_PHI_WORD: _reader(_PHI_WORD), _PHI: _reader(_PHI, _PHI_END, is_closed=False)},
     closing_marks=(_PHI_END,),
+    hidden_marks=(_PHI, _PHI_END),
     template_marks=("functools", _PHI_END, "<|/tool|>"),
 )

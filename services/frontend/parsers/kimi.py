@@ -38,7 +38,9 @@ def _read_call(feed: Feed) -> Steps:
     feed.begin_call(name, head if ":" in head else "")
     yield from stream_arguments(feed)
     yield from feed.skip_blanks()
-    if not (yield from feed.has(CALL_END)) and (yield from feed.peek()):
+    if (yield from feed.has(CALL_END)) or (yield from feed.is_at_mark()):
+        return
+    if (yield from feed.peek()):
         raise Malformed
 
 
@@ -46,6 +48,7 @@ FAMILY = ToolFamily(
     name="kimi_k2",
     readers={SECTION: _read_section, CALL: _read_call},
     closing_marks=(SECTION_END, CALL_END, ARGUMENTS),
+    hidden_marks=(SECTION, SECTION_END, CALL, CALL_END, ARGUMENTS),
     template_marks=(SECTION, CALL),
     gives_call_ids=True,
 )

@@ -4,9 +4,9 @@
 import re
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Found, Malformed, Steps
+from services.frontend.parsers.feed import Feed, Found, Interrupted, Malformed, Steps
 from services.frontend.parsers.json_text import quoted
-from services.frontend.parsers.parts import MALFORMED, UNKNOWN_TOOL
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, UNKNOWN_TOOL
 from services.frontend.parsers.python_text import malformed, stream_literal
 
 OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
@@ -17,14 +17,20 @@ _KEYWORD = re.compile(r"\w")
 def _read_marked(feed: Feed) -> Steps:
     yield from feed.skip_blanks()
     has_list = yield from feed.has("[")
-    yield from _read_calls(feed, is_bare=False, is_listed=has_list)
+    try:
+        yield from _read_calls(feed, is_bare=False, is_listed=has_list)
+    except Interrupted:
+        feed.warn(ARGUMENTS_MALFORMED)
     yield from feed.skip_blanks()
-    if not (yield from feed.has(CLOSE)):
+    if not (yield from feed.has(CLOSE)) and not (yield from feed.is_at_mark()):
         feed.reject("" if feed.is_over and feed.at == len(feed.text) else MALFORMED)
 
 
 def _read_bare(feed: Feed) -> Steps:
-    yield from _read_calls(feed, is_bare=True, is_listed=True)
+    try:
+        yield from _read_calls(feed, is_bare=True, is_listed=True)
+    except Interrupted:
+        feed.warn(ARGUMENTS_MALFORMED)
 
 
 def _read_calls(feed: Feed, *, is_bare: bool, is_listed: bool) -> Steps:
@@ -97,5 +103,6 @@ FAMILY = ToolFamily(
     name="pythonic",
     readers={OPEN: _read_marked, "[": _read_bare},
     closing_marks=(CLOSE,),
+    hidden_marks=(OPEN, CLOSE),
     template_marks=(OPEN, "[func_name1(params_name1=params_value1"),
 )

@@ -1,10 +1,10 @@
 """Qwen 3 Coder: `<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>`.
 
-The outer marks may be missing, and models leave `</parameter>` out before the next one.
+The outer marks may be missing, and models leave `</parameter>` and `</function>` out.
 """
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Steps
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Doubts, Feed, Found, Malformed, Steps
 from services.frontend.parsers.json_text import quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
@@ -13,7 +13,9 @@ from services.frontend.parsers.typed_values import stream_typed, types_of
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_ENDS = Marks((PARAMETER_END, PARAMETER, FUNCTION_END))
+_DOUBTFUL = (CLOSE, OPEN, FUNCTION)
+_ENDS = Marks((PARAMETER_END, PARAMETER, FUNCTION_END, *_DOUBTFUL))
+_DOUBTS = Doubts(_DOUBTFUL, end=PARAMETER_END, others=(PARAMETER, FUNCTION, FUNCTION_END))
 _NAME_ENDS = Marks((">", "\n", "<"))
 
 
@@ -21,8 +23,8 @@ def _read(feed: Feed) -> Steps:
     yield from feed.skip_blanks()
     yield from feed.expect(FUNCTION)
     yield from _read_functions(feed)
-    if not (yield from feed.has(CLOSE)):
-        feed.reject(MALFORMED if (yield from feed.peek()) else "")
+    if not (yield from feed.has(CLOSE)) and not (yield from feed.is_at_mark()):
+        raise Malformed(MALFORMED if (yield from feed.peek()) else "")
 
 
 def _read_function(feed: Feed) -> Steps:
@@ -58,11 +60,13 @@ def _read_one(feed: Feed) -> Steps:
         if (yield from feed.has(FUNCTION_END)):
             break
         if not (yield from feed.has(PARAMETER)):
+            if (yield from feed.is_at_mark()):
+                break
             raise Malformed(MALFORMED if (yield from feed.peek()) else TRUNCATED)
         parameter = yield from _name(feed)
         feed.add_arguments(f"{separator}{quoted(parameter)}: ")
         separator = ", "
-        yield from stream_typed(feed, _ENDS, types_of(feed, function, parameter), is_padded=True)
+        yield from stream_typed(feed, _ENDS, types_of(feed, function, parameter), _DOUBTS, is_padded=True)
         yield from feed.has(PARAMETER_END)
         feed.settle()
     feed.add_arguments("{}" if separator == "{" else "}")

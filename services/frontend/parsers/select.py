@@ -106,7 +106,7 @@ def _named(words: str, model: str) -> str:
 def _clash(tools: ToolFamily | WholeFamily | None, reasoning: ReasoningFamily | WholeFamily | None) -> bool:
     if not isinstance(tools, ToolFamily) or not isinstance(reasoning, ReasoningFamily):
         return False
-    return clash(tools.readers, reasoning.marks)
+    return clash(tools.marks, reasoning.marks)
 
 
 def _remote(tool_parser: str, reasoning_parser: str) -> Selection:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from services.frontend.parsers.feed import Feed, Found, Malformed, ToPart
+from services.frontend.parsers.feed import Doubts, Feed, Found, Malformed, ToPart
 from services.frontend.parsers.json_text import inner, quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import TRUNCATED
@@ -42,17 +42,19 @@ def _types(schema: Any, depth: int = 0) -> frozenset[str]:
     return frozenset().union(*(_types(each, depth + 1) for each in choices))
 
 
-def stream_typed(feed: Feed, ends: Marks, types: frozenset[str], *, is_padded: bool = False) -> Found:
+def stream_typed(
+    feed: Feed, ends: Marks, types: frozenset[str], doubts: Doubts | None = None, *, is_padded: bool = False
+) -> Found:
     """The value at the cursor, up to a mark, which stays and is returned, as a piece of the last call's arguments.
 
-    `is_padded`: one line end before and one behind the value are layout.
+    `doubts`: which of the marks may be text. `is_padded`: one line end before and one behind the value are layout.
     """
     if is_padded:
         yield from feed.has("\n")
     if types == TEXT or types == {"string", "null"}:
-        return (yield from _stream_text(feed, ends, types, is_padded=is_padded))
+        return (yield from _stream_text(feed, ends, types, doubts, is_padded=is_padded))
     held: list[str] = []
-    mark = yield from feed.stream_until(ends, held.append)
+    mark = yield from feed.stream_until(ends, held.append, doubts=doubts)
     text = "".join(held)
     if not mark:
         # Cut off: the arguments are incomplete, and all that the model said of them is in them.
@@ -62,7 +64,7 @@ def stream_typed(feed: Feed, ends: Marks, types: frozenset[str], *, is_padded: b
     return mark
 
 
-def _stream_text(feed: Feed, ends: Marks, types: frozenset[str], *, is_padded: bool) -> Found:
+def _stream_text(feed: Feed, ends: Marks, types: frozenset[str], doubts: Doubts | None, *, is_padded: bool) -> Found:
     """Text at once; a lone `null` where it may be one, and the last line end, wait for what follows."""
     begun = False
     held = ""
@@ -81,7 +83,7 @@ def _stream_text(feed: Feed, ends: Marks, types: frozenset[str], *, is_padded: b
     def quick() -> ToPart | None:
         return (lambda text: feed.to_arguments(inner(text))) if begun and not held else None
 
-    mark = yield from feed.stream_until(ends, emit, quick)
+    mark = yield from feed.stream_until(ends, emit, quick, doubts)
     if not begun and held.removesuffix("\n") == "null" and mark:
         feed.add_arguments("null")
         return mark
