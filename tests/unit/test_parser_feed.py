@@ -49,10 +49,12 @@ def _string_with_a_mark(feed: Feed) -> Steps:
 Read = Callable[[Feed], Steps]
 READS: Sequence[tuple[Read, str, int]] = (
     (Feed.skip_blanks, " " * (3 * BLANKS_MAX) + "x", BLANKS_MAX),
+    (Feed.skip_blanks, " " * (BLANKS_MAX + 1) + "x", BLANKS_MAX),
     (Feed.skip_blanks, "\n" * BLANKS_MAX + "x", -1),
     (_take_words, "a" * (3 * NAME_CHARACTERS_MAX) + " ", 0),
     (_take_words, "a" * NAME_CHARACTERS_MAX + " ", -1),
     (_take_until, "a" * (3 * NAME_CHARACTERS_MAX) + "<end>", 0),
+    (_take_until, "a" * (3 * NAME_CHARACTERS_MAX), 0),
     (_take_until, "a" * NAME_CHARACTERS_MAX + "<end>", -1),
     (_take_until, "a" * (NAME_CHARACTERS_MAX - 3) + "<en" + "a" * 9 + "<end>", 0),
     (_take_string, '"' + "a" * (3 * NAME_CHARACTERS_MAX) + '" ', NAME_CHARACTERS_MAX + 1),
@@ -69,7 +71,7 @@ READS: Sequence[tuple[Read, str, int]] = (
 
 
 def cursor(read: Read, pieces: Sequence[str]) -> int:
-    """Where the cursor stands in the text when reading fails; -1 if it succeeds."""
+    """Where the cursor stands in the text when reading fails, before the answer is over; -1 if it succeeds."""
     feed = Feed()
     steps = read(feed)
     gone = 0
@@ -79,8 +81,6 @@ def cursor(read: Read, pieces: Sequence[str]) -> int:
             gone += feed.kept
             feed.add(piece)
             next(steps)
-        feed.is_over = True
-        next(steps)
     except StopIteration:
         return -1
     except Malformed:
