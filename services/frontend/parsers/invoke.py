@@ -1,23 +1,38 @@
 """Calls as `<invoke name="...">` with `<parameter name="...">value</parameter>` in a section: MiniMax M2, and DeepSeek V3.2 with
-`｜DSML｜` in each tag and `string="true"` where a value is text and not JSON.
+`｜DSML｜` in each tag and `string="true"` where a value is text and not JSON; the tool's schema knows better.
 
-Models leave the section's marks out, and `</parameter>` before the next one.
+Models write the arguments as one JSON object instead, or put all of them into a parameter `arguments`.
+They leave the section's marks out, and `</parameter>` before the next one.
 """
 
+import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Doubts, Feed, Found, Malformed, Reader, Steps
-from services.frontend.parsers.json_text import quoted
+from services.frontend.parsers.feed import (
+    NAME_CHARACTERS_MAX,
+    Asked,
+    Doubts,
+    Feed,
+    Found,
+    Interrupted,
+    Malformed,
+    Reader,
+    Steps,
+)
+from services.frontend.parsers.json_call import stream_arguments
+from services.frontend.parsers.json_text import is_object, quoted, stream_container
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.parts import UNKNOWN_TOOL
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, UNKNOWN_TOOL
 from services.frontend.parsers.section import read_section, unexpected
-from services.frontend.parsers.typed_values import ANYTHING, TEXT, stream_typed, types_of
+from services.frontend.parsers.typed_values import ANYTHING, TEXT, stream_typed, to_json, types_of
 
 _BARE = re.compile(r"[^\s>\"'<]")
 _QUOTES = {'"': Marks(('"', "\n", ">")), "'": Marks(("'", "\n", ">"))}
+WRAPPERS = ("arguments", "input")
 _SAID_TYPES = {"true": TEXT, "false": ANYTHING}
 
 
@@ -68,7 +83,16 @@ def _read_call(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, *, is_bare:
     function = yield from _attribute(feed)
     if is_bare and feed.tools and function not in feed.tools:
         raise Malformed(UNKNOWN_TOOL)
-    yield from _end_tag(feed)
+    yield from feed.skip_blanks()
+    if (yield from feed.has("/>")):
+        feed.begin_call(function)
+        feed.add_arguments("{}")
+        return
+    yield from feed.expect(">")
+    yield from feed.skip_blanks()
+    if (yield from feed.peek()) == "{":
+        yield from _read_json(feed, tags, function)
+        return
     feed.begin_call(function)
     separator = "{"
     while True:
@@ -85,13 +109,75 @@ def _read_call(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, *, is_bare:
         if (yield from feed.has("string=")):
             is_string = yield from _attribute(feed)
         yield from _end_tag(feed)
+        types = types_of(feed, function, name, unknown=_SAID_TYPES.get(is_string, tags.unknown))
+        if separator == "{" and _is_wrapper(feed, function, name):
+            if (yield from _read_wrapper(feed, tags, ends, doubts, function, name)):
+                return
+            separator = ", "
+            continue
         feed.add_arguments(f"{separator}{quoted(name)}: ")
         separator = ", "
-        types = types_of(feed, function, name, unknown=tags.unknown)
-        yield from stream_typed(feed, ends, _SAID_TYPES.get(is_string, types), doubts)
+        yield from stream_typed(feed, ends, types, doubts)
         yield from feed.has(tags.parameter_end)
         feed.settle()
     feed.add_arguments("{}" if separator == "{" else "}")
+
+
+def _read_json(feed: Feed, tags: _Tags, function: str) -> Steps:
+    """A call whose arguments are one JSON object instead of parameters."""
+    if _is_wrapper(feed, function, *WRAPPERS):
+        pieces: list[str] = []
+        with suppress(Interrupted):
+            yield from stream_container(feed, feed.hold(pieces))
+        document = "".join(pieces)
+        feed.begin_call(function)
+        feed.add_arguments(_unwrapped(feed, function, document) or document)
+        if not is_object(document):
+            feed.warn(ARGUMENTS_MALFORMED)
+    else:
+        feed.begin_call(function)
+        yield from stream_arguments(feed)
+    yield from feed.skip_blanks()
+    if not (yield from feed.has(tags.invoke_end)) and not (yield from feed.is_at_mark()):
+        raise unexpected(feed, tags.invoke_end)
+
+
+def _read_wrapper(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, function: str, name: str) -> Asked:
+    """A first parameter that may hold all arguments. Whether it did, and the call is over."""
+    held: list[str] = []
+    mark = yield from feed.stream_until(ends, held.append, doubts=doubts)
+    text = "".join(held)
+    if not mark:
+        feed.add_arguments(f"{{{quoted(name)}: {text}")
+        raise Malformed(TRUNCATED)
+    yield from feed.has(tags.parameter_end)
+    yield from feed.skip_blanks()
+    is_only = yield from feed.has(tags.invoke_end)
+    inner = _unwrapped(feed, function, f"{{{quoted(name)}: {to_json(text, ANYTHING)}}}")
+    if is_only and inner:
+        feed.add_arguments(inner)
+        return True
+    feed.add_arguments(f"{{{quoted(name)}: {to_json(text, ANYTHING)}" + ("}" if is_only else ""))
+    return is_only
+
+
+def _is_wrapper(feed: Feed, function: str, *names: str) -> bool:
+    """Whether the function has parameters and none of these, which are wrappers that models put around all arguments."""
+    properties = feed.tools.get(function, {}).get("properties") or {}
+    return bool(properties) and all(name in WRAPPERS and name not in properties for name in names)
+
+
+def _unwrapped(feed: Feed, function: str, document: str) -> str:
+    """What a wrapper holds, if all of it is parameters of the function; else nothing."""
+    arguments = json.loads(document) if is_object(document) else {}
+    if len(arguments) != 1:
+        return ""
+    (name, value), *_ = arguments.items()
+    if isinstance(value, str) and is_object(value):
+        value = json.loads(value)
+    if not isinstance(value, dict) or not _is_wrapper(feed, function, name):
+        return ""
+    return json.dumps(value, ensure_ascii=False) if value.keys() <= feed.tools[function]["properties"].keys() else ""
 
 
 def _attribute(feed: Feed) -> Found:

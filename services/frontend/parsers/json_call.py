@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Interrupted, Malformed, Steps, ToPart
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Found, Interrupted, Malformed, Steps, ToPart
 from services.frontend.parsers.json_text import is_object, stream_container, stream_string, stream_value, take_string
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, TRUNCATED, UNKNOWN_TOOL, Part
 
@@ -131,6 +131,16 @@ def stream_arguments(feed: Feed) -> Steps:
         yield from _document(feed, (yield from feed.peek()), emit, to_part)
     if not is_object("".join(said)):
         feed.warn(ARGUMENTS_MALFORMED)
+
+
+def take_object(feed: Feed) -> Found:
+    """A whole JSON object at the cursor."""
+    pieces: list[str] = []
+    yield from stream_container(feed, feed.hold(pieces))
+    document = "".join(pieces)
+    if not is_object(document):
+        raise Malformed
+    return document
 
 
 def _document(feed: Feed, character: str, emit: Emit, to_part: ToPart | None = None) -> Steps:

@@ -3,14 +3,18 @@
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.hermes import close_call
-from services.frontend.parsers.json_call import read_json_call
+from services.frontend.parsers.json_call import BARE_SHAPE, read_json_call
 
 
 def _reader(opening: str, closing: str = "", *, is_closed: bool = True) -> Reader:
     """`is_closed`: the closing mark is left out at the end of an answer only. A mark that ends with a bracket is the list's
-    own; what is no object behind it was just text."""
+    or the object's own; what is no call behind it was just text."""
 
     def read(feed: Feed) -> Steps:
+        if opening.endswith("{"):
+            feed.at -= 1
+            yield from read_json_call(feed, BARE_SHAPE)
+            return
         yield from feed.skip_blanks()
         if opening.endswith("["):
             if (yield from feed.peek()) not in ("{", ""):
@@ -83,10 +87,14 @@ GRANITE_20B = ToolFamily(
 )
 
 # Phi 4 mini says `functools[...]` where the template asks for it; by itself it has tokens for that.
-_PHI_WORD, _PHI, _PHI_END = "functools[", "<|tool_call|>", "<|/tool_call|>"
+_PHI_WORD, _PHI_OBJECT, _PHI, _PHI_END = "functools[", "functools{", "<|tool_call|>", "<|/tool_call|>"
 PHI4 = ToolFamily(
     name="phi4",
-    readers={_PHI_WORD: _reader(_PHI_WORD), _PHI: _reader(_PHI, _PHI_END, is_closed=False)},
+    readers={
+        _PHI_WORD: _reader(_PHI_WORD),
+        _PHI_OBJECT: _reader(_PHI_OBJECT),
+        _PHI: _reader(_PHI, _PHI_END, is_closed=False),
+    },
     closing_marks=(_PHI_END,),
     hidden_marks=(_PHI, _PHI_END),
     template_marks=("functools", _PHI_END, "<|/tool|>"),
