@@ -51,6 +51,7 @@ class Sample:
     calls: Sequence[tuple[str, Any]]
     warnings: Sequence[str]
     vllm: str = ""
+    source: str = ""
 
     @property
     def id(self) -> str:
@@ -128,6 +129,7 @@ def load(path: Path) -> list[Sample]:
             calls=[(name, arguments) for name, arguments in each.get("calls", [])],
             warnings=each.get("warnings", []),
             vllm=each.get("vllm", record.get("vllm", "")),
+            source=each.get("source", record.get("source", "")),
         )
         for each in record["samples"]
     ]

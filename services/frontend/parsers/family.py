@@ -36,7 +36,12 @@ class ToolFamily:
     @property
     def marks(self) -> frozenset[str]:
         """Marks that must not be left out of the text, even where they are special tokens."""
-        return frozenset((*self.readers, *self.closing_marks, *self.mark_tokens))
+        return frozenset((*self.searched_marks, *self.mark_tokens))
+
+    @property
+    def searched_marks(self) -> Sequence[str]:
+        """Marks that are looked for in content."""
+        return (*self.readers, *self.closing_marks)
 
     @property
     def stops(self) -> frozenset[str]:
@@ -53,6 +58,7 @@ class ReasoningFamily:
     `ends_at_tools`: a tool call's mark ends reasoning too: models forget the closing mark before calls.
     `openings`, `closings`: each any of several spellings.
     `answer_marks`: an opening and a closing mark around the answer that follows.
+    `hidden_marks`, `mark_tokens`: see ToolFamily.
     `label`: what the model may write behind the opening mark before it reasons.
     """
 
@@ -64,11 +70,18 @@ class ReasoningFamily:
     template_marks: Sequence[str] = ()
     answer_marks: Sequence[str] = ()
     label: str = ""
+    hidden_marks: Sequence[str] = ()
+    mark_tokens: Sequence[str] = ()
 
     @property
     def marks(self) -> frozenset[str]:
         """See ToolFamily."""
-        return frozenset((*self.openings, *self.closings, *self.answer_marks))
+        return frozenset((*self.searched_marks, *self.mark_tokens))
+
+    @property
+    def searched_marks(self) -> Sequence[str]:
+        """See ToolFamily."""
+        return (*self.openings, *self.closings, *self.answer_marks, *self.hidden_marks)
 
     def begins_inside(self, prompt_tail: str) -> bool:
         """Whether an answer to a prompt with this end begins with reasoning that has no opening mark."""

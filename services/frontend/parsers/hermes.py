@@ -1,15 +1,17 @@
-"""Hermes, Qwen 2.5 and Qwen 3: `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`."""
+"""Hermes, Qwen 2.5, Qwen 3 and ERNIE 4.5: `<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`; LongCat with
+`<longcat_tool_call>`."""
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Malformed, Steps
+from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.json_call import read_json_call
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
+def _reader(opening: str, closing: str) -> Reader:
+    def read(feed: Feed) -> Steps:
+        yield from read_json_call(feed)
+        yield from close_call(feed, closing, opening)
 
-def _read(feed: Feed) -> Steps:
-    yield from read_json_call(feed)
-    yield from close_call(feed, CLOSE, OPEN)
+    return read
 
 
 def close_call(feed: Feed, close: str, following: str) -> Steps:
@@ -23,4 +25,14 @@ def close_call(feed: Feed, close: str, following: str) -> Steps:
         raise Malformed
 
 
-FAMILY = ToolFamily(name="hermes", readers={OPEN: _read}, closing_marks=(CLOSE,), template_marks=(OPEN,))
+def _family(name: str, opening: str, closing: str) -> ToolFamily:
+    return ToolFamily(
+        name=name,
+        readers={opening: _reader(opening, closing)},
+        closing_marks=(closing,),
+        template_marks=(opening,),
+    )
+
+
+FAMILY = _family("hermes", "<tool_call>", "</tool_call>")
+LONGCAT = _family("longcat", "<longcat_tool_call>", "</longcat_tool_call>")

@@ -37,12 +37,12 @@ _SAID_TYPES = {"true": TEXT, "false": ANYTHING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tags:
-    """The tags of a family. `section_ends`: what ends its sections. `unknown`: the types of a parameter of which neither the
+class Tags:
+    """The tags of a family. `section_marks`: what begins and ends its sections. `unknown`: the types of a parameter of which neither the
     model nor the schema says any."""
 
     prefix: str = ""
-    section_ends: Sequence[str]
+    section_marks: Sequence[str]
     unknown: frozenset[str] = TEXT
 
     @property
@@ -68,7 +68,7 @@ class _Tags:
     def call_reader(self, *, is_bare: bool = False) -> Reader:
         """Reads on behind `invoke`. `is_bare`: without a section's mark, so that it is a call only if it names a function of
         the request."""
-        doubtful = (self.invoke, *self.section_ends)
+        doubtful = (self.invoke, *self.section_marks)
         ends = Marks((self.parameter_end, self.parameter, self.invoke_end, *doubtful))
         others = (self.parameter, self.invoke, self.invoke_end)
         doubts = Doubts(doubtful, end=self.parameter_end, others=others)
@@ -79,8 +79,8 @@ class _Tags:
         return read
 
 
-def _read_call(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, *, is_bare: bool) -> Steps:
-    function = yield from _attribute(feed)
+def _read_call(feed: Feed, tags: Tags, ends: Marks, doubts: Doubts, *, is_bare: bool) -> Steps:
+    function = yield from read_attribute(feed)
     if is_bare and feed.tools and function not in feed.tools:
         raise Malformed(UNKNOWN_TOOL)
     yield from feed.skip_blanks()
@@ -103,12 +103,12 @@ def _read_call(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, *, is_bare:
             if (yield from feed.is_at_mark()):
                 break
             raise unexpected(feed, tags.parameter, tags.invoke_end)
-        name = yield from _attribute(feed)
+        name = yield from read_attribute(feed)
         yield from feed.skip_blanks()
         is_string = ""
         if (yield from feed.has("string=")):
-            is_string = yield from _attribute(feed)
-        yield from _end_tag(feed)
+            is_string = yield from read_attribute(feed)
+        yield from end_tag(feed)
         types = types_of(feed, function, name, unknown=_SAID_TYPES.get(is_string, tags.unknown))
         if separator == "{" and _is_wrapper(feed, function, name):
             if (yield from _read_wrapper(feed, tags, ends, doubts, function, name)):
@@ -123,7 +123,7 @@ def _read_call(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, *, is_bare:
     feed.add_arguments("{}" if separator == "{" else "}")
 
 
-def _read_json(feed: Feed, tags: _Tags, function: str) -> Steps:
+def _read_json(feed: Feed, tags: Tags, function: str) -> Steps:
     """A call whose arguments are one JSON object instead of parameters."""
     if _is_wrapper(feed, function, *WRAPPERS):
         pieces: list[str] = []
@@ -142,7 +142,7 @@ def _read_json(feed: Feed, tags: _Tags, function: str) -> Steps:
         raise unexpected(feed, tags.invoke_end)
 
 
-def _read_wrapper(feed: Feed, tags: _Tags, ends: Marks, doubts: Doubts, function: str, name: str) -> Asked:
+def _read_wrapper(feed: Feed, tags: Tags, ends: Marks, doubts: Doubts, function: str, name: str) -> Asked:
     """A first parameter that may hold all arguments. Whether it did, and the call is over."""
     held: list[str] = []
     mark = yield from feed.stream_until(ends, held.append, doubts=doubts)
@@ -180,7 +180,7 @@ def _unwrapped(feed: Feed, function: str, document: str) -> str:
     return json.dumps(value, ensure_ascii=False) if value.keys() <= feed.tools[function]["properties"].keys() else ""
 
 
-def _attribute(feed: Feed) -> Found:
+def read_attribute(feed: Feed) -> Found:
     """A value, with quotes of either kind or without."""
     quote = yield from feed.peek()
     if quote in _QUOTES:
@@ -194,7 +194,8 @@ def _attribute(feed: Feed) -> Found:
     return value.strip()
 
 
-def _end_tag(feed: Feed) -> Steps:
+def end_tag(feed: Feed) -> Steps:
+    """The end of an opening tag."""
     yield from feed.skip_blanks()
     yield from feed.expect(">")
 
@@ -207,8 +208,8 @@ def _family(
     special: tuple[str, ...] = (),
     unknown: frozenset[str] = TEXT,
 ) -> ToolFamily:
-    """`sections`: closing marks by opening ones. `special`: special tokens in the marks. `unknown`: see _Tags."""
-    tags = _Tags(prefix=prefix, section_ends=tuple(sections.values()), unknown=unknown)
+    """`sections`: closing marks by opening ones. `special`: special tokens in the marks. `unknown`: see Tags."""
+    tags = Tags(prefix=prefix, section_marks=(*sections, *sections.values()), unknown=unknown)
     read_call, read_first = tags.call_reader(), tags.call_reader(is_bare=True)
 
     def section(closing: str) -> Reader:

@@ -83,7 +83,7 @@ def answer_steps(
         feed.stops, feed.hidden = marks_of(tools.stops), marks_of(frozenset(tools.hidden_marks))
     if reasoning is not None:
         read = _reasoning_reader(reasoning, tools)
-        readers |= dict.fromkeys(reasoning.openings, read)
+        readers |= dict.fromkeys(reasoning.hidden_marks, _skip) | dict.fromkeys(reasoning.openings, read)
         if reasoning.answer_marks:
             readers |= answer_readers(*reasoning.answer_marks)
         if is_inside:

@@ -45,10 +45,11 @@ def types_of(feed: Feed, function: str, parameter: str, *, unknown: frozenset[st
     """The JSON types that a parameter may have; `unknown` where its schema does not say."""
     properties = feed.tools.get(function, {}).get("properties")
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-    return _types(schema) or unknown
+    return schema_types(schema) or unknown
 
 
-def _types(schema: Any, depth: int = 0) -> frozenset[str]:
+def schema_types(schema: Any, depth: int = 0) -> frozenset[str]:
+    """The JSON types that a schema allows; empty where it does not say."""
     if not isinstance(schema, Mapping) or depth > 4:
         return frozenset()
     found = schema.get("type")
@@ -60,7 +61,7 @@ def _types(schema: Any, depth: int = 0) -> frozenset[str]:
     if isinstance(values, list):
         return TEXT if all(isinstance(value, str) for value in values) else frozenset()
     choices = [each for key in ("anyOf", "oneOf", "allOf") for each in schema.get(key) or ()]
-    return frozenset().union(*(_types(each, depth + 1) for each in choices))
+    return frozenset().union(*(schema_types(each, depth + 1) for each in choices))
 
 
 def stream_typed(
