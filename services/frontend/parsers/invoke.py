@@ -206,9 +206,11 @@ def _family(
     sections: dict[str, str],
     *,
     special: tuple[str, ...] = (),
+    shows_special: bool = False,
     unknown: frozenset[str] = TEXT,
 ) -> ToolFamily:
-    """`sections`: closing marks by opening ones. `special`: special tokens in the marks. `unknown`: see Tags."""
+    """`sections`: closing marks by opening ones. `special`: special tokens in the marks;
+    `shows_special`: a model that has them fits. `unknown`: see Tags."""
     tags = Tags(prefix=prefix, section_marks=(*sections, *sections.values()), unknown=unknown)
     read_call, read_first = tags.call_reader(), tags.call_reader(is_bare=True)
 
@@ -234,7 +236,7 @@ def _family(
         closing_marks=(*sections.values(), tags.invoke_end, tags.parameter, tags.parameter_end),
         mark_tokens=special,
         hidden_marks=(*sections, *sections.values(), tags.invoke_end, tags.parameter_end) if special else (),
-        template_marks=(*sections, *special),
+        template_marks=(*sections, *(special if shows_special else ())),
     )
 
 
@@ -245,6 +247,15 @@ DEEPSEEK_V3_2 = _family(
     "deepseek_v3_2",
     _DSML,
     {f"<{_DSML}{word}>": f"</{_DSML}{word}>" for word in ("function_calls", "tool_calls")},
+    special=(_DSML,),
+    shows_special=True,
+    unknown=ANYTHING,
+)
+# V4.1 has a blank behind the token, and a third word.
+DEEPSEEK_V4_1 = _family(
+    "deepseek_v4_1",
+    f"{_DSML} ",
+    {f"<{_DSML} calls>": f"</{_DSML} calls>"},
     special=(_DSML,),
     unknown=ANYTHING,
 )

@@ -22,7 +22,7 @@ DEFAULT_TOOL_FAMILY = "hermes"
 
 # The more telling come first: marks of a later family may stand in templates of an earlier one.
 TOOL_ORDER: Sequence[str] = (
-    "harmony", "kimi_k3", "kimi_k2", "hy_v3", "glm45", "minimax_m3", "minimax_m2", "deepseek_v3_2", "deepseek_v3", "step3",
+    "harmony", "kimi_k3", "kimi_k2", "hy_v3", "glm45", "minimax_m3", "minimax_m2", "deepseek_v4_1", "deepseek_v3_2", "deepseek_v3", "step3",
     "gemma", "nemotron", "jamba", "cohere_command", "apertus", "internlm", "gigachat3", "lfm2", "longcat", "phi4", "granite",
     "seed_oss", "mimo", "qwen3_coder", "mistral", "xlam", "pythonic", "granite_20b_fc", "olmo3", "hermes", "llama3_json",
 )  # fmt: skip
