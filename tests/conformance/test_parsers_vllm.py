@@ -5,7 +5,9 @@ Where vLLM makes something else of an answer, the sample holds both outcomes and
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +92,13 @@ def test_where_vllm_differs(oracle: VllmOracle, sample: Sample) -> None:
         assert isinstance(theirs, Outcome), theirs
         assert comparable(theirs) == (expected.content, expected.reasoning, list(expected.calls))
         assert comparable(theirs) != comparable(ours), "they agree by now"
+
+
+@pytest.mark.timeout(180)
+def test_docs_list_what_is_not_read(oracle: VllmOracle) -> None:
+    """Every name of vLLM's is a family or an alias here, or stands in docs/parsers.md with the way out, and no other does."""
+    page = (Path(__file__).parents[2] / "docs" / "parsers.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (tools|reasoning) \| (.*) \|$", page, re.MULTILINE))
+    known = {"tools": {*TOOL_FAMILIES, *TOOL_ALIASES}, "reasoning": {*REASONING_FAMILIES, *REASONING_ALIASES}}
+    for kind, names in (("tools", oracle.names["tools"]), ("reasoning", oracle.names["reasonings"])):
+        assert set(re.findall(r"`(\w+)`", rows[kind])) == set(names) - known[kind]
