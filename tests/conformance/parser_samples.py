@@ -1,9 +1,12 @@
-"""Recorded answers of every family, and how a test feeds them.
+"""Answers in every family's format, what is to come of them, and how a test feeds them.
 
-A file `parsers/<family>.json` names its parsers and the request's functions (`tools`: parameter schemas by name), and holds
-samples: `text` as the model wrote it, `kinds` (which of KINDS it shows), and what is to come of it: `content`, `reasoning`,
-`calls` as [name, arguments] (a string where the arguments are no whole JSON object) and `warnings`. `prompt_tail` is the end
-of the prompt where that matters. `vllm` says why vLLM's own parser makes something else of it.
+A file `parsers/<family>.json` names its parsers, the request's functions (`tools`: parameter schemas by name) and the `source` of
+the format; a sample may have a source of its own. No sample is the output of a model: they are written by hand in the format that the
+source shows. A sample holds `text` as the model would write it, `kinds` (which of KINDS it shows), and what is to come of it: `content`,
+`reasoning`, `calls` as [name, arguments] (a string where the arguments are no whole JSON object) and `warnings`. `prompt_tail` is the
+end of the prompt where that matters. `vllm` is there where vLLM's own parser makes something else of the text: the `reason` why it
+differs, and what it makes of it: `content`, `reasoning` and `calls`, or the error that it `fails` with, or `parser: false` where vLLM
+has none for the format.
 """
 
 import json
@@ -17,7 +20,9 @@ from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reas
 from services.frontend.parsers.tables import reasoning_family, tool_family
 
 DIRECTORY = Path(__file__).parent / "parsers"
-TOOL_KINDS = frozenset({"plain", "single", "parallel", "nested", "unicode", "around", "truncated", "malformed"})
+TOOL_KINDS = frozenset(
+    {"plain", "single", "parallel", "nested", "unicode", "around", "truncated", "malformed", "unfinished"}
+)
 REASONING_KINDS = frozenset({"plain", "reasoned", "unclosed", "unicode", "around"})
 SAMPLES_MIN = 12
 
@@ -33,8 +38,21 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VllmDifference:
+    """What vLLM's parser makes of a sample, where that is not what ours makes, and why. `fails`: the type of its error.
+    `has_parser`: whether it has one for the format."""
+
+    reason: str
+    has_parser: bool = True
+    fails: str = ""
+    content: str = ""
+    reasoning: str = ""
+    calls: Sequence[tuple[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One recorded answer and what is to come of it."""
+    """One answer and what is to come of it. `source`: where its format comes from."""
 
     file: str
     title: str
@@ -48,7 +66,8 @@ class Sample:
     reasoning: str
     calls: Sequence[tuple[str, Any]]
     warnings: Sequence[str]
-    vllm: str = ""
+    vllm: VllmDifference | None = None
+    source: str
 
     @property
     def id(self) -> str:
@@ -71,7 +90,7 @@ class Sample:
         return joined([*parts, *parser.flush()])
 
     def check(self, outcome: Outcome) -> None:
-        """Fails where the outcome is not the recorded one."""
+        """Fails where the outcome is not the expected one."""
         assert outcome.content == self.content
         assert outcome.reasoning == self.reasoning
         assert [name for name, _ in outcome.calls] == [name for name, _ in self.calls]
@@ -108,6 +127,20 @@ def joined(parts: Iterable[Part]) -> Outcome:
     )
 
 
+def difference(record: dict[str, Any] | None) -> VllmDifference | None:
+    """The field `vllm` of a sample or a file."""
+    if record is None:
+        return None
+    return VllmDifference(
+        reason=record["reason"],
+        has_parser=record.get("parser", True),
+        fails=record.get("fails", ""),
+        content=record.get("content", ""),
+        reasoning=record.get("reasoning", ""),
+        calls=[(name, arguments) for name, arguments in record.get("calls", [])],
+    )
+
+
 def load(path: Path) -> list[Sample]:
     """All samples of a file."""
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -125,7 +158,8 @@ def load(path: Path) -> list[Sample]:
             reasoning=each.get("reasoning", ""),
             calls=[(name, arguments) for name, arguments in each.get("calls", [])],
             warnings=each.get("warnings", []),
-            vllm=each.get("vllm", record.get("vllm", "")),
+            vllm=difference(each.get("vllm", record.get("vllm"))),
+            source=each.get("source") or record["source"],
         )
         for each in record["samples"]
     ]

@@ -17,6 +17,7 @@ HERMES = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>
 CODER = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"
 GEMMA_4 = "{{ '<|tool_call>call:' + function['name'] + '{' }} <|channel>thought\n"
 FUNCTION_GEMMA = "{{ '<start_function_call>call:' + function['name'] + '{' }} <escape>"
+MIMO = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>value_1</parameter>"
 MINIMAX = '<minimax:tool_call>\n<invoke name="tool-name-1">\n<parameter name="param-key-1">'
 
 
@@ -42,6 +43,23 @@ MINIMAX = '<minimax:tool_call>\n<invoke name="tool-name-1">\n<parameter name="pa
         ("FunctionGemma", FUNCTION_GEMMA, (), "gemma", None),
         ("Gemma 3 with vLLM's template", "[func_name1(params_name1=params_value1", (), "pythonic", None),
         ("Qwen 3", HERMES + THINKS, (), "hermes", "qwen3"),
+        ("Apertus", "{{ '<|tools_prefix|>[' }} {{ '<|inner_prefix|>' }}", (), "apertus", "apertus"),
+        ("Command A Reasoning", "{{ '<|START_ACTION|>[' }} <|START_THINKING|>", (), "cohere_command", "cohere_command"),
+        ("ERNIE 4.5 Thinking", HERMES + THINKS + "<response></response>", (), "hermes", "ernie45"),
+        ("GigaChat 3", "{{ '<|message_sep|>' }}", ("<|function_call|>", "<|message_sep|>"), "gigachat3", None),
+        ("Hunyuan A13B", "{{ '<tool_calls>[' }}" + THINKS + "<answer>", (), "jamba", "hunyuan_a13b"),
+        ("Hunyuan 3", "<tool_calls:opensource><tool_call:opensource>f<tool_sep:opensource><arg_key:opensource>" + THINKS, (),
+         "hy_v3", "hy_v3"),
+        ("InternLM 3", "{{ '<|action_start|><|plugin|>' }}", (), "internlm", None),
+        ("Kimi K3", "{{ '<|open|>tools<|sep|>' }} <|open|>think<|sep|>", (), "kimi_k3", "kimi_k3"),
+        ("LFM 2", "{{ '<|tool_list_start|>' }}", ("<|tool_call_start|>", "<|tool_call_end|>"), "lfm2", None),
+        ("LongCat Flash Thinking", "<longcat_tool_call> <longcat_think>", (), "longcat", "longcat"),
+        ("MiMo V2", MIMO + THINKS, (), "mimo", "qwen3"),
+        ("MiniMax M3", "]<]minimax[>[<tool_call> <mm:think>", (), "minimax_m3", "minimax_m3"),
+        ("Olmo 3 Think", "<function_calls></function_calls>" + THINKS, (), "olmo3", "olmo3"),
+        ("Seed OSS", "<seed:tool_call>\n<function=f>\n<parameter=p> <seed:think>", (), "seed_oss", "seed_oss"),
+        ("Step 3", "{{ '<｜tool_calls_begin｜>' }} <steptml:invoke name=" + THINKS, (), "step3", "step3"),
+        ("xLAM 2", "You are developed by Salesforce xLAM team.", (), "xlam", None),
     ],
 )  # fmt: skip
 def test_found_out(model: str, template: str, tokens: Sequence[str], tools: str, reasoning: str | None) -> None:
@@ -69,7 +87,7 @@ def test_any_two_families_can_be_named() -> None:
         if found.reasoning is None:
             reported.add((tools, reasoning))
             assert any("reasoning is not read" in problem for problem in found.problems)
-    assert reported == {("pythonic", "mistral")}
+    assert reported == {("pythonic", "mistral"), ("xlam", "mistral")}
 
 
 def test_special_tokens_are_kept() -> None:

@@ -42,7 +42,9 @@ def _read_call(feed: Feed) -> Steps:
     yield from feed.skip_blanks()
     if (yield from feed.has(_FENCE)):
         yield from feed.skip_blanks()
-    if not (yield from feed.has(CALL_END)) and (yield from feed.peek()):
+    if (yield from feed.has(CALL_END)) or (yield from feed.is_at_mark()):
+        return
+    if (yield from feed.peek()):
         raise unexpected(feed, CALL_END, _FENCE)
 
 
@@ -50,5 +52,7 @@ FAMILY = ToolFamily(
     name="deepseek_v3",
     readers={SECTION: _read_section, CALL: _read_call},
     closing_marks=(SECTION_END, CALL_END, SEPARATOR),
+    hidden_marks=(SECTION, SECTION_END, CALL, CALL_END, SEPARATOR),
+    interrupting_marks=(f"\n{_FENCE}{CALL_END}", f"{_FENCE}{CALL_END}"),
     template_marks=(SECTION, CALL),
 )

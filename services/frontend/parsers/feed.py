@@ -5,10 +5,10 @@ the answer is over. What is behind `kept` was delivered; when reading fails, the
 """
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
-from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.marks import NO_MARKS, Marks
 from services.frontend.parsers.parts import (
     MALFORMED,
     TRUNCATED,
@@ -41,6 +41,25 @@ class Malformed(Exception):
         self.reason = reason
 
 
+class Interrupted(Malformed):
+    """A mark of the family stands where a value of a call is not whole yet; the cursor is at the mark."""
+
+
+class Doubts:
+    """Marks that a value without quotes may hold as text. One of them is text if the value's own end is the next of the
+    deciding marks; else the value's end is missing, and the mark ends it.
+
+    `marks`: those in doubt. `end`: the value's own end. `others`: further marks that decide, since a value holds none of them.
+    """
+
+    __slots__ = ("deciding", "end", "marks")
+
+    def __init__(self, marks: Iterable[str], *, end: str, others: Iterable[str]) -> None:
+        self.marks = frozenset(marks)
+        self.end = end
+        self.deciding = Marks((end, *others))
+
+
 class Feed:
     """One answer's text and the parts made of it.
 
@@ -49,14 +68,18 @@ class Feed:
     """
 
     __slots__ = (
-        "_calls", "at", "blanks", "drops_blanks", "has_content", "has_reasoning", "is_over", "is_reasoning", "kept", "parts",
-        "plain", "plain_kind", "takes_calls", "text", "tools",
+        "_calls", "at", "blanks", "drops_blanks", "has_content", "has_reasoning", "hidden", "is_broken", "is_over", "is_reasoning", "kept",
+        "parts", "plain", "plain_kind", "stops", "takes_calls", "text", "tools",
     )  # fmt: skip
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]] | None = None, *, takes_calls: bool = True) -> None:
         self.tools = dict(tools or {})
         """The request's functions: the JSON schema of the parameters by name."""
         self.takes_calls = takes_calls
+        self.stops = NO_MARKS
+        """The tool family's marks: they end a value that is not whole."""
+        self.hidden = NO_MARKS
+        """Marks that never become content: special tokens."""
         self.text = ""
         self.at = 0
         self.kept = 0
@@ -72,6 +95,8 @@ class Feed:
         self.has_reasoning = False
         self.is_reasoning = False
         """True between reasoning's marks."""
+        self.is_broken = False
+        """True behind a call that went wrong after it had begun, until the next one begins."""
         self._calls = 0
 
     @property
@@ -126,6 +151,7 @@ class Feed:
         self.drop_blanks()
         self.parts.append(CallBegin(self._calls, name, call_id))
         self._calls += 1
+        self.is_broken = False
         self.kept = self.at
 
     def add_arguments(self, text: str) -> None:
@@ -151,7 +177,7 @@ class Feed:
         if reason == TRUNCATED:
             self.at = len(self.text)
         text, self.kept = self.text[self.kept : self.at], self.at
-        self.add_content(text)
+        self.add_content(self.hidden.removed(text))
         if reason:
             self.warn(reason)
 
@@ -186,6 +212,15 @@ class Feed:
         if not (yield from self.has(literal)):
             is_cut = self.is_over and literal.startswith(self.text[self.at :])
             raise Malformed(TRUNCATED if is_cut else MALFORMED)
+
+    def is_at_mark(self) -> Asked:
+        """Whether a mark of the family is next; the cursor stays."""
+        while not self.stops.is_at(self.text, self.at):
+            may_come = self.at == len(self.text) or self.stops.held(self.text, self.at) == self.at
+            if self.is_over or not may_come:
+                return False
+            yield
+        return True
 
     def skip_blanks(self) -> Steps:
         """Blanks, if any. Models that got lost write them without end: too many are malformed."""
@@ -254,19 +289,45 @@ class Feed:
         yield
         self.plain = None
 
-    def stream_until(self, marks: Marks, emit: Emit, quick: Callable[[], ToPart | None] = lambda: None) -> Found:
+    def stream_until(
+        self,
+        marks: Marks,
+        emit: Emit,
+        quick: Callable[[], ToPart | None] = lambda: None,
+        doubts: "Doubts | None" = None,
+    ) -> Found:
         """Hands text out as it comes, up to a mark, which stays and is returned; empty at the end of the answer. `quick`: see
-        `wait_quickly`; it is asked each time."""
+        `wait_quickly`; it is asked each time. `doubts`: which of the marks may be text."""
+        text_characters = 0
         while True:
-            found = marks.find(self.text, self.at)
+            found = marks.find(self.text, self.at + text_characters)
             end = found[0] if found else len(self.text) if self.is_over else marks.held(self.text, self.at)
             text, self.at = self.text[self.at : end], end
             self.kept = end
             if text:
                 emit(text)
+            if found and doubts is not None and found[1] in doubts.marks:
+                text_characters = yield from self._text_before_end(found[1], doubts)
+                if text_characters:
+                    continue
             if found or self.is_over:
                 return found[1] if found else ""
+            text_characters = 0
             yield from self.wait_quickly(marks.starts, quick())
+
+    def _text_before_end(self, mark: str, doubts: "Doubts") -> Generator[None, None, int]:
+        """How many characters from the mark at the cursor to the value's end are text; 0 if the mark ended the value."""
+        ahead = len(mark)
+        while ahead <= HELD_CHARACTERS_MAX:
+            found = doubts.deciding.find(self.text, self.at + ahead)
+            if found is not None:
+                ahead = found[0] - self.at
+                return ahead if found[1] == doubts.end and ahead <= HELD_CHARACTERS_MAX else 0
+            if self.is_over:
+                break
+            ahead = doubts.deciding.held(self.text, self.at + ahead) - self.at
+            yield
+        return 0
 
     def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> Found:
         """`stream_until` for content and reasoning, with the quick path open while nothing is held back."""

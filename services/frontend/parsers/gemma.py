@@ -8,11 +8,20 @@ import re
 from dataclasses import dataclass
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Reader, Steps
+from services.frontend.parsers.feed import (
+    NAME_CHARACTERS_MAX,
+    Doubts,
+    Feed,
+    Found,
+    Interrupted,
+    Malformed,
+    Reader,
+    Steps,
+)
 from services.frontend.parsers.hermes import close_call
 from services.frontend.parsers.json_text import inner, quoted
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.parts import TRUNCATED, Part
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, Part
 from services.frontend.parsers.python_text import DEPTH_MAX, malformed
 from services.frontend.parsers.section import unexpected
 from services.frontend.parsers.typed_values import ANYTHING, to_json, types_of
@@ -27,15 +36,18 @@ _BARE_CHARACTERS_MAX = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """The call that is read. `quotes`: the quote as a mark."""
+    """The call that is read. `text_ends`: the quote, and the marks that end a text without one;
+    `doubts` says which of them may be text."""
 
     function: str
     quote: str
-    quotes: Marks
+    text_ends: Marks
+    doubts: Doubts
 
 
 def _reader(opening: str, closing: str, quote: str) -> Reader:
-    quotes = Marks((quote,))
+    text_ends = Marks((quote, closing, opening))
+    doubts = Doubts((closing,), end=quote, others=(opening,))
 
     def read(feed: Feed) -> Steps:
         yield from feed.skip_blanks()
@@ -47,7 +59,11 @@ def _reader(opening: str, closing: str, quote: str) -> Reader:
             raise unexpected(feed, "{")
         yield from feed.expect("{")
         feed.begin_call(name)
-        yield from _stream_mapping(feed, _Call(function=name, quote=quote, quotes=quotes), 0)
+        try:
+            call = _Call(function=name, quote=quote, text_ends=text_ends, doubts=doubts)
+            yield from _stream_mapping(feed, call, 0)
+        except Interrupted:
+            feed.warn(ARGUMENTS_MALFORMED)
         yield from close_call(feed, closing, opening)
 
     return read
@@ -73,7 +89,7 @@ def _stream_mapping(feed: Feed, call: _Call, depth: int) -> Steps:
 
 def _key(feed: Feed, call: _Call) -> Found:
     if (yield from feed.has(call.quote)):
-        key = yield from feed.take_until(call.quotes, NAME_CHARACTERS_MAX)
+        key = yield from feed.take_until(call.text_ends, NAME_CHARACTERS_MAX)
         yield from feed.expect(call.quote)
     else:
         key = yield from feed.take_while(_KEY)
@@ -119,20 +135,31 @@ def _stream_list(feed: Feed, call: _Call, depth: int) -> Steps:
 def _stream_text(feed: Feed, call: _Call, types: frozenset[str]) -> Steps:
     """From behind the quote. Models quote numbers too: what is to be no text becomes what the schema says."""
     if types and "string" not in types:
-        text = yield from feed.take_until(call.quotes)
-        yield from feed.expect(call.quote)
-        feed.add_arguments(to_json(text, types))
+        held: list[str] = []
+        mark = yield from feed.stream_until(call.text_ends, held.append, doubts=call.doubts)
+        feed.add_arguments(to_json("".join(held), types) if mark else "".join(held))
+        yield from _end_text(feed, call, mark)
         return
     feed.add_arguments('"')
 
     def to_part(piece: str) -> Part:
         return feed.to_arguments(inner(piece))
 
-    emitted = feed.stream_until(call.quotes, lambda piece: feed.add_arguments(inner(piece)), lambda: to_part)
-    if not (yield from emitted):
-        raise Malformed(TRUNCATED)
-    yield from feed.expect(call.quote)
+    def emit(piece: str) -> None:
+        feed.add_arguments(inner(piece))
+
+    mark = yield from feed.stream_until(call.text_ends, emit, lambda: to_part, call.doubts)
+    yield from _end_text(feed, call, mark)
     feed.add_arguments('"')
+
+
+def _end_text(feed: Feed, call: _Call, mark: str) -> Steps:
+    """Behind the quote at the cursor, if that is the mark that ended the text."""
+    if not mark:
+        raise Malformed(TRUNCATED)
+    if mark != call.quote:
+        raise Interrupted
+    yield from feed.expect(call.quote)
 
 
 FAMILY = ToolFamily(
@@ -142,5 +169,6 @@ FAMILY = ToolFamily(
         FUNCTION_OPEN: _reader(FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE),
     },
     closing_marks=(CLOSE, QUOTE, FUNCTION_CLOSE, FUNCTION_QUOTE),
+    hidden_marks=(OPEN, CLOSE, QUOTE, FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE),
     template_marks=(OPEN, FUNCTION_OPEN),
 )

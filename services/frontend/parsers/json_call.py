@@ -1,9 +1,10 @@
 """Calls written as a JSON object: `{"name": "get_weather", "arguments": {"city": "Paris"}}`, keys in any order."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Malformed, Steps, ToPart
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Found, Interrupted, Malformed, Steps, ToPart
 from services.frontend.parsers.json_text import is_object, stream_container, stream_string, stream_value, take_string
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, TRUNCATED, UNKNOWN_TOOL, Part
 
@@ -52,11 +53,15 @@ def read_json_call(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
 
 def _read_object(feed: Feed, shape: Shape, call: _Call) -> Steps:
     yield from feed.skip_blanks()
-    yield from feed.expect("{")
-    yield from feed.skip_blanks()
+    if shape.is_bare or (yield from feed.peek()) != '"':
+        yield from feed.expect("{")
+        yield from feed.skip_blanks()
     is_first = True
     while not (yield from feed.has("}")):
         if not is_first:
+            if (yield from feed.is_at_mark()):
+                # The closing brace is missing, or the arguments are not whole.
+                break
             yield from feed.expect(",")
             yield from feed.skip_blanks()
         is_first = False
@@ -110,7 +115,8 @@ def _read_arguments(feed: Feed, call: _Call) -> Steps:
 
 
 def stream_arguments(feed: Feed) -> Steps:
-    """The arguments of the call just begun, at the cursor: an object, a string that holds one, or null."""
+    """The arguments of the call just begun, at the cursor: an object, a string that holds one, or null. A mark of the family
+    ends them even where they are not whole; it stays."""
     said: list[str] = []
 
     def emit(text: str) -> None:
@@ -121,9 +127,20 @@ def stream_arguments(feed: Feed) -> Steps:
         said.append(text)
         return feed.to_arguments(text)
 
-    yield from _document(feed, (yield from feed.peek()), emit, to_part)
+    with suppress(Interrupted):
+        yield from _document(feed, (yield from feed.peek()), emit, to_part)
     if not is_object("".join(said)):
         feed.warn(ARGUMENTS_MALFORMED)
+
+
+def take_object(feed: Feed) -> Found:
+    """A whole JSON object at the cursor."""
+    pieces: list[str] = []
+    yield from stream_container(feed, feed.hold(pieces))
+    document = "".join(pieces)
+    if not is_object(document):
+        raise Malformed
+    return document
 
 
 def _document(feed: Feed, character: str, emit: Emit, to_part: ToPart | None = None) -> Steps:

@@ -3,23 +3,27 @@
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.hermes import close_call
-from services.frontend.parsers.json_call import read_json_call
+from services.frontend.parsers.json_call import BARE_SHAPE, HERMES_SHAPE, Shape, read_json_call
 
 
-def _reader(opening: str, closing: str = "", *, is_closed: bool = True) -> Reader:
+def _reader(opening: str, closing: str = "", shape: Shape = HERMES_SHAPE, *, is_closed: bool = True) -> Reader:
     """`is_closed`: the closing mark is left out at the end of an answer only. A mark that ends with a bracket is the list's
-    own; what is no object behind it was just text."""
+    or the object's own; what is no call behind it was just text."""
 
     def read(feed: Feed) -> Steps:
+        if opening.endswith("{"):
+            feed.at -= 1
+            yield from read_json_call(feed, BARE_SHAPE)
+            return
         yield from feed.skip_blanks()
         if opening.endswith("["):
             if (yield from feed.peek()) not in ("{", ""):
                 raise Malformed("")
-            yield from read_list(feed)
+            yield from read_list(feed, shape)
         elif (yield from feed.has("[")):
-            yield from read_list(feed)
+            yield from read_list(feed, shape)
         else:
-            yield from read_json_call(feed)
+            yield from read_json_call(feed, shape)
         if closing and is_closed:
             yield from close_call(feed, closing, opening)
         elif closing:
@@ -30,18 +34,18 @@ def _reader(opening: str, closing: str = "", *, is_closed: bool = True) -> Reade
     return read
 
 
-def read_list(feed: Feed) -> Steps:
+def read_list(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
     """From behind the bracket; an answer may well end behind a whole call. An empty list says that nothing is called."""
     yield from feed.skip_blanks()
     if (yield from feed.has("]")):
         feed.settle()
         return
     while True:
-        yield from read_json_call(feed)
+        yield from read_json_call(feed, shape)
         yield from feed.skip_blanks()
         if (yield from feed.has(",")):
             continue
-        if (yield from feed.peek()):
+        if (yield from feed.peek()) and not (yield from feed.is_at_mark()):
             yield from feed.expect("]")
         feed.settle()
         return
@@ -72,6 +76,7 @@ GRANITE = ToolFamily(
         _GRANITE_TEXT: _reader(_GRANITE_TEXT, _GRANITE_END, is_closed=False),
     },
     closing_marks=(_GRANITE_END,),
+    hidden_marks=(_GRANITE,),
     template_marks=(_GRANITE,),
 )
 
@@ -82,10 +87,52 @@ GRANITE_20B = ToolFamily(
 )
 
 # Phi 4 mini says `functools[...]` where the template asks for it; by itself it has tokens for that.
-_PHI_WORD, _PHI, _PHI_END = "functools[", "<|tool_call|>", "<|/tool_call|>"
+_PHI_WORD, _PHI_OBJECT, _PHI, _PHI_END = "functools[", "functools{", "<|tool_call|>", "<|/tool_call|>"
 PHI4 = ToolFamily(
     name="phi4",
-    readers={_PHI_WORD: _reader(_PHI_WORD), _PHI: _reader(_PHI, _PHI_END, is_closed=False)},
+    readers={
+        _PHI_WORD: _reader(_PHI_WORD),
+        _PHI_OBJECT: _reader(_PHI_OBJECT),
+        _PHI: _reader(_PHI, _PHI_END, is_closed=False),
+    },
     closing_marks=(_PHI_END,),
+    hidden_marks=(_PHI, _PHI_END),
     template_marks=("functools", _PHI_END, "<|/tool|>"),
+)
+
+# Cohere Command R7B, A and later. Their special tokens around the answer are left out; the reasoning's are its family's.
+COMMAND_ANSWER_MARKS = tuple(f"<|{word}_{part}|>" for part in ("RESPONSE", "TEXT") for word in ("START", "END"))
+_COMMAND, _COMMAND_END = "<|START_ACTION|>", "<|END_ACTION|>"
+_COMMAND_SHAPE = Shape(names=("tool_name", "name"), arguments=("parameters", "arguments"))
+COHERE_COMMAND = ToolFamily(
+    name="cohere_command",
+    readers={_COMMAND: _reader(_COMMAND, _COMMAND_END, _COMMAND_SHAPE)},
+    closing_marks=(_COMMAND_END, *COMMAND_ANSWER_MARKS),
+    hidden_marks=(_COMMAND, _COMMAND_END, *COMMAND_ANSWER_MARKS),
+    template_marks=(_COMMAND,),
+)
+
+# InternLM 2 and 3: one object, behind two tokens.
+_INTERNLM, _INTERNLM_END = "<|action_start|><|plugin|>", "<|action_end|>"
+INTERNLM = ToolFamily(
+    name="internlm",
+    readers={_INTERNLM: _reader(_INTERNLM, _INTERNLM_END)},
+    closing_marks=(_INTERNLM_END,),
+    mark_tokens=("<|action_start|>", "<|plugin|>"),
+    hidden_marks=(_INTERNLM, _INTERNLM_END),
+    template_marks=(_INTERNLM, "<|action_start|>"),
+)
+
+# GigaChat 3: one object, behind a token or, in the earlier format, behind a role.
+_GIGACHAT, _GIGACHAT_ROLE, _GIGACHAT_END = "<|function_call|>", "function call<|role_sep|>\n", "<|message_sep|>"
+GIGACHAT3 = ToolFamily(
+    name="gigachat3",
+    readers={
+        _GIGACHAT: _reader(_GIGACHAT, _GIGACHAT_END, is_closed=False),
+        _GIGACHAT_ROLE: _reader(_GIGACHAT_ROLE, _GIGACHAT_END, is_closed=False),
+    },
+    closing_marks=(_GIGACHAT_END,),
+    mark_tokens=("<|role_sep|>",),
+    hidden_marks=(_GIGACHAT, _GIGACHAT_ROLE, _GIGACHAT_END),
+    template_marks=(_GIGACHAT, "function call<|role_sep|>"),
 )

@@ -2,15 +2,18 @@
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 
 import orjson
 
-from services.frontend.parsers.feed import HELD_CHARACTERS_MAX, Emit, Feed, Found, Malformed, Steps, ToPart
+from services.frontend.parsers.feed import HELD_CHARACTERS_MAX, Emit, Feed, Found, Interrupted, Malformed, Steps, ToPart
 from services.frontend.parsers.parts import TRUNCATED
 
-_IN_STRING = re.compile(r'["\\\x00-\x1f]')
-_OUTSIDE = re.compile(r'["{}\[\]]')
+_IN_STRING = r'["\\\x00-\x1f]'
+_OUTSIDE = r'["{}\[\]]'
+_QUOTES_AND_ESCAPES = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_BLANKS = re.compile(r"\s*")
+_BEHIND_STRING = (",", ":", "}", "]")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]")
 _CLOSING = {"{": "}", "[": "]"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
@@ -43,22 +46,32 @@ def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> S
     """An object or array at the cursor, handed out as it comes. `to_part`: see `Feed.wait_quickly`.
 
     Control characters inside strings, which JSON forbids and models write, are escaped. Brackets that do not match are
-    malformed; what else is wrong with the document is not looked at here.
+    malformed. A mark of the family interrupts the document, unless it is text of a string (see `string_goes_on`).
     """
     open_brackets: list[str] = []
     is_string = False
+    text_until = 0
+    patterns = (feed.stops.combined_with(_OUTSIDE), feed.stops.combined_with(_IN_STRING))
     while True:
-        pattern = _IN_STRING if is_string else _OUTSIDE
-        found = pattern.search(feed.text, feed.at)
+        pattern, beginnings = patterns[is_string]
+        end = len(feed.text) if feed.is_over else feed.stops.held(feed.text, feed.at)
+        found = pattern.search(feed.text, feed.at, end)
         if found is None:
-            _hand_out(feed, len(feed.text), emit)
+            _hand_out(feed, end, emit)
             if feed.is_over:
                 raise Malformed(TRUNCATED)
-            yield from feed.wait_quickly(pattern, to_part)
+            yield from feed.wait_quickly(beginnings, to_part)
+            text_until = 0
             continue
         _hand_out(feed, found.start(), emit)
         character = found.group()
-        if character == "\\":
+        if len(character) > 1:
+            if not is_string:
+                raise Interrupted
+            if feed.at >= text_until:
+                text_until = feed.at + (yield from string_goes_on(feed, len(character)))
+            _hand_out(feed, feed.at + len(character), emit)
+        elif character == "\\":
             yield from feed.wait(2)
             _hand_out(feed, feed.at + 2, emit)
         elif character == '"':
@@ -79,6 +92,43 @@ def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> S
                 return
 
 
+def string_goes_on(
+    feed: Feed, mark_characters: int, quote: str = '"', behind: Collection[str] = _BEHIND_STRING
+) -> Generator[None, None, int]:
+    """For a mark at the cursor, inside a string: how many characters remain to the string's end. Raises Interrupted if the
+    string was never finished.
+
+    The mark is text of the string if the next quote ends a string, which is seen by what stands behind it. After an
+    unfinished string the next quote, if any, begins one: of the next call, or in text.
+    """
+    ahead = mark_characters
+    while ahead <= HELD_CHARACTERS_MAX:
+        found = _QUOTES_AND_ESCAPES[quote].search(feed.text, feed.at + ahead)
+        ahead = (found.start() if found is not None else len(feed.text)) - feed.at
+        if found is not None and found.group() == "\\":
+            if len(feed.text) - feed.at - ahead >= 2:
+                ahead += 2
+                continue
+        elif found is not None:
+            next_at = _skip_blanks(feed.text, found.end())
+            if next_at - feed.at > HELD_CHARACTERS_MAX:
+                break
+            if next_at < len(feed.text) or feed.is_over:
+                if feed.text[next_at : next_at + 1] in ("", *behind):
+                    return ahead
+                break
+        if feed.is_over:
+            break
+        yield
+    raise Interrupted
+
+
+def _skip_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    assert found is not None, "the pattern matches nothing too"
+    return found.end()
+
+
 def _hand_out(feed: Feed, end: int, emit: Emit) -> None:
     text, feed.at = feed.text[feed.at : end], end
     if text:
@@ -86,22 +136,32 @@ def _hand_out(feed: Feed, end: int, emit: Emit) -> None:
 
 
 def stream_string(feed: Feed, emit: Emit) -> Steps:
-    """The characters of a JSON string at the cursor, escapes resolved, handed out as they come."""
+    """The characters of a JSON string at the cursor, escapes resolved, handed out as they come. For marks see
+    `stream_container`."""
     yield from feed.expect('"')
+    pattern, _ = feed.stops.combined_with(_IN_STRING)
+    text_until = 0
     while True:
-        found = _IN_STRING.search(feed.text, feed.at)
+        end = len(feed.text) if feed.is_over else feed.stops.held(feed.text, feed.at)
+        found = pattern.search(feed.text, feed.at, end)
         if found is None:
-            _hand_out(feed, len(feed.text), emit)
-            yield from feed.wait()
+            _hand_out(feed, end, emit)
+            if feed.is_over:
+                raise Malformed(TRUNCATED)
+            yield
+            text_until = 0
             continue
         _hand_out(feed, found.start(), emit)
-        if found.group() == '"':
+        character = found.group()
+        if character == '"':
             feed.at += 1
             return
-        if found.group() == "\\":
+        if character == "\\":
             emit((yield from _escape(feed)))
-        else:
-            _hand_out(feed, feed.at + 1, emit)
+            continue
+        if len(character) > 1 and feed.at >= text_until:
+            text_until = feed.at + (yield from string_goes_on(feed, len(character)))
+        _hand_out(feed, feed.at + len(character), emit)
 
 
 def _escape(feed: Feed) -> Found:

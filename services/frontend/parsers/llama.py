@@ -46,5 +46,6 @@ def _read_rest(feed: Feed, shape: Shape) -> Steps:
 FAMILY = ToolFamily(
     name="llama3_json",
     readers={PYTHON_TAG: _read_marked, "{": _read_bare},
+    hidden_marks=(PYTHON_TAG,),
     template_marks=(PYTHON_TAG, '"parameters": dictionary of argument name and its value', "<|start_header_id|>"),
 )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 START_CHARACTERS = 3
 """So many tell marks that begin with a letter from most words."""
@@ -23,7 +24,7 @@ class Marks:
     """A set of marks of which none begins another. `starts` matches where a mark may begin, by its first characters: the quick
     way to say no."""
 
-    __slots__ = ("_longest", "_marks", "_pattern", "starts")
+    __slots__ = ("_longest", "_marks", "_pattern", "_with", "starts")
 
     def __init__(self, marks: Iterable[str]) -> None:
         self._marks = tuple(dict.fromkeys(marks))
@@ -36,11 +37,29 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)")
         starts = dict.fromkeys(_start(mark[:START_CHARACTERS]) for mark in self._marks)
         self.starts = re.compile("|".join(starts) or r"(?!)")
+        self._with: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {}
+
+    def combined_with(self, characters: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """A pattern that finds a mark or one of the characters (a regular expression of one character), and a pattern that
+        also finds where a mark may begin. A mark wins over a character."""
+        found = self._with.get(characters)
+        if found is None:
+            patterns = (f"{each.pattern}|{characters}" for each in (self._pattern, self.starts))
+            found = self._with[characters] = (re.compile(next(patterns)), re.compile(next(patterns)))
+        return found
 
     def find(self, text: str, start: int) -> tuple[int, str] | None:
         """Where the first mark begins, and which it is."""
         found = self._pattern.search(text, start)
         return (found.start(), found.group()) if found is not None else None
+
+    def is_at(self, text: str, at: int) -> bool:
+        """Whether a mark begins at this position."""
+        return self._pattern.match(text, at) is not None
+
+    def removed(self, text: str) -> str:
+        """The text without any mark."""
+        return self._pattern.sub("", text)
 
     def held(self, text: str, start: int) -> int:
         """Where the part of `text[start:]` begins that may still become a mark; its end when there is none."""
@@ -51,3 +70,12 @@ class Marks:
                 return found.start()
             at = found.start() + 1
         return len(text)
+
+
+@lru_cache(maxsize=64)
+def marks_of(marks: frozenset[str]) -> Marks:
+    """The set for these marks, compiled once."""
+    return Marks(sorted(marks))
+
+
+NO_MARKS = Marks(())

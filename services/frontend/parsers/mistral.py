@@ -34,7 +34,7 @@ def _read_list(feed: Feed) -> Steps:
         yield from feed.skip_blanks()
         if (yield from feed.has(",")):
             continue
-        if (yield from feed.peek()):
+        if (yield from feed.peek()) and not (yield from feed.is_at_mark()):
             yield from feed.expect("]")
         return
 

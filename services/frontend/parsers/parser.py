@@ -6,7 +6,7 @@ from typing import Any
 from services.frontend.parsers.answer_marks import answer_readers
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
-from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.marks import Marks, marks_of
 from services.frontend.parsers.parts import Part, Reasoning
 
 
@@ -76,10 +76,14 @@ def answer_steps(
     feed: Feed, tools: ToolFamily | None, reasoning: ReasoningFamily | None, *, is_inside: bool = False
 ) -> Steps:
     """Reads an answer: reasoning if it begins with it, then content between marks."""
-    readers: dict[str, Reader] = dict(tools.readers) if tools is not None else {}
+    readers: dict[str, Reader] = {}
+    if tools is not None:
+        readers |= dict.fromkeys(tools.closing_marks, _skip_if_broken) | dict.fromkeys(tools.hidden_marks, _skip)
+        readers |= tools.readers
+        feed.stops, feed.hidden = marks_of(tools.stops), marks_of(frozenset(tools.hidden_marks))
     if reasoning is not None:
         read = _reasoning_reader(reasoning, tools)
-        readers |= dict.fromkeys(reasoning.openings, read)
+        readers |= dict.fromkeys(reasoning.hidden_marks, _skip) | dict.fromkeys(reasoning.openings, read)
         if reasoning.answer_marks:
             readers |= answer_readers(*reasoning.answer_marks)
         if is_inside:
@@ -92,11 +96,25 @@ def answer_steps(
         yield from attempt(feed, readers[mark])
 
 
+def _skip(feed: Feed) -> Steps:
+    """Behind a mark that says nothing where it stands."""
+    yield from ()
+
+
+def _skip_if_broken(feed: Feed) -> Steps:
+    """Behind a closing mark that no reader expects. It closes a call that went wrong; elsewhere it is text."""
+    if not feed.is_broken:
+        raise Malformed("")
+    yield from ()
+
+
 def attempt(feed: Feed, reader: Reader) -> Steps:
     """Runs a reader; what it could not read is content."""
+    calls = feed.calls
     try:
         yield from reader(feed)
     except Malformed as error:
+        feed.is_broken = feed.is_broken or feed.calls > calls
         feed.reject(error.reason)
     feed.settle()
 

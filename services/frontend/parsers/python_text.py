@@ -3,7 +3,7 @@
 import re
 
 from services.frontend.parsers.feed import Emit, Feed, Found, Malformed, Steps
-from services.frontend.parsers.json_text import inner
+from services.frontend.parsers.json_text import inner, string_goes_on
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
 
 _NUMBER = re.compile(r"[-+.0-9eE_]")
@@ -60,18 +60,30 @@ def _number(feed: Feed) -> Found:
 def _stream_string(feed: Feed, emit: Emit) -> Steps:
     quote = feed.text[feed.at]
     feed.at += 1
-    special = re.compile(rf"[{quote}\\]")
+    pattern, _ = feed.stops.combined_with(rf"[{quote}\\]")
+    text_until = 0
     while True:
-        found = special.search(feed.text, feed.at)
-        end = found.start() if found else len(feed.text)
+        held = len(feed.text) if feed.is_over else feed.stops.held(feed.text, feed.at)
+        found = pattern.search(feed.text, feed.at, held)
+        end = found.start() if found else held
         text, feed.at = feed.text[feed.at : end], end
         if text:
             emit(inner(text))
         if found is None:
-            yield from feed.wait()
+            if feed.is_over:
+                raise Malformed(TRUNCATED)
+            yield
+            text_until = 0
         elif found.group() == quote:
             feed.at += 1
             return
+        elif len(found.group()) > 1:
+            if feed.at >= text_until:
+                text_until = feed.at + (
+                    yield from string_goes_on(feed, len(found.group()), quote, (",", ":", ")", "]", "}"))
+                )
+            emit(inner(found.group()))
+            feed.at += len(found.group())
         else:
             text = yield from _escape(feed)
             if text:

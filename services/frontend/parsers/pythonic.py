@@ -1,12 +1,13 @@
 """Calls as a list of Python calls: `[get_weather(city="Paris"), now()]`, in Llama 4 between `<|python_start|>` and
-`<|python_end|>`. Without the mark any `[` may be one; it is if a function of the request is called with keywords."""
+`<|python_end|>`, in LFM2 between `<|tool_call_start|>` and `<|tool_call_end|>`, in Olmo 3 as lines between `<function_calls>` and
+`</function_calls>`. Without the mark any `[` may be one; it is if a function of the request is called with keywords."""
 
 import re
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Found, Malformed, Steps
+from services.frontend.parsers.feed import Feed, Found, Interrupted, Malformed, Reader, Steps
 from services.frontend.parsers.json_text import quoted
-from services.frontend.parsers.parts import MALFORMED, UNKNOWN_TOOL
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, UNKNOWN_TOOL
 from services.frontend.parsers.python_text import malformed, stream_literal
 
 OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
@@ -14,17 +15,26 @@ _NAME = re.compile(r"[\w.\-]")
 _KEYWORD = re.compile(r"\w")
 
 
-def _read_marked(feed: Feed) -> Steps:
-    yield from feed.skip_blanks()
-    has_list = yield from feed.has("[")
-    yield from _read_calls(feed, is_bare=False, is_listed=has_list)
-    yield from feed.skip_blanks()
-    if not (yield from feed.has(CLOSE)):
-        feed.reject("" if feed.is_over and feed.at == len(feed.text) else MALFORMED)
+def _marked_reader(closing: str) -> Reader:
+    def read(feed: Feed) -> Steps:
+        yield from feed.skip_blanks()
+        has_list = yield from feed.has("[")
+        try:
+            yield from _read_calls(feed, is_bare=False, is_listed=has_list)
+        except Interrupted:
+            feed.warn(ARGUMENTS_MALFORMED)
+        yield from feed.skip_blanks()
+        if not (yield from feed.has(closing)) and not (yield from feed.is_at_mark()):
+            feed.reject("" if feed.is_over and feed.at == len(feed.text) else MALFORMED)
+
+    return read
 
 
 def _read_bare(feed: Feed) -> Steps:
-    yield from _read_calls(feed, is_bare=True, is_listed=True)
+    try:
+        yield from _read_calls(feed, is_bare=True, is_listed=True)
+    except Interrupted:
+        feed.warn(ARGUMENTS_MALFORMED)
 
 
 def _read_calls(feed: Feed, *, is_bare: bool, is_listed: bool) -> Steps:
@@ -34,13 +44,16 @@ def _read_calls(feed: Feed, *, is_bare: bool, is_listed: bool) -> Steps:
         yield from _read_call(feed, is_bare=is_bare and is_first)
         is_first = False
         yield from feed.skip_blanks()
-        if (yield from feed.has(",")):
-            yield from feed.skip_blanks()
-            if not is_listed or (yield from feed.peek()) != "]":
-                continue
-        if is_listed and not (yield from feed.has("]")):
+        has_comma = yield from feed.has(",")
+        yield from feed.skip_blanks()
+        if is_listed and (yield from feed.has("]")):
+            return
+        if is_listed and not has_comma:
             raise malformed(feed)
-        return
+        # Without a list, calls stand on lines of their own, up to the closing mark.
+        following = yield from feed.peek()
+        if not is_listed and (not following or (yield from feed.is_at_mark())):
+            return
 
 
 def _read_call(feed: Feed, *, is_bare: bool) -> Steps:
@@ -95,7 +108,23 @@ def _read_arguments(feed: Feed, keyword: str) -> Steps:
 
 FAMILY = ToolFamily(
     name="pythonic",
-    readers={OPEN: _read_marked, "[": _read_bare},
+    readers={OPEN: _marked_reader(CLOSE), "[": _read_bare},
     closing_marks=(CLOSE,),
+    hidden_marks=(OPEN, CLOSE),
     template_marks=(OPEN, "[func_name1(params_name1=params_value1"),
 )
+
+
+def _marked_family(name: str, opening: str, closing: str, *, is_hidden: bool = False) -> ToolFamily:
+    """Calls between two marks and nowhere else. `is_hidden`: the marks are special tokens."""
+    return ToolFamily(
+        name=name,
+        readers={opening: _marked_reader(closing)},
+        closing_marks=(closing,),
+        hidden_marks=(opening, closing) if is_hidden else (),
+        template_marks=(opening,),
+    )
+
+
+OLMO3 = _marked_family("olmo3", "<function_calls>", "</function_calls>")
+LFM2 = _marked_family("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", is_hidden=True)

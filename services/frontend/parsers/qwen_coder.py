@@ -1,44 +1,19 @@
-"""Qwen 3 Coder: `<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>`.
+"""Qwen 3 Coder and Nemotron 3: `<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>`.
 
-The outer marks may be missing, and models leave `</parameter>` out before the next one.
+Seed OSS has other outer marks; MiMo has no line ends around values. The outer marks may be missing, and models leave
+`</parameter>` and `</function>` out.
 """
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Steps
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Doubts, Feed, Found, Malformed, Reader, Steps
 from services.frontend.parsers.json_text import quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
 from services.frontend.parsers.typed_values import stream_typed, types_of
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_ENDS = Marks((PARAMETER_END, PARAMETER, FUNCTION_END))
 _NAME_ENDS = Marks((">", "\n", "<"))
-
-
-def _read(feed: Feed) -> Steps:
-    yield from feed.skip_blanks()
-    yield from feed.expect(FUNCTION)
-    yield from _read_functions(feed)
-    if not (yield from feed.has(CLOSE)):
-        feed.reject(MALFORMED if (yield from feed.peek()) else "")
-
-
-def _read_function(feed: Feed) -> Steps:
-    yield from _read_functions(feed)
-    if not (yield from feed.has(CLOSE)):
-        feed.reject("")
-
-
-def _read_functions(feed: Feed) -> Steps:
-    """One or several, from behind the first mark."""
-    while True:
-        yield from _read_one(feed)
-        feed.settle()
-        yield from feed.skip_blanks()
-        if not (yield from feed.has(FUNCTION)):
-            return
 
 
 def _name(feed: Feed) -> Found:
@@ -49,28 +24,68 @@ def _name(feed: Feed) -> Found:
     return name
 
 
-def _read_one(feed: Feed) -> Steps:
-    function = yield from _name(feed)
-    feed.begin_call(function)
-    separator = "{"
-    while True:
+def _function_reader(doubtful: tuple[str, ...], *, is_padded: bool) -> Reader:
+    """Reads one or several functions, from behind the first mark."""
+    ends = Marks((PARAMETER_END, PARAMETER, FUNCTION_END, *doubtful))
+    doubts = Doubts(doubtful, end=PARAMETER_END, others=(PARAMETER, FUNCTION, FUNCTION_END))
+
+    def read(feed: Feed) -> Steps:
+        while True:
+            yield from read_one(feed)
+            feed.settle()
+            yield from feed.skip_blanks()
+            if not (yield from feed.has(FUNCTION)):
+                return
+
+    def read_one(feed: Feed) -> Steps:
+        function = yield from _name(feed)
+        feed.begin_call(function)
+        separator = "{"
+        while True:
+            yield from feed.skip_blanks()
+            if (yield from feed.has(FUNCTION_END)):
+                break
+            if not (yield from feed.has(PARAMETER)):
+                if (yield from feed.is_at_mark()):
+                    break
+                raise Malformed(MALFORMED if (yield from feed.peek()) else TRUNCATED)
+            parameter = yield from _name(feed)
+            feed.add_arguments(f"{separator}{quoted(parameter)}: ")
+            separator = ", "
+            types = types_of(feed, function, parameter)
+            yield from stream_typed(feed, ends, types, doubts, is_padded=is_padded)
+            yield from feed.has(PARAMETER_END)
+            feed.settle()
+        feed.add_arguments("{}" if separator == "{" else "}")
+
+    return read
+
+
+def _family(name: str, opening: str, closing: str, *template_marks: str, is_padded: bool = True) -> ToolFamily:
+    read_functions = _function_reader((closing, opening, FUNCTION), is_padded=is_padded)
+
+    def read(feed: Feed) -> Steps:
         yield from feed.skip_blanks()
-        if (yield from feed.has(FUNCTION_END)):
-            break
-        if not (yield from feed.has(PARAMETER)):
-            raise Malformed(MALFORMED if (yield from feed.peek()) else TRUNCATED)
-        parameter = yield from _name(feed)
-        feed.add_arguments(f"{separator}{quoted(parameter)}: ")
-        separator = ", "
-        yield from stream_typed(feed, _ENDS, types_of(feed, function, parameter), is_padded=True)
-        yield from feed.has(PARAMETER_END)
-        feed.settle()
-    feed.add_arguments("{}" if separator == "{" else "}")
+        yield from feed.expect(FUNCTION)
+        yield from read_functions(feed)
+        if not (yield from feed.has(closing)) and not (yield from feed.is_at_mark()):
+            raise Malformed(MALFORMED if (yield from feed.peek()) else "")
+
+    def read_bare(feed: Feed) -> Steps:
+        yield from read_functions(feed)
+        if not (yield from feed.has(closing)):
+            feed.reject("")
+
+    return ToolFamily(
+        name=name,
+        readers={opening: read, FUNCTION: read_bare},
+        closing_marks=(closing, FUNCTION_END, PARAMETER, PARAMETER_END),
+        template_marks=template_marks,
+    )
 
 
-FAMILY = ToolFamily(
-    name="qwen3_coder",
-    readers={OPEN: _read, FUNCTION: _read_function},
-    closing_marks=(CLOSE, FUNCTION_END, PARAMETER, PARAMETER_END),
-    template_marks=(FUNCTION,),
+FAMILY = _family("qwen3_coder", "<tool_call>", "</tool_call>", FUNCTION)
+SEED_OSS = _family("seed_oss", "<seed:tool_call>", "</seed:tool_call>", "<seed:tool_call>")
+MIMO = _family(
+    "mimo", "<tool_call>", "</tool_call>", "<parameter=example_parameter_1>value_1</parameter>", is_padded=False
 )

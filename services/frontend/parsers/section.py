@@ -6,7 +6,8 @@ from services.frontend.parsers.parts import MALFORMED, TRUNCATED
 
 def read_section(feed: Feed, opening: str, read_call: Reader, closing: str) -> Steps:
     """From behind the section's opening mark to behind its closing one. `opening`: the mark of a call, behind which
-    `read_call` reads on. An answer may well end behind a whole call."""
+    `read_call` reads on. An answer may well end behind a whole call,
+    and another section may begin."""
     begun = feed.calls
     yield from feed.skip_blanks()
     while (yield from feed.has(opening)):
@@ -15,7 +16,7 @@ def read_section(feed: Feed, opening: str, read_call: Reader, closing: str) -> S
         yield from feed.skip_blanks()
     if (yield from feed.has(closing)):
         return
-    if feed.calls > begun and not (yield from feed.peek()):
+    if feed.calls > begun and ((yield from feed.is_at_mark()) or not (yield from feed.peek())):
         return
     raise unexpected(feed, opening, closing)
 

@@ -22,15 +22,21 @@ DEFAULT_TOOL_FAMILY = "hermes"
 
 # The more telling come first: marks of a later family may stand in templates of an earlier one.
 TOOL_ORDER: Sequence[str] = (
-    "harmony", "kimi_k2", "glm45", "minimax_m2", "deepseek_v3_2", "deepseek_v3", "gemma", "nemotron", "jamba", "phi4", "granite",
-    "qwen3_coder", "mistral", "pythonic", "granite_20b_fc", "hermes", "llama3_json",
+    "harmony", "kimi_k3", "kimi_k2", "hy_v3", "glm45", "minimax_m3", "minimax_m2", "deepseek_v4_1", "deepseek_v3_2", "deepseek_v3", "step3",
+    "gemma", "nemotron", "jamba", "cohere_command", "apertus", "internlm", "gigachat3", "lfm2", "longcat", "phi4", "granite",
+    "seed_oss", "mimo", "qwen3_coder", "mistral", "xlam", "pythonic", "granite_20b_fc", "olmo3", "hermes", "llama3_json",
 )  # fmt: skip
 # Which reasoning goes with a tool family where the marks alone do not say.
 REASONING_OF_TOOLS: Mapping[str, str] = {
     "harmony": "gpt_oss", "kimi_k2": "kimi", "glm45": "glm45", "granite": "granite", "minimax_m2": "minimax_m2",
-    "nemotron": "nemotron",
+    "nemotron": "nemotron", "hy_v3": "hy_v3", "olmo3": "olmo3", "step3": "step3", "kimi_k3": "kimi_k3",
 }  # fmt: skip
-REASONING_ORDER: Sequence[str] = ("gpt_oss", "gemma", "granite", "qwen3", "mistral", "kimi")
+# ERNIE 4.5 has Granite's marks around the answer and Hermes's calls.
+REASONING_OF_FOUND: Mapping[tuple[str, str], str] = {("hermes", "granite"): "ernie45"}
+REASONING_ORDER: Sequence[str] = (
+    "gpt_oss", "kimi_k3", "gemma", "cohere_command", "apertus", "minimax_m3", "seed_oss", "longcat", "hunyuan_a13b", "granite",
+    "qwen3", "mistral", "kimi",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +112,7 @@ def _named(words: str, model: str) -> str:
 def _clash(tools: ToolFamily | WholeFamily | None, reasoning: ReasoningFamily | WholeFamily | None) -> bool:
     if not isinstance(tools, ToolFamily) or not isinstance(reasoning, ReasoningFamily):
         return False
-    return clash(tools.readers, reasoning.marks)
+    return clash(tools.searched_marks, reasoning.searched_marks)
 
 
 def _remote(tool_parser: str, reasoning_parser: str) -> Selection:
@@ -175,7 +181,9 @@ def _reasoning(
     found = _first(REASONING_ORDER, REASONING_FAMILIES, clues)
     if found is None:
         return None
-    known = REASONING_OF_TOOLS.get(tools.name, "") if tools is not None else ""
+    if tools is None:
+        return found
+    known = REASONING_OF_FOUND.get((tools.name, found.name)) or REASONING_OF_TOOLS.get(tools.name, "")
     return REASONING_FAMILIES.get(known, found)
 
 

@@ -1,0 +1,124 @@
+"""MiniMax M3: calls as XML whose every tag stands behind the token `]<]minimax[>[`, written `§` here:
+`§<tool_call>§<invoke name="name">§<key>value§</key>§</invoke>§</tool_call>`.
+
+A parameter is an element named after it. Elements nest: children make an object or, where the schema says so, a list.
+"""
+
+import json
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from services.frontend.parsers.family import ToolFamily
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Steps
+from services.frontend.parsers.invoke import end_tag, read_attribute
+from services.frontend.parsers.json_text import quoted
+from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.parts import TRUNCATED
+from services.frontend.parsers.python_text import DEPTH_MAX
+from services.frontend.parsers.section import read_section
+from services.frontend.parsers.typed_values import TEXT, schema_types, stream_typed, to_json
+
+TOKEN = "]<]minimax[>["
+SECTION, SECTION_END = f"{TOKEN}<tool_call>", f"{TOKEN}</tool_call>"
+INVOKE, INVOKE_END = f"{TOKEN}<invoke name=", f"{TOKEN}</invoke>"
+_TOKENS = Marks((TOKEN,))
+_NAME_ENDS = Marks((">", "<", TOKEN))
+_MIXED_TEXT = "$text"
+
+Children = Generator[None, None, Any]
+
+
+def _read_section(feed: Feed) -> Steps:
+    yield from read_section(feed, INVOKE, _read_call, SECTION_END)
+
+
+def _read_call(feed: Feed) -> Steps:
+    function = yield from read_attribute(feed)
+    yield from end_tag(feed)
+    feed.begin_call(function)
+    properties = feed.tools.get(function, {}).get("properties") or {}
+    comma = "{"
+    while True:
+        yield from feed.skip_blanks()
+        if (yield from feed.has(INVOKE_END)) or (yield from feed.is_at_mark()):
+            break
+        name = yield from _opening_tag(feed)
+        feed.add_arguments(f"{comma}{quoted(name)}: ")
+        comma = ", "
+        yield from _stream_parameter(feed, name, properties.get(name))
+        feed.settle()
+    feed.add_arguments("{}" if comma == "{" else "}")
+
+
+def _opening_tag(feed: Feed) -> Found:
+    yield from feed.expect(f"{TOKEN}<")
+    name = (yield from feed.take_until(_NAME_ENDS, NAME_CHARACTERS_MAX)).strip()
+    yield from feed.expect(">")
+    if not name or name.startswith("/"):
+        raise Malformed
+    return name
+
+
+def _stream_parameter(feed: Feed, name: str, schema: Any) -> Steps:
+    """Text as it comes; other values when they are whole."""
+    types = schema_types(schema)
+    if types == TEXT:
+        yield from stream_typed(feed, _TOKENS, types)
+        yield from feed.has(_closing_tag(name))
+        return
+    try:
+        value = yield from _read_element(feed, name, schema, 0)
+    except Malformed as error:
+        if error.reason == TRUNCATED:
+            feed.at = len(feed.text)
+            feed.add_arguments(feed.text[feed.kept :].replace(TOKEN, ""))
+        raise
+    feed.add_arguments(json.dumps(value, ensure_ascii=False))
+
+
+def _closing_tag(name: str) -> str:
+    return f"{TOKEN}</{name}>"
+
+
+def _read_element(feed: Feed, name: str, schema: Any, depth: int) -> Children:
+    """The value of an element, from behind its opening tag to behind its closing one, which may be missing."""
+    if depth >= DEPTH_MAX:
+        raise Malformed
+    text = yield from feed.take_until(_TOKENS)
+    children: list[tuple[str, Any]] = []
+    types, inner = schema_types(schema), schema if isinstance(schema, Mapping) else {}
+    while not (yield from feed.has(_closing_tag(name))) and not (yield from feed.is_at_mark()):
+        child = yield from _opening_tag(feed)
+        child_schema = inner.get("items") if "array" in types else (inner.get("properties") or {}).get(child)
+        children.append((child, (yield from _read_element(feed, child, child_schema, depth + 1))))
+        text += yield from feed.take_until(_TOKENS)
+    if not children:
+        return _leaf(text, types)
+    if "array" in types:
+        return [value for _, value in children]
+    return _object([*children, (_MIXED_TEXT, text)] if text.strip() else children)
+
+
+def _leaf(text: str, types: frozenset[str]) -> Any:
+    # The template writes an empty list or object as an empty element.
+    if not text.strip() and "string" not in types and types & {"array", "object"}:
+        return [] if "array" in types else {}
+    return json.loads(to_json(text, types or TEXT))
+
+
+def _object(children: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Children of one name are a list."""
+    values: dict[str, list[Any]] = {}
+    for name, value in children:
+        values.setdefault(name, []).append(value)
+    return {name: each[0] if len(each) == 1 else each for name, each in values.items()}
+
+
+FAMILY = ToolFamily(
+    name="minimax_m3",
+    readers={SECTION: _read_section},
+    closing_marks=(SECTION_END, INVOKE, INVOKE_END),
+    mark_tokens=(TOKEN,),
+    hidden_marks=(SECTION, SECTION_END, INVOKE, INVOKE_END),
+    template_marks=(TOKEN,),
+)
