@@ -19,8 +19,7 @@ from typing import NoReturn
 
 from kvmesh.cli.children import Child, ChildSpec
 from kvmesh.kv.nixl_api import PICKING, api_module
-from kvmesh.lifecycle.title import set_title
-from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module
+from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module, set_title_of
 
 ORDER_BYTES_MAX = 1 << 20
 IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "ERROR"}
@@ -149,8 +148,7 @@ def _run(order: bytes) -> int:
     words = json.loads(order)
     redirect(words["log"])
     os.environ.update(words["env"])
-    if not set_title((sys.executable, "-m", words["module"], *words["argv"]), needed=3):
-        set_title((words["module"],))
+    set_title_of(words["module"], words["argv"])
     reseed()
     # It was imported for what it imports; now it is run, and there should not be two of it.
     sys.modules.pop(f"{words['module']}.__main__", None)
