@@ -73,10 +73,9 @@ class Child:
 
     def log_tail(self) -> Sequence[str]:
         """The last lines it wrote."""
-        with contextlib.suppress(OSError):
-            with self.spec.log_path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES_MAX))
-                return file.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        with contextlib.suppress(OSError), self.spec.log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES_MAX))
+            return file.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return ()
 
     def signal_nowait(self, number: int) -> None:
