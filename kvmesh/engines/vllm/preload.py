@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from kvmesh.engines.vllm.environment import mend_nixl, set_defaults
+from kvmesh.lifecycle.import_threads import one_thread_each
 
 MODULES = (
     "torch",
@@ -29,6 +30,10 @@ CPU_MODULES = (
     "vllm.model_executor.models.llama",
     "transformers.models.auto.tokenization_auto",
 )
+
+IMPORT_ENVIRONMENT = {"HUMMING_DISABLE_PARALLEL_BUILD": "1"}
+"""On CUDA, vLLM's quantisation modules import `humming`, which would start two threads that wait for compilers in the background.
+It compiles on demand instead."""
 
 
 @contextlib.contextmanager
@@ -59,9 +64,9 @@ def grpc_absent() -> Iterator[None]:
 
 
 def preload() -> None:
-    """For the fork server: imports everything a child would. Starts no thread and makes no NIXL agent."""
+    """For the fork server: imports everything a child would. Starts no thread, on CUDA neither, and makes no NIXL agent."""
     set_defaults()
-    with grpc_absent(), collector_off():
+    with grpc_absent(), collector_off(), one_thread_each(IMPORT_ENVIRONMENT):
         for name in MODULES:
             importlib.import_module(name)
         platform = importlib.import_module("vllm.platforms").current_platform
