@@ -1,6 +1,7 @@
 """Keeps the children of one mesh running: starts each again when it dies, and gives up one that dies too often."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +9,12 @@ from dataclasses import dataclass, field
 from kvmesh.cli.children import Child, ChildSpec
 from kvmesh.cli.restarts import RestartHistory, RestartPolicy
 from kvmesh.clock import Clock
-from kvmesh.discovery.base import DECODE, FRONTEND, ROUTER, Registry
+from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, ROUTER, Registry
 from kvmesh.errors import MeshError
 
 RECHECK_S = 1.0
 """How often the registry is read for other instances of a service of which no child is left."""
+REGISTRATION_POLL_S = 0.2
 NEEDED = {
     "frontend": (FRONTEND, ("services.frontend", "services.gateway")),
     "router": (ROUTER, ("services.router", "services.gateway")),
@@ -60,6 +62,26 @@ class Keeper:
     def running(self) -> Sequence[Sequence[Child]]:
         """The newest process of each slot by group, ended ones included."""
         return [[slot.child for slot in group if slot.child is not None] for group in self.groups]
+
+    def processes(self) -> Sequence[Child]:
+        """The newest process of each slot."""
+        return [child for group in self.running() for child in group]
+
+    async def wait_registered(self, slots: Sequence[Slot]) -> bool:
+        """Waits until the registry lists the processes of these slots. False as soon as one of them dies."""
+        while True:
+            children = [slot.child for slot in slots if slot.child is not None]
+            if any(child.exited.is_set() for child in children):
+                return False
+            listed: set[str] = set()
+            # A registry that cannot be reached is asked again.
+            with contextlib.suppress(MeshError):
+                for service in {service_of(slot.spec) for slot in slots}:
+                    view = await self.registry.instances(service)
+                    listed.update(each.instance_id for each in view.instances if each.takes_requests)
+            if listed.issuperset(instance_id(child) for child in children):
+                return True
+            await self.clock.sleep(REGISTRATION_POLL_S)
 
     async def start(self, spec: ChildSpec, group: list[Slot], start: Start) -> None:
         """Starts a child for the first time. Raises what `start` raises."""
@@ -127,6 +149,16 @@ class Keeper:
         except MeshError:
             return True
         return any(each.takes_requests and each.instance_id not in self._dead_ids for each in view.instances)
+
+
+def service_of(spec: ChildSpec) -> str:
+    """A worker's service in the registry."""
+    return {"services.prefill": PREFILL, "services.decode": DECODE}[spec.module]
+
+
+def instance_id(child: Child) -> str:
+    """What a process that was given no id registers as."""
+    return f"{child.spec.module.rpartition('.')[2]}-{socket.gethostname()}-{child.pid}"
 
 
 def with_ports(flags: Sequence[str], ports: Mapping[str, int]) -> Sequence[str]:

@@ -5,32 +5,35 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from kvmesh.cli.answer import stream_answer
 from kvmesh.cli.children import Child, ChildSpec, start_child, stop_children, wait_first_exit
 from kvmesh.cli.forked import Forked, fork_all
+from kvmesh.cli.gpu_plan import WorkerPlaces, installed_build, place_on_gpus
 from kvmesh.cli.keeper import Keeper, Slot, Start, with_ports
+from kvmesh.cli.nvidia import read_driver
 from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
 from kvmesh.cli.state import MeshState, remove_state, write_state
-from kvmesh.cli.up_settings import UpSettings, mesh_shape, model_problem
+from kvmesh.cli.up_settings import UpSettings, mesh_shape, model_problem, worker_groups
 from kvmesh.cli.worker_forks import WorkerForks
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
-from kvmesh.errors import MeshError, UnauthenticatedError
+from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError
 from kvmesh.settings import SettingsError, load
 
+T = TypeVar("T")
 WORKER_MODULES = ("services.prefill", "services.decode")
 GREETING_TOKENS_MAX = 64
 
@@ -38,9 +41,12 @@ GREETING_TOKENS_MAX = 64
 class Mesh:
     """The running processes of one `kvmesh up`."""
 
-    def __init__(self, settings: UpSettings, *, started_at_s: float, forked: Mapping[str, Forked]) -> None:
+    def __init__(
+        self, settings: UpSettings, *, started_at_s: float, forked: Mapping[str, Forked], places: WorkerPlaces
+    ) -> None:
         self._settings = settings
         self._forked = dict(forked)
+        self._places = places
         self._progress = Progress(sys.stderr)
         self._started_at_s = started_at_s
         self._run_dir = Path(settings.run_dir).resolve()
@@ -100,22 +106,24 @@ class Mesh:
 
     async def _serve(self, registry_address: str, keeper: Keeper) -> int:
         """Until nothing can serve any more, or the greeting is answered with `once`."""
-        plan = plan_mesh(mesh_shape(self._settings, registry_address))
+        for line in self._places.lines:
+            self._progress.say(line)
+        plan = plan_mesh(mesh_shape(self._settings, registry_address, self._places))
         ready = asyncio.create_task(self._become_ready(keeper.registry, plan))
+        starting = asyncio.create_task(self._start_children(plan, keeper))
         try:
-            await self._start_children(plan, keeper)
-            death = asyncio.create_task(wait_first_exit([child for group in keeper.running() for child in group]))
-            try:
-                await asyncio.wait({ready, death}, return_when=asyncio.FIRST_COMPLETED)
-                if not ready.done():
+            await asyncio.wait({ready, starting}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                starting.result()
+                dead = await _first_done(ready, wait_first_exit(keeper.processes()))
+                if dead is not None:
                     # What cannot start now would not start on the next attempt either.
-                    self._progress.say("the mesh cannot start: " + death.result().reason())
+                    self._progress.say("the mesh cannot start: " + dead.reason())
                     return 1
-            finally:
-                death.cancel()
             if not (url := ready.result()):
                 return 1
         finally:
+            await _cancelled(starting)
             await _cancelled(ready)
         return await self._serve_ready(registry_address, keeper, url)
 
@@ -140,7 +148,10 @@ class Mesh:
             await _cancelled(keeping)
 
     async def _start_children(self, plan: MeshPlan, keeper: Keeper) -> None:
-        """Workers are forked from one process that imported the engine, where that is slow; meanwhile the rest starts."""
+        """Workers are forked from one process that imported the engine, where that is slow; meanwhile the rest starts.
+
+        Returns early when a worker dies before the next turn.
+        """
         workers: list[Slot] = []
         keeper.groups.append(workers)
         importing = None
@@ -156,7 +167,10 @@ class Mesh:
                 await self._start_group(specs, group, keeper, self._start)
             if importing is not None:
                 await importing
-                await self._start_group(plan.workers, workers, keeper, self._forks.start)
+                for turn in plan.worker_turns:
+                    if workers and not await keeper.wait_registered(workers):
+                        return
+                    await self._start_group(turn, workers, keeper, self._forks.start)
         finally:
             if importing is not None:
                 await _cancelled(importing)
@@ -229,6 +243,16 @@ class Mesh:
         await stop_children(list(reversed(keeper.running())), self._settings.stop_timeout_s)
 
 
+async def _first_done(first: "asyncio.Task[Any]", other: Coroutine[Any, Any, T]) -> T | None:
+    """What `other` returns, or None when `first` is done before it."""
+    task = asyncio.create_task(other)
+    try:
+        await asyncio.wait({first, task}, return_when=asyncio.FIRST_COMPLETED)
+        return None if first.done() else task.result()
+    finally:
+        await _cancelled(task)
+
+
 async def _cancelled(task: "asyncio.Task[Any]") -> None:
     """Cancels a task and waits for its end, whatever that is."""
     task.cancel()
@@ -240,9 +264,31 @@ def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
     # vLLM's import takes longest and must begin first, in a fork server of its own; the services are small beside it.
     if not settings.fork or settings.engine == "vllm":
         return {}
-    plan = plan_mesh(mesh_shape(settings, ""))
+    plan = plan_mesh(mesh_shape(settings, "", WorkerPlaces()))
     specs = (*plan.workers, *plan.routers, *plan.frontends, *plan.planners)
     return fork_all([spec.name for spec in specs], [f"{spec.module}.__main__" for spec in specs])
+
+
+def worker_places(settings: UpSettings) -> WorkerPlaces:
+    """The devices of vLLM workers with its CUDA build. InvalidRequestError when the workers do not fit."""
+    if settings.engine != "vllm":
+        return WorkerPlaces()
+    build = installed_build()
+    driver = read_driver()
+    if build != "gpu":
+        count = len(driver.devices)
+        line = (
+            f"{count} NVIDIA GPUs are here and vLLM's CPU build is installed: KVMESH_ENGINE_BUILD=gpu make up uses them"
+        )
+        return WorkerPlaces(lines=[line] if count else [])
+    return place_on_gpus(
+        driver,
+        worker_groups(settings),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        has_order="CUDA_DEVICE_ORDER" in os.environ,
+        workers_per_device=settings.workers_per_gpu,
+        model=Path(settings.model).expanduser(),
+    )
 
 
 def make_run_dir(path: str) -> Path:
@@ -278,5 +324,10 @@ def main(argv: Sequence[str]) -> int:
     if problem:
         print(f"kvmesh: {problem}", file=sys.stderr)
         return 2
+    try:
+        places = worker_places(settings)
+    except InvalidRequestError as error:
+        print(f"kvmesh: {error.message}", file=sys.stderr)
+        return 2
     forked = fork_services(settings)
-    return asyncio.run(Mesh(settings, started_at_s=started_at_s, forked=forked).run())
+    return asyncio.run(Mesh(settings, started_at_s=started_at_s, forked=forked, places=places).run())

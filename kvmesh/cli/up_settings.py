@@ -1,9 +1,12 @@
 """Settings of `kvmesh up`, and the mesh that they ask for."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvmesh.cli.devices import WorkerGroup
+from kvmesh.cli.gpu_plan import WorkerPlaces
 from kvmesh.cli.plan import MeshShape
 from kvmesh.settings import setting
 
@@ -19,6 +22,12 @@ class UpSettings:
     served_name: str = setting("", "name clients ask for; empty: the directory's name")
     prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
     decode: int = setting(1, "decode workers", min=1, max=64)
+    tensor_parallel: int = setting(1, "GPUs of each vLLM worker: its tensor-parallel ranks", min=1, max=64)
+    prefill_tensor_parallel: int = setting(0, "GPUs of each prefill worker; 0: as tensor_parallel says", min=0, max=64)
+    decode_tensor_parallel: int = setting(0, "GPUs of each decode worker; 0: as tensor_parallel says", min=0, max=64)
+    workers_per_gpu: int = setting(
+        2, "most workers that may share a GPU where there are too few; they start one after the other", min=1, max=64
+    )
     routers: int = setting(1, "routers, all active; with two, one may die and no request fails", min=1, max=16)
     frontend_processes: int = setting(1, "frontend processes that share the HTTP port", min=1, max=64)
     gateway: bool = setting(
@@ -41,6 +50,10 @@ class UpSettings:
     engine_args: str = setting(
         "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"
     )
+    prefill_args: str = setting("", "more flags for prefill workers, as one string; they win over --engine-args")
+    decode_args: str = setting(
+        "", "more flags for decode workers, as one string: --decode-args='--vllm-running-requests-max 256'"
+    )
     router_args: str = setting(
         "", "more flags for every router, as one string: --router-args='--cost-temperature 0.01'"
     )
@@ -60,7 +73,25 @@ class UpSettings:
     api_key: str = setting("", "key that the greeting is asked with, where the frontend wants one", secret=True)
 
 
-def mesh_shape(settings: UpSettings, registry_address: str) -> MeshShape:
+def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
+    """The workers of each role, with their GPUs."""
+    tensor_parallel = settings.tensor_parallel
+    return (
+        WorkerGroup(
+            role="prefill", workers=settings.prefill, devices=settings.prefill_tensor_parallel or tensor_parallel
+        ),
+        WorkerGroup(role="decode", workers=settings.decode, devices=settings.decode_tensor_parallel or tensor_parallel),
+    )
+
+
+def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
+    """Flags of one role's workers."""
+    (ranks,) = (group.devices for group in worker_groups(settings) if group.role == role)
+    given = settings.prefill_args if role == "prefill" else settings.decode_args
+    return (*(("--vllm-tensor-parallel-size", str(ranks)) if ranks > 1 else ()), *shlex.split(given))
+
+
+def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces) -> MeshShape:
     """What is asked for, made plain."""
     model = Path(settings.model).expanduser()
     return MeshShape(
@@ -78,6 +109,8 @@ def mesh_shape(settings: UpSettings, registry_address: str) -> MeshShape:
         log_level=settings.log_level,
         run_dir=Path(settings.run_dir).resolve(),
         engine_argv=tuple(shlex.split(settings.engine_args)),
+        role_argv={role: role_argv(settings, role) for role in ("prefill", "decode")},
+        places=places,
         router_argv=tuple(shlex.split(settings.router_args)),
         frontend_argv=tuple(shlex.split(settings.frontend_args)),
         frontend_processes=settings.frontend_processes,

@@ -88,6 +88,8 @@ def gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
         values["block_size"] = settings.block_size_tokens
     if settings.kv_cache_bytes:
         values["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    if settings.device_ids:
+        values["device_ids"] = [int(word) if word.isdecimal() else word for word in settings.device_ids]
     return values
 
 

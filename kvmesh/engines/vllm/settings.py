@@ -47,6 +47,9 @@ class VllmSettings:
     """Token budget of a step; 0: vLLM's default."""
     enforce_eager: bool | None = None
     """No torch.compile and no CUDA graphs; None: True on CPU (compiling costs 30 s there), False on a GPU."""
+    device_ids: tuple[str, ...] = ()
+    """GPUs of this engine, one for each rank: places among the visible devices, or UUIDs. Empty: the first ones. The others stay
+    visible, as NIXL needs them to copy from GPU to GPU."""
     tensor_parallel_size: int = 1
     """Ranks. Above 1 the ranks are child processes that die with this one."""
     tokenizer: str = "auto"
