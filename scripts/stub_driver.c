@@ -109,6 +109,8 @@ Result cuGetErrorString(int code, const char **text) { (void)code; *text = "stub
 
 /* vLLM's extensions are linked with these. */
 Result cuTensorMapEncodeTiled(void) { return MEMORY_ALLOCATION; }
+Result cuMemAlloc_v2(void) { return MEMORY_ALLOCATION; }
+Result cuMemFree_v2(void) { return MEMORY_ALLOCATION; }
 Result cuMemCreate(void) { return MEMORY_ALLOCATION; }
 Result cuMemMap(void) { return MEMORY_ALLOCATION; }
 Result cuMemUnmap(void) { return MEMORY_ALLOCATION; }
@@ -127,7 +129,8 @@ Result cuGetProcAddress_v2(void) { return MEMORY_ALLOCATION; }
 
 Result cudaGetDeviceCount(int *count) { *count = gpus(); return SUCCESS; }
 Result cudaDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
-Result cudaGetDevice(int *device) { *device = 0; return SUCCESS; }
+/* No device yet, so that a program which wants the first one has to say so. */
+Result cudaGetDevice(int *device) { *device = -1; return SUCCESS; }
 Result cudaDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device;
   *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1; /* compute capability 9.0 */

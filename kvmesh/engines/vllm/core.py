@@ -9,9 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvmesh.core import LoadRecord
-from kvmesh.engines.vllm.arguments import engine_arguments
+from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
 from kvmesh.engines.vllm.preload import collector_off
 from kvmesh.engines.vllm.settings import VllmSettings
+
+
+def reports_transfer(future: Any) -> bool:
+    """Whether a batch's output is there and names finished transfers. One that failed counts: the step raises its error."""
+    if not future.done():
+        return False
+    if future.exception() is not None:
+        return True
+    report = getattr(future.result(), "kv_connector_output", None)
+    return report is not None and bool(report.finished_recving or report.finished_sending)
 
 
 class EventCatcher:
@@ -43,7 +53,7 @@ class VllmCore:
 
             self.is_cpu = bool(current_platform.is_cpu())
             arguments = engine_arguments(settings, is_cpu=self.is_cpu)
-            engine = LLMEngine.from_engine_args(arguments)
+            engine = LLMEngine.from_engine_args(arguments, usage_context=usage_context(is_cpu=self.is_cpu))
         self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
         self._client: Any = engine.engine_core
@@ -55,6 +65,7 @@ class VllmCore:
         self.input_processor: Any = engine.input_processor
         self.supported_tasks: tuple[str, ...] = engine.get_supported_tasks()
         self.nixl_hash: str = self.call_workers("kvmesh_prepare", os.getpid())[0]
+        self.splits_heads = all(self.call_workers("kvmesh_splits_heads"))
         self.preempted_total = 0
         self._scheduler.kv_event_publisher = EventCatcher(receive_events)
         self._count_preemptions()
@@ -91,6 +102,13 @@ class VllmCore:
         self._core.post_step(model_executed=was_executed)
         mine = outputs.get(0) if outputs else None
         return (mine.outputs if mine is not None else ()), was_executed
+
+    def has_transfer_result(self) -> bool:
+        """True when a batch that waits in vLLM's queue says that a transfer is over: the next step takes that in.
+
+        With asynchronous scheduling a step returns nothing until two batches are queued.
+        """
+        return any(reports_transfer(entry[0]) for entry in self._core.batch_queue or ())
 
     def is_held(self, request_id: str) -> bool:
         """True while the scheduler knows the request, a finished one with leased blocks included."""
@@ -144,6 +162,11 @@ class VllmCore:
         self._client.remove_lora(number)
 
     @property
+    def running_requests_max(self) -> int:
+        """Requests that run at once."""
+        return int(self.config.scheduler_config.max_num_seqs)
+
+    @property
     def blocks_total(self) -> int:
         """Blocks of the pool; one more is vLLM's placeholder."""
         return int(self._pool.num_gpu_blocks) - 1
@@ -161,7 +184,8 @@ class VllmCore:
         free = int(self._pool.get_num_free_blocks())
         left = sum(
             max(0, request.num_prompt_tokens - request.num_computed_tokens)
-            for queue in (scheduler.waiting, scheduler.running)
+            # Iterating over vLLM's priority queue copies and sorts it: 1.2 ms with 1 000 waiting, at every turn.
+            for queue in (getattr(scheduler.waiting, "_heap", scheduler.waiting), scheduler.running)
             for request in queue
         )
         return LoadRecord(
@@ -171,7 +195,7 @@ class VllmCore:
             kv_blocks_used=self.blocks_total - free,
             kv_blocks_free=free,
             kv_blocks_total=self.blocks_total,
-            running_requests_max=int(self.config.scheduler_config.max_num_seqs),
+            running_requests_max=self.running_requests_max,
             preempted_requests_total=self.preempted_total,
         )
 

@@ -77,6 +77,10 @@ class Runner:
         """True while a handle's blocks are held. May be asked from any thread."""
         return handle_id in self._leases and self._core.is_held(handle_id)
 
+    def is_pulling(self) -> bool:
+        """True while blocks of a prompt come over."""
+        return any(leg.pull_ends_s is not None for leg in self._pulls.values())
+
     def uses_adapter(self, number: int) -> bool:
         """True while a leg needs the adapter."""
         return any(leg.adapter_number == number for leg in self._legs.values())

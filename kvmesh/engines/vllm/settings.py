@@ -8,6 +8,7 @@ from kvmesh.errors import InvalidRequestError
 
 CPU_BLOCK_SIZE_TOKENS = 32
 CPU_KV_CACHE_BYTES = 128 << 20
+CPU_RUNNING_REQUESTS = 64
 TOKENIZER_MODES = ("auto", "load", "skip")
 
 
@@ -37,8 +38,8 @@ class VllmSettings:
     """Share of a GPU's memory that vLLM may take. Not used on CPU."""
     context_tokens_max: int = 0
     """Context length; 0: the model's, shortened to what the KV memory holds."""
-    running_requests_max: int = 64
-    """Requests that run at once."""
+    running_requests_max: int = 0
+    """Requests that run at once; 0: 64 on CPU, what vLLM's own server takes on a GPU (1024 on an H100)."""
     waiting_requests_max: int = 1024
     """Requests that wait; beyond it submissions are refused as overloaded."""
     overload_retry_s: float = 0.5
@@ -101,7 +102,6 @@ class VllmSettings:
 
     def _checks(self) -> list[tuple[bool, str]]:
         at_least_one = (
-            "running_requests_max",
             "waiting_requests_max",
             "tensor_parallel_size",
             "adapters_max",
@@ -110,7 +110,13 @@ class VllmSettings:
             "output_buffer_steps",
             "kv_event_buffer_blocks",
         )
-        at_least_zero = ("block_size_tokens", "kv_cache_bytes", "context_tokens_max", "step_tokens_max")
+        at_least_zero = (
+            "running_requests_max",
+            "block_size_tokens",
+            "kv_cache_bytes",
+            "context_tokens_max",
+            "step_tokens_max",
+        )
         return [
             (not self.model, "model must be given"),
             (self.role not in ("prefill", "decode"), "role must be prefill or decode"),
