@@ -61,6 +61,7 @@ NIXL_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.2
 TAIL_LINES = 6
+CPU_SERVER = "vllm.entrypoints.openai.api_server"
 CPU_SERVE_FLAGS = ("--enforce-eager", "--block-size", "32", "--kv-cache-memory-bytes", str(128 << 20))
 """As the mesh's engines run on a CPU."""
 
@@ -233,18 +234,11 @@ class Doctor:
     async def _running_serve(self, model: str) -> AsyncIterator[str]:
         """`vllm serve` with one engine; its address."""
         log, port = self._run_dir / "serve.log", free_port()
+        # The command `vllm` looks for a package of that name, and the CPU build has another one.
+        command = ("vllm.entrypoints.cli.main", "serve") if self._build == "gpu" else (CPU_SERVER, "--model")
         flags = () if self._build == "gpu" else CPU_SERVE_FLAGS
-        words = (
-            "serve",
-            self._settings.model,
-            "--served-model-name",
-            model,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        )
-        argv = ("-m", "vllm.entrypoints.cli.main", *words, *flags, *shlex.split(self._settings.serve_args))
+        address = ("--served-model-name", model, "--host", "127.0.0.1", "--port", str(port))
+        argv = ("-m", *command, self._settings.model, *address, *flags, *shlex.split(self._settings.serve_args))
         # Several processes share the cores of a CPU: as many threads as there are cores make each other wait.
         env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if self._build == "cpu" else {}
         async with self._process(log, *argv, env=env) as process:

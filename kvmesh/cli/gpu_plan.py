@@ -82,7 +82,8 @@ def place_on_gpus(
 
 def worker_flags(placement: Placement, share: MemoryShare, devices: int) -> Sequence[str]:
     """Flags of one worker. All devices stay visible to it, since UCX's `cuda_ipc` needs to see the peer's."""
-    flags = ["--vllm-gpu-memory-fraction", f"{share.fraction:g}"]
+    # A start takes minutes, and vLLM says what it does in its log at this level.
+    flags = ["--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", f"{share.fraction:g}"]
     if placement.positions != tuple(range(devices)):
         flags += ["--vllm-device-ids", ",".join(str(position) for position in placement.positions)]
     if share.kv_bytes:

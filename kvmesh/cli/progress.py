@@ -20,9 +20,12 @@ class Progress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.lines = 0
+        """Lines printed so far: what happens is said, so a start goes on while this grows."""
 
     def say(self, text: str) -> None:
         """One line."""
+        self.lines += 1
         print(f"kvmesh: {text}", file=self._stream, flush=True)
 
     async def wait_ready(

@@ -18,6 +18,7 @@ from kvmesh.cli.children import Child, ChildSpec, start_child, stop_children, wa
 from kvmesh.cli.forked import Forked, fork_all
 from kvmesh.cli.gpu_plan import WorkerPlaces, installed_build, place_on_gpus
 from kvmesh.cli.keeper import Keeper, Slot, Start, with_ports
+from kvmesh.cli.loading import POLL_S, LogWatch, wait_while_it_goes_on
 from kvmesh.cli.nvidia import read_driver
 from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
@@ -197,17 +198,29 @@ class Mesh:
         specs = [*plan.workers, *plan.routers, *plan.frontends, *plan.planners]
         names = [spec.name for spec in specs]
         awaited = [spec.name for spec in specs if not self._joins_later(spec)]
+        waiting = self._progress.wait_ready(registry, names, awaited, self._started_at_s)
+        limit_s = self._settings.ready_timeout_s
+        watching = asyncio.create_task(self._show_loading(plan))
         try:
-            async with asyncio.timeout(self._settings.ready_timeout_s):
-                frontend = await self._progress.wait_ready(registry, names, awaited, self._started_at_s)
+            frontend = await wait_while_it_goes_on(waiting, lambda: self._progress.lines, limit_s)
         except TimeoutError:
-            limit = f"{self._settings.ready_timeout_s:g} s"
-            self._progress.say(f"not ready after {limit}; logs are in {self._settings.run_dir}")
+            self._progress.say(f"nothing happened for {limit_s:g} s; logs are in {self._settings.run_dir}")
             return ""
+        finally:
+            watching.cancel()
         self._ports = {"--http-port": int(frontend.meta["http_port"])}
         if self._settings.frontend_processes == 1:
             self._ports["--rpc-port"] = frontend.port
         return http_url(frontend)
+
+    async def _show_loading(self, plan: MeshPlan) -> None:
+        """Says what each worker's engine does while it loads."""
+        logs = {spec.name: LogWatch(spec.log_path) for spec in plan.workers}
+        while True:
+            for name, log in logs.items():
+                for phase in log.new_phases():
+                    self._progress.say(f"{name}: {phase}")
+            await asyncio.sleep(POLL_S)
 
     def _joins_later(self, spec: ChildSpec) -> bool:
         """Simulated prefill workers register when NIXL is loaded; decode workers answer alone until then."""

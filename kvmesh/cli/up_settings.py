@@ -60,7 +60,11 @@ class UpSettings:
     frontend_args: str = setting("", "more flags for the frontend, as one string: --frontend-args=--http-allows-pins")
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
     run_dir: str = setting("run", "directory of the services' logs")
-    ready_timeout_s: float = setting(300.0, "longest wait until the mesh can answer", min=1.0)
+    ready_timeout_s: float = setting(
+        600.0,
+        "longest time in which nothing happens while the mesh starts: downloads and compiling take longer",
+        min=1.0,
+    )
     restarts_max: int = setting(
         5, "restarts in a row of a process that dies; then it is given up. 0: none is restarted", min=0, max=100_000
     )

@@ -162,7 +162,7 @@ def flags(argv, name):  # type: ignore[no-untyped-def]
 def test_a_worker_alone_on_the_only_device_chooses_nothing() -> None:
     """Also where CUDA_VISIBLE_DEVICES names a part of a GPU, which vLLM cannot number."""
     places = placed_on(Driver(devices=[gpu(0)]), settings("--prefill 0"))
-    assert places.argv == {"decode-0": ("--vllm-gpu-memory-fraction", "0.9")}
+    assert places.argv == {"decode-0": ("--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", "0.9")}
 
 
 def test_memory_of_a_shared_device_is_given_in_bytes(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ class VllmSettings:
     """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
     idle_poll_s: float = 0.005
     """Longest pause between looks at transfers when there is nothing to compute."""
-    start_timeout_s: float = 600.0
-    """How long a start may take; large models load for minutes."""
+    start_timeout_s: float = 7200.0
+    """How long a start may take, a download of the model included."""
     close_timeout_s: float = 10.0
     """How long closing waits for the engine thread."""
     log_level: str = "WARNING"
