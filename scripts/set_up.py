@@ -4,7 +4,8 @@ Run by `make up` and `make test` with whatever Python 3.11+ the machine has; sta
 `.venv/` and `.cache/` in the repository (elsewhere with KVMESH_VENV and KVMESH_CACHE). A second run sees by a stamp
 that nothing changed and ends at once; two runs at the same time take turns.
 
-KVMESH_ENGINE_BUILD chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none`; by default what the machine has.
+KVMESH_ENGINE_BUILD chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none`; by default `gpu` where the NVIDIA
+driver lists a device. What the CUDA build needs of the machine is checked before the download.
 """
 
 import argparse
@@ -20,8 +21,21 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+# Nothing is installed yet: these modules need the standard library only.
+sys.path.insert(0, str(ROOT))
+from kvmesh.cli.gpu_needs import (  # noqa: E402
+    DOWNLOADED_BYTES,
+    INSTALLED_BYTES,
+    compiler_needs,
+    disk_needs,
+    driver_needs,
+    render_needs,
+)
+from kvmesh.cli.nvidia import Driver, read_driver  # noqa: E402
+
 VENV = Path(os.environ.get("KVMESH_VENV") or ROOT / ".venv").absolute()
 CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache").absolute()
 LOG = CACHE / "set-up.log"
@@ -41,8 +55,8 @@ def main() -> int:
     parser.add_argument("--tests", action="store_true", help="also the tests' packages and system parts")
     tests = parser.parse_args().tests
     with only_one():
-        engine = chosen_engine()
-        set_up_packages(engine, tests)
+        driver = read_driver()
+        set_up_packages(chosen_engine(driver), tests, driver)
         if tests:
             parts = [sys.executable, str(ROOT / "scripts" / "install_parts.py")]
             subprocess.run(parts, check=True, env={**os.environ, "KVMESH_CACHE": str(CACHE)})
@@ -62,28 +76,61 @@ def only_one() -> Iterator[None]:
         yield
 
 
-def chosen_engine() -> str:
-    """Which engine build fits this machine."""
+class Choice(NamedTuple):
+    """An engine build, and why it was chosen."""
+
+    engine: str
+    reason: str
+
+
+def chosen_engine(driver: Driver) -> Choice:
+    """Which engine build fits this machine, by what the user or the NVIDIA driver says."""
     wanted = os.environ.get("KVMESH_ENGINE_BUILD", "")
     if wanted in ("cpu", "gpu", "none"):
-        return wanted
+        return Choice(wanted, f"KVMESH_ENGINE_BUILD is {wanted}")
     if wanted:
         sys.exit(f"kvmesh set-up: KVMESH_ENGINE_BUILD is {wanted!r}; it may be cpu, gpu or none")
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
-        return "none"
-    return "gpu" if Path("/dev/nvidia0").exists() and shutil.which("nvidia-smi") else "cpu"
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
+        return Choice("none", f"vLLM has no build for {sys.platform} on {machine}")
+    if driver.devices:
+        first, count = driver.devices[0], len(driver.devices)
+        return Choice("gpu", f"{driver.source} lists {count} x {first.name}, driver {driver.version}")
+    return Choice("cpu", f"{driver.problem}; with a GPU here, KVMESH_ENGINE_BUILD=gpu")
 
 
-def set_up_packages(engine: str, tests: bool) -> None:
+def check_gpu_machine(driver: Driver) -> None:
+    """End the set-up with all that is missing, before gigabytes are downloaded.
+
+    A build that the user chose may be for another machine, so its driver is not judged.
+    """
+    is_chosen = os.environ.get("KVMESH_ENGINE_BUILD") == "gpu"
+    needs = [
+        *([] if is_chosen else driver_needs(driver)),
+        *compiler_needs(),
+        *disk_needs({VENV: INSTALLED_BYTES, CACHE: DOWNLOADED_BYTES}),
+    ]
+    if needs:
+        sys.exit(
+            "kvmesh set-up: this machine cannot run vLLM's CUDA build yet; nothing was downloaded. Missing (commands for"
+            f" Debian and Ubuntu):\n{render_needs(needs)}\nKVMESH_ENGINE_BUILD=cpu make up installs the CPU build instead."
+        )
+
+
+def set_up_packages(choice: Choice, tests: bool, driver: Driver) -> None:
     """Install what the lock lists unless the stamp says that it is there."""
+    engine = choice.engine
     stamps = [VENV / ".kvmesh-run", *([VENV / ".kvmesh-tests"] if tests else [])]
     want = fingerprint(engine)
     if all(stamp.exists() and stamp.read_text() == want for stamp in stamps):
         return
+    say(f"engine build {engine}: {choice.reason}")
+    if engine == "gpu":
+        check_gpu_machine(driver)
     started = time.monotonic()
     LOG.write_text("")
     make_venv()
-    say(f"installing the pinned packages, engine build: {engine} (log: {LOG})")
+    say(f"installing the pinned packages (log: {LOG})")
     install(engine, tests)
     for stamp in stamps:
         stamp.write_text(want)

@@ -13,6 +13,7 @@ COMMANDS = {
     "chat": ("kvmesh.cli.chat", "talk to a mesh in the terminal"),
     "key": ("kvmesh.cli.key", "make an API key"),
     "status": ("kvmesh.cli.status", "show a mesh as tables"),
+    "doctor": ("kvmesh.cli.doctor", "check this machine, and a mesh on it"),
     "explain": ("kvmesh.cli.explain", "say why a request went where it went"),
 }
 

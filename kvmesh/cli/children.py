@@ -14,6 +14,8 @@ from kvmesh.worker.forkserver import Child as ForkedChild
 from kvmesh.worker.forkserver import ForkServer
 
 LOG_TAIL_LINES = 15
+LOG_TAIL_BYTES_MAX = 64 << 10
+CAUSE_CHARACTERS_MAX = 300
 
 
 class Process(Protocol):
@@ -53,18 +55,28 @@ class Child:
 
     def reason(self) -> str:
         """Why it ended, for people: the status and the end of its log."""
-        status = self.status
-        how = f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"status {status}"
-        return (
-            f"{self.spec.name} (pid {self.pid}) ended with {how}; the end of {self.spec.log_path}:\n{self.log_tail()}"
-        )
+        lines = "\n".join(f"    {line}" for line in self.log_tail()) or "    (no log)"
+        return f"{self.spec.name} (pid {self.pid}) {self._how()}; the end of {self.spec.log_path}:\n{lines}"
 
-    def log_tail(self) -> str:
+    def cause(self) -> str:
+        """Why it ended, in a part of a sentence: the signal, or the status and the last line of its log."""
+        status = self.status
+        if status is not None and status > 0 and (lines := [line for line in self.log_tail() if line.strip()]):
+            return f"(pid {self.pid}) {self._how()} ({lines[-1].strip()[:CAUSE_CHARACTERS_MAX]})"
+        return f"(pid {self.pid}) {self._how()}"
+
+    def _how(self) -> str:
+        status = self.status
+        if status is not None and status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
+
+    def log_tail(self) -> Sequence[str]:
         """The last lines it wrote."""
-        with contextlib.suppress(FileNotFoundError):
-            lines = self.spec.log_path.read_text(errors="replace").splitlines()
-            return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:])
-        return "    (no log)"
+        with contextlib.suppress(OSError), self.spec.log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES_MAX))
+            return file.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return ()
 
     def signal_nowait(self, number: int) -> None:
         """Sends a signal, if it still runs."""

@@ -19,12 +19,12 @@ from typing import NoReturn
 
 from kvmesh.cli.children import Child, ChildSpec
 from kvmesh.kv.nixl_api import PICKING, api_module
-from kvmesh.lifecycle.title import set_title
-from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module
+from kvmesh.lifecycle.import_threads import one_thread_each
+from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module, set_title_of
 
 ORDER_BYTES_MAX = 1 << 20
-IMPORT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "NIXL_LOG_LEVEL": "ERROR"}
-"""Read by libraries when they are imported: numpy's linear algebra, which no service uses, would start threads."""
+IMPORT_ENVIRONMENT = {"NIXL_LOG_LEVEL": "ERROR"}
+"""Read by libraries when they are imported."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,9 +92,11 @@ def import_all(modules: Sequence[str]) -> None:
     os.environ.update(added)
     gc.disable()
     try:
-        for name in (*modules, *_late_modules()):
-            with suppress(ImportError):
-                importlib.import_module(name)
+        # numpy's linear algebra, which no service uses, would start threads.
+        with one_thread_each():
+            for name in (*modules, *_late_modules()):
+                with suppress(ImportError):
+                    importlib.import_module(name)
         gc.collect()
         gc.freeze()
     finally:
@@ -149,8 +151,7 @@ def _run(order: bytes) -> int:
     words = json.loads(order)
     redirect(words["log"])
     os.environ.update(words["env"])
-    if not set_title((sys.executable, "-m", words["module"], *words["argv"]), needed=3):
-        set_title((words["module"],))
+    set_title_of(words["module"], words["argv"])
     reseed()
     # It was imported for what it imports; now it is run, and there should not be two of it.
     sys.modules.pop(f"{words['module']}.__main__", None)

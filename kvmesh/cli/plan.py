@@ -1,25 +1,36 @@
 """Which processes a mesh on one machine consists of. Pure: settings in, child specifications out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvmesh.cli.children import ChildSpec
+from kvmesh.cli.gpu_plan import WorkerPlaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """The children of one mesh. Workers load engines and take longest, so they are started first."""
+    """The children of one mesh. Workers load engines and take longest, so they are started first.
 
-    workers: Sequence[ChildSpec]
+    Workers of one turn start at once, when those of the turn before are ready: engines that share a device must not measure
+    its memory at the same time.
+    """
+
+    worker_turns: Sequence[Sequence[ChildSpec]]
     routers: Sequence[ChildSpec]
     frontends: Sequence[ChildSpec]
     planners: Sequence[ChildSpec]
 
+    @property
+    def workers(self) -> Sequence[ChildSpec]:
+        """Of all turns."""
+        return [spec for turn in self.worker_turns for spec in turn]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """What is asked for. `engine_argv` goes to every worker as it is, `router_argv` to every router, `frontend_argv` to the frontend."""
+    """What is asked for. `engine_argv` goes to every worker as it is, `role_argv` to those of a role, `router_argv` to every
+    router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags win over them."""
 
     engine: str
     model: Path
@@ -35,6 +46,8 @@ class MeshShape:
     log_level: str
     run_dir: Path
     engine_argv: Sequence[str] = ()
+    role_argv: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    places: WorkerPlaces = field(default_factory=WorkerPlaces)
     router_argv: Sequence[str] = ()
     frontend_argv: Sequence[str] = ()
     frontend_processes: int = 1
@@ -63,10 +76,15 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
     else:
         routers = [_service(shape, "router", router_argv, number) for number in range(shape.routers)]
         frontend = _service(shape, "frontend", frontend_argv)
+    workers = [
+        *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
+        *(_worker(shape, "decode", number) for number in range(shape.decode)),
+    ]
+    turns = [shape.places.turns.get(worker.name, 0) for worker in workers]
     return MeshPlan(
-        workers=[
-            *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
-            *(_worker(shape, "decode", number) for number in range(shape.decode)),
+        worker_turns=[
+            [worker for worker, its_turn in zip(workers, turns, strict=True) if its_turn == turn]
+            for turn in sorted(set(turns))
         ],
         routers=routers,
         frontends=[frontend],
@@ -79,18 +97,22 @@ def _worker(shape: MeshShape, role: str, number: int) -> ChildSpec:
         *("--engine", shape.engine),
         *("--model", str(shape.model)),
         *(("--served-name", shape.served_name) if shape.served_name else ()),
+        *shape.places.argv.get(f"{role}-{number}", ()),
         *shape.engine_argv,
+        *shape.role_argv.get(role, ()),
     )
-    return _service(shape, role, argv, number)
+    return _service(shape, role, argv, number, shape.places.env)
 
 
-def _service(shape: MeshShape, service: str, argv: Sequence[str], number: int = 0) -> ChildSpec:
+def _service(
+    shape: MeshShape, service: str, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
+) -> ChildSpec:
     name = f"{service}-{number}"
     return ChildSpec(
         name=name,
         module=f"services.{service}",
         argv=(*_common(shape), *argv),
-        env={},
+        env=env or {},
         log_path=shape.run_dir / f"{name}.log",
     )
 

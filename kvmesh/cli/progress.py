@@ -7,7 +7,7 @@ from typing import TextIO
 
 import aiohttp
 
-from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, PREFILL, ROUTER, Registry, View
+from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, PREFILL, ROUTER, Instance, Registry, View
 
 SERVICE_NAMES = {FRONTEND: "frontend", ROUTER: "router", PREFILL: "prefill", DECODE: "decode", PLANNER: "planner"}
 HOSTS = {"frontend": ("gateway",), "router": ("gateway",)}
@@ -20,17 +20,20 @@ class Progress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.lines = 0
+        """Lines printed so far: what happens is said, so a start goes on while this grows."""
 
     def say(self, text: str) -> None:
         """One line."""
+        self.lines += 1
         print(f"kvmesh: {text}", file=self._stream, flush=True)
 
     async def wait_ready(
         self, registry: Registry, names: Sequence[str], awaited: Sequence[str], started_at_s: float
-    ) -> str:
-        """Until the frontend can answer for a model and every awaited process is registered; the frontend's URL.
+    ) -> Instance:
+        """Until the frontend can answer for a model and every awaited process is registered; the frontend.
 
-        Tells of each service as it becomes ready.
+        Prints a line for each service as it becomes ready.
         """
         self.say("starting " + ", ".join(names))
         wanted = {
@@ -45,9 +48,8 @@ class Progress:
             }
         view = waits[FRONTEND].result()
         frontend = view.instances[0]
-        url = f"http://{frontend.host}:{frontend.meta['http_port']}"
-        await _wait_healthy(url)
-        return url
+        await _wait_healthy(http_url(frontend))
+        return frontend
 
     async def _wait_service(self, registry: Registry, service: str, count: int, started_at_s: float) -> View:
         told = 0
@@ -60,6 +62,11 @@ class Progress:
             if ready >= count:
                 return view
         raise AssertionError("a watch never ends by itself")
+
+
+def http_url(frontend: Instance) -> str:
+    """Where a frontend answers."""
+    return f"http://{frontend.host}:{frontend.meta['http_port']}"
 
 
 async def _wait_healthy(url: str) -> None:

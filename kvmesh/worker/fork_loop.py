@@ -20,13 +20,18 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
+
+from kvmesh.lifecycle.title import set_title
 
 PRELOADS = {"vllm": "kvmesh.engines.vllm.preload:preload", "none": ""}
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES_MAX = 1 << 20
 CHILDREN_MAX = 256
+THREADS_PREFIX = "threads: "
 
 
 def die_with(parent_pid: int) -> None:
@@ -158,6 +163,7 @@ class ForkLoop:
             self._selector.close()
             redirect(log)
             set_environment(env)
+            set_title_of(module, argv)
             reseed()
             gc.enable()
             status = run_module(module, argv)
@@ -178,6 +184,12 @@ def redirect(log: str) -> None:
         os.dup2(opened, target)
         os.close(opened)
     os.dup2(1, 2)
+
+
+def set_title_of(module: str, argv: Sequence[str]) -> None:
+    """Shows in `ps` what a fork runs, as far as there is room."""
+    if not set_title((sys.executable, "-m", module, *argv), needed=3):
+        set_title((module,))
 
 
 def set_environment(env: dict[str, str | None]) -> None:
@@ -219,8 +231,19 @@ def preload(name: str) -> None:
         getattr(importlib.import_module(module), function)()
 
 
+def other_threads() -> list[str]:
+    """Names of the threads of this process beside the main one, native ones included."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if int(task) != os.getpid():
+                names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return sorted(names)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Says "ready" on standard output when it listens."""
+    """Prints "ready" on standard output when it listens, or the names of threads that the preload started."""
     parser = argparse.ArgumentParser(
         prog="kvmesh.worker.forkserver", description="Forks processes with slow imports done."
     )
@@ -235,9 +258,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if not options.outlive_parent:
         die_with(os.getppid())
     preload(options.preload)
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        raise SystemExit(f"the preload started {threads - 1} threads: forking now would not be safe")
+    if names := other_threads():
+        print(f"{THREADS_PREFIX}{', '.join(names)}", flush=True)  # noqa: T201  # The client reads this line.
+        raise SystemExit(
+            f"the preload started {len(names)} threads ({', '.join(names)}): forking now would not be safe"
+        )
     loop = ForkLoop(options.socket)
     print("ready", flush=True)  # noqa: T201  # The client waits for this line.
     loop.run()

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmesh.errors import InvalidRequestError, UnavailableError
-from kvmesh.worker.fork_loop import kill_group, main
+from kvmesh.worker.fork_loop import THREADS_PREFIX, kill_group, main
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
+THREADS = "preload_threads"
+"""Reason of the UnavailableError when the imports started threads, so that forking would not be safe."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -58,7 +60,7 @@ class ForkServer:
     ) -> "ForkServer":
         """Starts one, its messages into the file `log`, and waits until its imports are done.
 
-        UnavailableError when that fails; cancelled, nothing is left.
+        UnavailableError when that fails, with the reason THREADS when the imports started threads; cancelled, nothing is left.
         """
         folder = tempfile.TemporaryDirectory(prefix="kvmesh-fork-")
         path = os.path.join(folder.name, "socket")
@@ -86,6 +88,11 @@ class ForkServer:
         server._task = asyncio.create_task(server._read())
         return server
 
+    @property
+    def has_ended(self) -> bool:
+        """True when it forks no more; its children have died with it."""
+        return self._task is None or self._task.done()
+
     async def spawn(
         self, module: str, argv: Sequence[str] = (), *, env: Mapping[str, str | None] | None = None, log: str = ""
     ) -> Child:
@@ -93,7 +100,7 @@ class ForkServer:
 
         Answers when the child exists; whether it is ready is between it and the caller.
         """
-        if self._task is None or self._task.done():
+        if self.has_ended:
             raise UnavailableError("the fork server has ended")
         asked: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
@@ -164,6 +171,9 @@ async def _read_ready(process: asyncio.subprocess.Process) -> None:
     while line := await process.stdout.readline():
         if line.strip() == b"ready":
             return
+        if line.startswith(THREADS_PREFIX.encode()):
+            names = line.decode(errors="replace").removeprefix(THREADS_PREFIX).strip()
+            raise UnavailableError(f"the imports started threads ({names})", reason=THREADS)
     raise UnavailableError(f"the fork server ended with status {await process.wait()} before it was ready")
 
 

@@ -11,7 +11,7 @@ from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_se
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
 from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.lifecycle import run_until_signalled
+from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
@@ -105,4 +105,11 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
     await run_until_signalled(
         [telemetry.tracing, _Closing(registry), worker, server, metrics, announcement],
         drain=drain,
+        settings=LifecycleSettings(start_timeout_s=start_timeout_s(settings)),
     )
+
+
+def start_timeout_s(settings: HostSettings) -> float:
+    """Longest start of a part: the engine's own limit comes first, and says more."""
+    usual_s = LifecycleSettings().start_timeout_s
+    return usual_s if settings.engine != "vllm" else usual_s + settings.vllm.start_timeout_s

@@ -91,4 +91,7 @@ class HostSettings:
     simulated: SimulatedSettings = group(
         lambda: SimulatedSettings(kv_transport_delay_s=1.0, eos_after_tokens=64), without=SET_BY_HOST
     )
-    vllm: VllmSettings = group(lambda: VllmSettings(model="set by the host"), without=SET_BY_HOST)
+    # A process serves one role's contract, and vLLM's connector deprecates an engine for both.
+    vllm: VllmSettings = group(
+        lambda: VllmSettings(model="set by the host", can_switch_role=False), without=SET_BY_HOST
+    )

@@ -13,10 +13,11 @@ from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
+from services.frontend.hub_files import model_directory
 from services.frontend.parsers.select import VLLM, ParserNames
 from services.frontend.remote.process import ParserProcess
 from services.frontend.settings import ModelSettings
-from services.frontend.text_model import TextModel, find_directory, load_text_model
+from services.frontend.text_model import TextModel, load_text_model
 
 _log = event_logger(__name__)
 CARD_PREFIX = "kvmesh/workers/"
@@ -280,7 +281,7 @@ class DiscoveredModels:
             # What vLLM does not have it will not have at the next try, which takes seconds.
             raise refusal
         process = ParserProcess(
-            find_directory(card.source, card.revision, self._settings.cache_dir),
+            model_directory(card.source, card.revision, self._settings.cache_dir),
             tool=_remote_name(self._parsers.tool_parser(card.name)),
             reasoning=_remote_name(self._parsers.reasoning_parser(card.name)),
             settings=self._settings.parser_process,
@@ -302,7 +303,7 @@ class DiscoveredModels:
 
     def _load(self, card: Card) -> TextModel:
         text = load_text_model(
-            find_directory(card.source, card.revision, self._settings.cache_dir),
+            model_directory(card.source, card.revision, self._settings.cache_dir),
             self._clock,
             tool_parser=self._parsers.tool_parser(card.name),
             reasoning_parser=self._parsers.reasoning_parser(card.name),

@@ -37,7 +37,7 @@ class RunningMesh:
     def pids(self, service: str) -> list[int]:
         """Process ids of a service's children, in the order they were started."""
         found = []
-        for child in _children(self.process.pid):
+        for child in descendants(self.process.pid):
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
             if f"services.{service}".encode() in words:
                 found.append(child)
@@ -49,12 +49,12 @@ class RunningMesh:
         return "\n".join(["== up", *self.output[-40:], *parts])
 
 
-def _children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """All descendants."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for word in (task / "children").read_text().split():
-            found += [int(word), *_children(int(word))]
+            found += [int(word), *descendants(int(word))]
     return found
 
 
@@ -86,7 +86,7 @@ async def running_mesh(
             raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
         yield mesh
     finally:
-        left = _children(process.pid) if process.returncode is None else []
+        left = descendants(process.pid) if process.returncode is None else []
         if process.returncode is None:
             process.send_signal(signal.SIGINT)  # What Ctrl-C sends.
         await asyncio.wait_for(process.wait(), 60)

@@ -389,7 +389,7 @@ async def test_a_death_before_ready_says_which_and_why(tmp_path: Path) -> None:
         async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-kv-transport nonsense")):
             pass
     assert "prefill-0" in str(caught.value)
-    assert "cannot go on" in str(caught.value)
+    assert "the mesh cannot start" in str(caught.value)
     with pytest.raises(AssertionError, match="does not exist"):
         async with running_mesh(tmp_path, *argv_simulated("--model", str(tmp_path / "absent"))):
             pass

@@ -61,15 +61,15 @@ if what in ("run", "stop"):
 """
 
 
-def parent(folder: Path, what: str) -> "subprocess.Popen[str]":
+def parent(folder: Path, what: str, code: str = CHILD, **env: str) -> "subprocess.Popen[str]":
     """A process that has forked two others, whose ids are its first line, and does something with them."""
     (folder / "forked_child").mkdir()
     (folder / "forked_child" / "__init__.py").touch()
-    (folder / "forked_child" / "__main__.py").write_text(CHILD)
+    (folder / "forked_child" / "__main__.py").write_text(code)
     path = os.pathsep.join([str(folder), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     # As long as the command line of a mesh, which is what a title has room in.
     argv = [sys.executable, "-c", PARENT, str(folder), what]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path, **env})
 
 
 def lines(process: "subprocess.Popen[str]") -> list[str]:
@@ -134,3 +134,12 @@ def test_a_title_has_whole_words_only() -> None:
     assert fitting(["ab", "cd"], 6) == b"ab\0cd\0"
     assert fitting(["ab", "cd"], 5) == b"ab\0"
     assert fitting(["ab"], 2) == b""
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"])
+def test_the_users_thread_counts_do_not_end_the_forks(tmp_path: Path, name: str) -> None:
+    """numpy starts so many threads when it is imported; a child sees the user's value again."""
+    code = "import os\nimport numpy\nif __name__ == '__main__':\n    print(os.environ['" + name + "'])\n"
+    process = parent(tmp_path, "run", code, **{name: "3"})
+    assert lines(process)[1:] == ["0 0"]
+    assert (tmp_path / "a").read_text() == "3\n"

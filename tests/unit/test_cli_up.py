@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli.plan import MeshShape, plan_mesh
-from kvmesh.cli.up import UpSettings
+from kvmesh.cli.up_settings import UpSettings
 from kvmesh.errors import InvalidRequestError
 from kvmesh.lifecycle.process_main import run_process
 from kvmesh.settings import load

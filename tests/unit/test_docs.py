@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.cli.up import UpSettings
+from kvmesh.cli.up_settings import UpSettings
 from kvmesh.settings.declare import specs
 from services.decode.settings import DecodeSettings
 from services.frontend.settings import FrontendSettings

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.forkserver import THREADS, ForkServer
+from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
 SCRIPT = """
@@ -121,8 +122,27 @@ async def test_a_preload_that_starts_threads_is_refused(tmp_path: Path) -> None:
         "import threading, time\ndef go():\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
     (tmp_path / "threaded.py").write_text(code)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError) as caught:
         await ForkServer.start("threaded:go", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"})
+    assert caught.value.reason == THREADS
+    assert "the imports started threads (python" in caught.value.message
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
+async def test_the_users_thread_counts_do_not_end_the_fork_server(tmp_path: Path, name: str) -> None:
+    """torch starts so many threads when it is loaded; a child computes with what OMP_NUM_THREADS says."""
+    require_part("vllm")
+    code = "import os, sys\nfrom kvmesh.engines.vllm.environment import use_thread_count\nuse_thread_count()\n"
+    code += f"print(os.environ['{name}'], sys.modules['torch'].get_num_threads())\n"
+    (tmp_path / "counting.py").write_text(code)
+    server = await ForkServer.start("vllm", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", name: "3"})
+    log = tmp_path / "log"
+    async with asyncio.timeout(240):
+        assert await server.wait(await server.spawn("counting", log=str(log))) == 0
+    await server.aclose()
+    assert log.read_text() == ("3 3\n" if name == "OMP_NUM_THREADS" else "3 1\n")
 
 
 def alive(pid: int) -> bool:

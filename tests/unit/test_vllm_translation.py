@@ -163,7 +163,7 @@ def test_a_damaged_payload_is_refused(payload: bytes) -> None:
     [
         {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"}, {"lease_s": 1.0}, {"lease_margin_s": 0.0},
         {"kv_pull_timeout_s": 30.0}, {"kv_pull_timeout_s": 0.0}, {"side_channel_port": 70000},
-        {"running_requests_max": 0}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1}, {"idle_poll_s": 0.0},
+        {"running_requests_max": -1}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1}, {"idle_poll_s": 0.0},
     ],
 )  # fmt: skip
 def test_settings_out_of_range(change: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from kvmesh.engines.vllm.holds import HOLDS_PATH
 from kvmesh.engines.vllm.settings import (
     CPU_BLOCK_SIZE_TOKENS,
     CPU_KV_CACHE_BYTES,
+    CPU_RUNNING_REQUESTS,
     VllmSettings,
     check_cpu_block_size,
 )
@@ -50,7 +51,6 @@ def base_arguments(settings: VllmSettings) -> dict[str, Any]:
         "dtype": settings.dtype,
         # -1 shortens the model's context to what the KV memory holds.
         "max_model_len": settings.context_tokens_max or -1,
-        "max_num_seqs": settings.running_requests_max,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "scheduling_policy": "priority",
         "enable_prefix_caching": True,
@@ -79,6 +79,7 @@ def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     return {
         "block_size": settings.block_size_tokens or CPU_BLOCK_SIZE_TOKENS,
         "kv_cache_memory_bytes": settings.kv_cache_bytes or CPU_KV_CACHE_BYTES,
+        "max_num_seqs": settings.running_requests_max or CPU_RUNNING_REQUESTS,
         "enforce_eager": settings.enforce_eager is not False,
     }
 
@@ -93,7 +94,19 @@ def gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
         values["block_size"] = settings.block_size_tokens
     if settings.kv_cache_bytes:
         values["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    if settings.running_requests_max:
+        values["max_num_seqs"] = settings.running_requests_max
+    if settings.device_ids:
+        values["device_ids"] = [int(word) if word.isdecimal() else word for word in settings.device_ids]
     return values
+
+
+def usage_context(*, is_cpu: bool) -> Any:
+    """Which of vLLM's defaults hold: on a GPU those of its server, which fit the device's memory (requests at once, tokens of a
+    step). On CPU those of an engine, whose steps are short."""
+    from vllm.usage.usage_lib import UsageContext
+
+    return UsageContext.ENGINE_CONTEXT if is_cpu else UsageContext.OPENAI_API_SERVER
 
 
 def connector_arguments(settings: VllmSettings, holds_path: str) -> dict[str, Any]:

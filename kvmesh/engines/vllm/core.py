@@ -9,11 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvmesh.core import LoadRecord
-from kvmesh.engines.vllm.arguments import engine_arguments
+from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
 from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
 from kvmesh.engines.vllm.holds import HoldMemory
 from kvmesh.engines.vllm.preload import collector_off
 from kvmesh.engines.vllm.settings import VllmSettings
+
+
+def reports_transfer(future: Any) -> bool:
+    """Whether a batch's output is there and names finished transfers. One that failed counts: the step raises its error."""
+    if not future.done():
+        return False
+    if future.exception() is not None:
+        return True
+    report = getattr(future.result(), "kv_connector_output", None)
+    return report is not None and bool(report.finished_recving or report.finished_sending)
 
 
 class EventCatcher:
@@ -51,7 +61,7 @@ class VllmCore:
             arguments = engine_arguments(settings, is_cpu=self.is_cpu, holds_path=self._hold_memory.path)
             if self.is_cpu:
                 allow_model_compiling(not arguments.enforce_eager)
-            engine = LLMEngine.from_engine_args(arguments)
+            engine = LLMEngine.from_engine_args(arguments, usage_context=usage_context(is_cpu=self.is_cpu))
         self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
         self._client: Any = engine.engine_core
@@ -65,6 +75,7 @@ class VllmCore:
         prepared = self.call_workers("kvmesh_prepare", os.getpid())
         self.nixl_hash: str = prepared[0][0]
         self.hold_addresses: list[int] = [address for _, address in prepared]
+        self.splits_heads = all(self.call_workers("kvmesh_splits_heads"))
         self.preempted_total = 0
         self._scheduler.kv_event_publisher = EventCatcher(receive_events)
         self._count_preemptions()
@@ -127,6 +138,13 @@ class VllmCore:
         mine = outputs.get(0) if outputs else None
         return (mine.outputs if mine is not None else ()), was_executed
 
+    def has_transfer_result(self) -> bool:
+        """True when a batch that waits in vLLM's queue says that a transfer is over: the next step takes that in.
+
+        With asynchronous scheduling a step returns nothing until two batches are queued.
+        """
+        return any(reports_transfer(entry[0]) for entry in self._core.batch_queue or ())
+
     def is_held(self, request_id: str) -> bool:
         """True while the scheduler knows the request, a finished one with leased blocks included."""
         return request_id in self._scheduler.requests
@@ -179,6 +197,11 @@ class VllmCore:
         self._client.remove_lora(number)
 
     @property
+    def running_requests_max(self) -> int:
+        """Requests that run at once."""
+        return int(self.config.scheduler_config.max_num_seqs)
+
+    @property
     def blocks_total(self) -> int:
         """Blocks of the pool; one more is vLLM's placeholder."""
         return int(self._pool.num_gpu_blocks) - 1
@@ -196,7 +219,8 @@ class VllmCore:
         free = int(self._pool.get_num_free_blocks())
         left = sum(
             max(0, request.num_prompt_tokens - request.num_computed_tokens)
-            for queue in (scheduler.waiting, scheduler.running)
+            # Iterating over vLLM's priority queue copies and sorts it: 1.2 ms with 1 000 waiting, at every turn.
+            for queue in (getattr(scheduler.waiting, "_heap", scheduler.waiting), scheduler.running)
             for request in queue
         )
         return LoadRecord(
@@ -206,7 +230,7 @@ class VllmCore:
             kv_blocks_used=self.blocks_total - free,
             kv_blocks_free=free,
             kv_blocks_total=self.blocks_total,
-            running_requests_max=int(self.config.scheduler_config.max_num_seqs),
+            running_requests_max=self.running_requests_max,
             preempted_requests_total=self.preempted_total,
         )
 

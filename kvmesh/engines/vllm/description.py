@@ -64,7 +64,7 @@ def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
         "cache_dtype": cache.cache_dtype,
         "block_size_tokens": cache.block_size,
         "layout": getattr(cache, "kv_cache_layout", None),
-        "tensor_parallel_size": settings.tensor_parallel_size,
+        "ranks": ranks_factor(core.config.parallel_config, splits_heads=core.splits_heads),
     }
     return HandleForm(
         format=f"vllm/{vllm_version}/nixl-{factors['connector_version']}",
@@ -84,6 +84,18 @@ def configuration_hash(config: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def ranks_factor(parallel: Any, *, splits_heads: bool) -> str:
+    """Equal for engines whose numbers of ranks the NIXL connector lets exchange KV.
+
+    It reads from any number of tensor-parallel ranks that divides the own one or is a multiple of it. Powers of two always do;
+    another number is compatible with itself only. Pipeline and context ranks must be equal.
+    """
+    size = int(parallel.tensor_parallel_size)
+    tensor = "any power of two" if splits_heads and size.bit_count() == 1 else str(size)
+    others = (parallel.pipeline_parallel_size, parallel.decode_context_parallel_size)
+    return f"tensor {tensor}, pipeline {others[0]}, context {others[1]}"
+
+
 def connector_version() -> int:
     """Of vLLM's NIXL connector: its protocol changes between releases."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NIXL_CONNECTOR_VERSION
@@ -98,7 +110,8 @@ def capabilities(
     from vllm.version import __version__ as vllm_version
 
     own_role = Role(settings.role)
-    both = settings.has_kv_transfer and settings.can_switch_role
+    # Every engine decodes what it computed itself; handles of others need the connector's role.
+    both = settings.has_kv_transfer and (settings.can_switch_role or own_role is Role.PREFILL)
     features = ["priority", "kv_events", "reset_cache"]
     features += ["lora"] if settings.enable_lora else []
     features += ["embeddings"] if EMBED_TASK in tasks else []

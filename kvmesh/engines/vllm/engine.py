@@ -26,7 +26,7 @@ from kvmesh.engines.vllm.events import EventBuffer, EventTranslator, prefix_grou
 from kvmesh.engines.vllm.intake import Intake
 from kvmesh.engines.vllm.runner import Runner
 from kvmesh.engines.vllm.settings import VllmSettings
-from kvmesh.engines.vllm.thread import EngineThread
+from kvmesh.engines.vllm.thread import EngineThread, IdlePauses
 from kvmesh.errors import (
     InternalError,
     InvalidRequestError,
@@ -39,7 +39,6 @@ from kvmesh.errors import (
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-FIRST_POLL_S = 0.0003
 MESSAGE_CHARACTERS_MAX = 400
 
 
@@ -69,7 +68,7 @@ class VllmEngine:
         self._translator = EventTranslator()
         self._fresh_events: list[KvEvent] = []
         self._posted = 0
-        self._poll_s = FIRST_POLL_S
+        self._pauses = IdlePauses(settings.idle_poll_s)
         self._core: VllmCore | None = None
         self._thread: EngineThread | None = None
 
@@ -126,7 +125,7 @@ class VllmEngine:
         if request.key in self._keys:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         settings = self._settings
-        if len(self._keys) >= settings.running_requests_max + settings.waiting_requests_max:
+        if len(self._keys) >= self._running_requests_max + settings.waiting_requests_max:
             raise OverloadedError("too many requests wait", retry_after_s=settings.overload_retry_s)
         adapter = self._adapters.get(request.generation.adapter)
         leg = self._intake.make_leg(request, adapter, next(self._numbers), self._now())
@@ -223,7 +222,7 @@ class VllmEngine:
         """Serves another pool; the engine itself does both from its start."""
         if role is self._role:
             return
-        if role not in self._description.capabilities.roles:
+        if role not in self._description.capabilities.roles or not self._settings.can_switch_role:
             raise UnsupportedError(f"this engine cannot serve the {role} pool", field="role")
         self._role = role
 
@@ -318,6 +317,7 @@ class VllmEngine:
             profile=PerformanceProfile(kv_bytes_per_token=max(1, form.kv_bytes_per_block // form.block_size_tokens)),
         )
         self._load = self._runner.load()
+        self._running_requests_max = core.running_requests_max
         self._core = core
         self._post_call(set_result, self._ready, None)
 
@@ -335,11 +335,9 @@ class VllmEngine:
             self._post()
         was_active = self._runner.step()
         self._post()
-        if was_active:
-            self._poll_s = FIRST_POLL_S
-            return 0.0
-        self._poll_s = min(2 * self._poll_s, self._settings.idle_poll_s)
-        return self._poll_s
+        return self._pauses.after_step(
+            is_active=was_active or self._core.has_transfer_result(), is_pulling=self._runner.is_pulling()
+        )
 
     def _post(self) -> None:
         self._remove_retired()

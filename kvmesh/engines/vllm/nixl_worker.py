@@ -36,6 +36,18 @@ class KvmeshWorkerExtension:
         worker = connector_worker()
         return ("", 0) if worker is None else (str(worker.compat_hash), worker.holds.address)
 
+    def kvmesh_splits_heads(self) -> bool:
+        """Whether an engine with another number of ranks can read these blocks, as the connector's handshake decides it: the heads
+        of a block lie together, and no rank holds a copy of another's. Models with one latent head need neither."""
+        worker = connector_worker()
+        if worker is None or worker._has_mamba or worker.use_host_buffer:
+            return False
+        if worker.use_mla:
+            return True
+        layouts = importlib.import_module("vllm.v1.kv_cache_layout").KVCacheLayout
+        is_copied = worker.world_size > worker.transfer_topo.total_num_kv_heads
+        return bool(layouts[worker.kv_cache_layout].is_block_contiguous) and not is_copied
+
     def kvmesh_release(self, request_ids: Sequence[str]) -> None:
         """Ends leases as if a peer had pulled: the next step frees the blocks.
 

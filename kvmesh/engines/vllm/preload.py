@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from kvmesh.engines.vllm.cpu import forbid_compiling
 from kvmesh.engines.vllm.environment import mend_nixl, set_defaults
+from kvmesh.lifecycle.import_threads import one_thread_each
 
 MODULES = (
     "torch",
@@ -30,6 +31,10 @@ CPU_MODULES = (
     "vllm.model_executor.models.llama",
     "transformers.models.auto.tokenization_auto",
 )
+
+IMPORT_ENVIRONMENT = {"HUMMING_DISABLE_PARALLEL_BUILD": "1"}
+"""On CUDA, vLLM's quantisation modules import `humming`, which would start two threads that wait for compilers in the background.
+It compiles on demand instead."""
 
 
 @contextlib.contextmanager
@@ -60,9 +65,9 @@ def grpc_absent() -> Iterator[None]:
 
 
 def preload() -> None:
-    """For the fork server: imports everything a child would. Starts no thread and makes no NIXL agent."""
+    """For the fork server: imports everything a child would. Starts no thread, on CUDA neither, and makes no NIXL agent."""
     set_defaults()
-    with grpc_absent(), collector_off():
+    with grpc_absent(), collector_off(), one_thread_each(IMPORT_ENVIRONMENT):
         is_cpu = bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
         if is_cpu:
             forbid_compiling()

@@ -117,6 +117,10 @@ class Runner:
         """Handles whose blocks were held at the last `load`."""
         return len(self._leases)
 
+    def is_pulling(self) -> bool:
+        """True while blocks of a prompt come over."""
+        return any(leg.pull_ends_s is not None for leg in self._pulls.values())
+
     def uses_adapter(self, number: int) -> bool:
         """True while a leg needs the adapter."""
         return any(leg.adapter_number == number for leg in self._legs.values())

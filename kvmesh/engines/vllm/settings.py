@@ -9,6 +9,7 @@ from kvmesh.errors import InvalidRequestError
 CPU_BLOCK_SIZE_TOKENS = 32
 CPU_KV_CACHE_BYTES = 128 << 20
 CPU_STEP_BUDGET_S = 0.2
+CPU_RUNNING_REQUESTS = 64
 TOKENIZER_MODES = ("auto", "load", "skip")
 
 
@@ -38,8 +39,8 @@ class VllmSettings:
     """Share of a GPU's memory that vLLM may take. Not used on CPU."""
     context_tokens_max: int = 0
     """Context length; 0: the model's, shortened to what the KV memory holds."""
-    running_requests_max: int = 64
-    """Requests that run at once."""
+    running_requests_max: int = 0
+    """Requests that run at once; 0: 64 on CPU, what vLLM's own server takes on a GPU (1024 on an H100)."""
     waiting_requests_max: int = 1024
     """Requests that wait; beyond it submissions are refused as overloaded."""
     overload_retry_s: float = 0.5
@@ -51,6 +52,9 @@ class VllmSettings:
     other answers go on. The parts' size is learned from the steps. 0: no limit; None: 0.2 on CPU, no limit on a GPU."""
     enforce_eager: bool | None = None
     """No torch.compile and no CUDA graphs; None: True on CPU (compiling costs 30 s there), False on a GPU."""
+    device_ids: tuple[str, ...] = ()
+    """GPUs of this engine, one for each rank: places among the visible devices, or UUIDs. Empty: the first ones. The others stay
+    visible, as NIXL needs them to copy from GPU to GPU."""
     tensor_parallel_size: int = 1
     """Ranks. Above 1 the ranks are child processes that die with this one."""
     tokenizer: str = "auto"
@@ -86,8 +90,8 @@ class VllmSettings:
     """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
     idle_poll_s: float = 0.005
     """Longest pause between looks at transfers when there is nothing to compute."""
-    start_timeout_s: float = 600.0
-    """How long a start may take; large models load for minutes."""
+    start_timeout_s: float = 7200.0
+    """How long a start may take, a download of the model included."""
     close_timeout_s: float = 10.0
     """How long closing waits for the engine thread."""
     log_level: str = "WARNING"
@@ -102,7 +106,6 @@ class VllmSettings:
 
     def _checks(self) -> list[tuple[bool, str]]:
         at_least_one = (
-            "running_requests_max",
             "waiting_requests_max",
             "tensor_parallel_size",
             "adapters_max",
@@ -111,7 +114,13 @@ class VllmSettings:
             "output_buffer_steps",
             "kv_event_buffer_blocks",
         )
-        at_least_zero = ("block_size_tokens", "kv_cache_bytes", "context_tokens_max", "step_tokens_max")
+        at_least_zero = (
+            "running_requests_max",
+            "block_size_tokens",
+            "kv_cache_bytes",
+            "context_tokens_max",
+            "step_tokens_max",
+        )
         return [
             (not self.model, "model must be given"),
             (self.role not in ("prefill", "decode"), "role must be prefill or decode"),

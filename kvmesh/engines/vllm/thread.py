@@ -5,6 +5,26 @@ import threading
 from collections.abc import Callable
 
 Command = Callable[[], None]
+FIRST_PAUSE_S = 0.0003
+PULL_PAUSE_S = 0.001
+"""NIXL tells nobody that a transfer is over: only a step looks. While a prompt's blocks come, a pause is time to the first token."""
+
+
+class IdlePauses:
+    """How long the thread waits between steps that did nothing: short at first, then twice as long each time."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._pause_s = FIRST_PAUSE_S
+
+    def after_step(self, *, is_active: bool, is_pulling: bool) -> float:
+        """The pause before the next step; 0 when the last one did something, or the next one will."""
+        if is_active:
+            self._pause_s = FIRST_PAUSE_S
+            return 0.0
+        longest_s = min(PULL_PAUSE_S, self._longest_s) if is_pulling else self._longest_s
+        self._pause_s = min(2 * self._pause_s, longest_s)
+        return self._pause_s
 
 
 class EngineThread:

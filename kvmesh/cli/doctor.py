@@ -1,0 +1,351 @@
+"""`kvmesh doctor`: ten checks of this machine and of a mesh on it, and what to do about what is wrong.
+
+It starts a mesh of its own, then one vLLM engine alone and `vllm serve` beside it, and ends them all. On a CPU as on a GPU.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from kvmesh.cli import probe
+from kvmesh.cli.gpu_needs import compiler_needs, driver_needs
+from kvmesh.cli.gpu_plan import installed_build
+from kvmesh.cli.nvidia import Driver, read_driver, visible_devices
+from kvmesh.cli.up_settings import DEMO_MODEL, model_problem
+from kvmesh.cli.verdicts import (
+    Finding,
+    Status,
+    build_finding,
+    compiler_finding,
+    devices_finding,
+    driver_finding,
+    exactness_finding,
+    exit_status,
+    moved_finding,
+    skipped,
+    throughput_finding,
+    transport_finding,
+    transports_in,
+)
+from kvmesh.discovery.base import DECODE
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.settings import SettingsError, load, setting
+
+MESH_CHECKS = ("mesh", "UCX transport", "KV moved", "exactness", "throughput")
+ANSWER_TOKENS = 16
+PROMPT_WORDS = (24, 60, 120, 200, 320)
+"""Short prompts are not handed over; these are a few blocks and more."""
+NIXL_PROBE = """
+import importlib, os
+from kvmesh.kv.nixl_api import api_module
+module = importlib.import_module(api_module())
+module.nixl_agent("kvmesh-doctor", module.nixl_agent_config(backends=["UCX"]))
+os._exit(0)
+"""
+NIXL_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.2
+TAIL_LINES = 6
+CPU_SERVER = "vllm.entrypoints.openai.api_server"
+CPU_SERVE_FLAGS = ("--enforce-eager", "--block-size", "32", "--kv-cache-memory-bytes", str(128 << 20))
+"""As the mesh's engines run on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorSettings:
+    """What to check."""
+
+    model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout, or a hub name")
+    mesh: bool = setting(True, "checks 6 to 10, which start a mesh and engines. No: only the machine is checked")
+    up_args: str = setting("", "more flags for `kvmesh up`, as one string: --up-args='--tensor-parallel 2'")
+    serve_args: str = setting("", "more flags for `vllm serve`, as one string")
+    requests: int = setting(48, "requests of the throughput check", min=1, max=100_000)
+    concurrency: int = setting(16, "requests at a time in the throughput check", min=1, max=4096)
+    timeout_s: float = setting(1200.0, "longest start of a mesh or an engine, a download included", min=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnMesh:
+    """The mesh that is checked."""
+
+    url: str
+    registry: str
+    model: str
+    run_dir: Path
+
+
+class Doctor:
+    """Runs the checks in order and prints each as it ends."""
+
+    def __init__(self, settings: DoctorSettings, run_dir: Path) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._build = installed_build()
+        self._driver = Driver()
+        self.findings: list[Finding] = []
+
+    async def run(self) -> int:
+        """All checks; the exit status."""
+        self._machine()
+        self._note(await self._nixl())
+        if not self._settings.mesh:
+            why = "--no-mesh"
+        elif self._build == "gpu" and exit_status(self.findings):
+            why = "a check above failed"
+        else:
+            why = ""
+            await self._mesh()
+        for check in MESH_CHECKS[len(self.findings) - 5 :]:
+            self._note(skipped(check, why or "a check above failed"))
+        return exit_status(self.findings)
+
+    def _note(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        number = len(self.findings)
+        print(f"{number:2} {finding.check:<14} {finding.status.value:<8} {finding.found}", flush=True)
+        if finding.advice:
+            print(f"{'':18}{'':9}-> {finding.advice}", flush=True)
+
+    def _machine(self) -> None:
+        """Checks 1 to 4."""
+        driver, wanted = read_driver(), os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._driver = driver
+        self._note(build_finding(self._build, driver))
+        self._note(driver_finding(self._build, driver, driver_needs(driver)))
+        self._note(devices_finding(self._build, driver, visible_devices(driver.devices, wanted), wanted))
+        self._note(compiler_finding(self._build, compiler_needs()))
+
+    async def _nixl(self) -> Finding:
+        """Check 5: NIXL loads and makes an agent with UCX. In a process of its own, since an agent's thread never rests."""
+        name, log = "NIXL", self._run_dir / "nixl.log"
+        async with self._process(log, "-c", NIXL_PROBE, env={"NIXL_LOG_LEVEL": "ERROR"}) as process:
+            try:
+                async with asyncio.timeout(NIXL_TIMEOUT_S):
+                    status = await process.wait()
+            except TimeoutError:
+                status = None
+        if status == 0:
+            return Finding(check=name, status=Status.OK, found="an agent with UCX starts")
+        advice = (
+            "without it no KV moves: --prefill 0 serves without. KVMESH_ENGINE_BUILD=cpu make up, or gpu, installs it"
+        )
+        found = tail(log) if status is not None else f"no agent after {NIXL_TIMEOUT_S:g} s"
+        return Finding(check=name, status=Status.FAILED if self._build else Status.WARNING, found=found, advice=advice)
+
+    async def _mesh(self) -> None:
+        """Checks 6 to 10."""
+        try:
+            async with self._running_mesh() as mesh:
+                self._note(Finding(check="mesh", status=Status.OK, found=f"answers as {mesh.model} at {mesh.url}"))
+                prompts, answers = await self._moved(mesh)
+                speed = await self._speed(mesh.url, mesh.model, first=1000)
+            if self._build:
+                await self._beside(prompts, answers, speed, mesh.model)
+            else:
+                for check in MESH_CHECKS[3:]:
+                    self._note(skipped(check, "there is no vLLM to compare with"))
+        except (MeshError, OSError, TimeoutError, aiohttp.ClientError) as error:
+            check = MESH_CHECKS[len(self.findings) - 5]
+            self._note(Finding(check=check, status=Status.FAILED, found=f"{error or type(error).__name__}"))
+
+    async def _moved(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
+        """Checks 7 and 8; the prompts and the mesh's answers."""
+        texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
+        prompts = await probe.tokenise(mesh.url, mesh.model, texts)
+        before = await transferred_tokens(mesh.registry)
+        answers = await probe.greedy(mesh.url, mesh.model, prompts, ANSWER_TOKENS)
+        moved = await transferred_tokens(mesh.registry) - before
+        log = (mesh.run_dir / "decode-0.log").read_text(errors="replace")
+        if self._build:
+            self._note(transport_finding(self._build, transports_in(log), is_one_device=len(self._driver.devices) == 1))
+        else:
+            self._note(skipped("UCX transport", "simulated engines"))
+        self._note(moved_finding(moved, sum(len(prompt) for prompt in prompts)))
+        return prompts, answers
+
+    async def _beside(
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], speed: float, model: str
+    ) -> None:
+        """Checks 9 and 10, with the mesh gone, so that the engine has the device for itself."""
+        self._note(exactness_finding(self._build, answers, await self._alone(prompts)))
+        async with self._running_serve(model) as url:
+            self._note(throughput_finding(speed, await self._speed(url, model, first=1000)))
+
+    async def _speed(self, url: str, model: str, *, first: int) -> float:
+        settings = self._settings
+        return await probe.tokens_per_s(
+            url,
+            model,
+            requests=settings.requests,
+            concurrency=settings.concurrency,
+            prompt_words=120,
+            tokens=64,
+            first=first,
+        )
+
+    async def _alone(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        task = json.dumps({"model": self._settings.model, "prompts": prompts, "max_tokens": ANSWER_TOKENS})
+        log = self._run_dir / "alone.log"
+        async with self._process(log, "-m", "kvmesh.engines.vllm.alone", answers=True) as process:
+            async with asyncio.timeout(self._settings.timeout_s):
+                out, _ = await process.communicate(task.encode())
+        for line in out.decode(errors="replace").splitlines():
+            if line.startswith("ANSWERS "):
+                answers: list[list[int]] = json.loads(line.removeprefix("ANSWERS "))
+                return answers
+        raise UnavailableError(f"one vLLM engine alone gave no answer: {tail(log)}")
+
+    @asynccontextmanager
+    async def _running_mesh(self) -> AsyncIterator[OwnMesh]:
+        """`kvmesh up` with one worker of each role, unless the flags say otherwise."""
+        state, log = self._run_dir / "mesh.json", self._run_dir / "up.log"
+        settings = self._settings
+        flags = ("--port", "0", "--run-dir", str(self._run_dir), "--greeting", "", "--no-planner")
+        engine = () if self._build else ("--engine", "simulated")
+        limit = ("--ready-timeout-s", str(settings.timeout_s))
+        words = ("up", "--model", settings.model, *flags, *engine, *limit, *shlex.split(settings.up_args))
+        env = {"KVMESH_STATE": str(state), "UCX_LOG_LEVEL": "info"}
+        async with self._process(log, "-m", "kvmesh.cli", *words, env=env) as process:
+            async with asyncio.timeout(settings.timeout_s):
+                while not state.exists():
+                    if process.returncode is not None:
+                        raise UnavailableError(f"kvmesh up ended: {tail(log)}")
+                    await asyncio.sleep(POLL_S)
+            found = json.loads(state.read_text())
+            model = await first_model(found["url"])
+            yield OwnMesh(url=found["url"], registry=found["registry"], model=model, run_dir=self._run_dir)
+
+    @asynccontextmanager
+    async def _running_serve(self, model: str) -> AsyncIterator[str]:
+        """`vllm serve` with one engine; its address."""
+        log, port = self._run_dir / "serve.log", free_port()
+        # The command `vllm` looks for a package of that name, and the CPU build has another one.
+        command = ("vllm.entrypoints.cli.main", "serve") if self._build == "gpu" else (CPU_SERVER, "--model")
+        flags = () if self._build == "gpu" else CPU_SERVE_FLAGS
+        address = ("--served-model-name", model, "--host", "127.0.0.1", "--port", str(port))
+        argv = ("-m", *command, self._settings.model, *address, *flags, *shlex.split(self._settings.serve_args))
+        # Several processes share the cores of a CPU: as many threads as there are cores make each other wait.
+        env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if self._build == "cpu" else {}
+        async with self._process(log, *argv, env=env) as process:
+            url = f"http://127.0.0.1:{port}"
+            async with asyncio.timeout(self._settings.timeout_s):
+                while not await is_healthy(url):
+                    if process.returncode is not None:
+                        raise UnavailableError(f"vllm serve ended: {tail(log)}")
+                    await asyncio.sleep(POLL_S)
+            yield url
+
+    @asynccontextmanager
+    async def _process(
+        self, log: Path, *argv: str, env: dict[str, str] | None = None, answers: bool = False
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A Python process in a group of its own, gone at the end with all that it started."""
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *argv,
+                env={**os.environ, **(env or {})},
+                stdin=asyncio.subprocess.PIPE if answers else asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if answers else file,
+                stderr=file,
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            await stop(process)
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """As Ctrl-C; the whole group is killed when that takes too long, or leaves something behind."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+async def transferred_tokens(registry_address: str) -> float:
+    """The sum of transferred_tokens_total over the decode workers."""
+    registry, total = ConsulRegistry(DiscoverySettings(address=registry_address)), 0.0
+    try:
+        view = await registry.instances(DECODE)
+        async with probe.session() as client:
+            for instance in view.instances:
+                address = f"http://{instance.host}:{instance.meta['metrics_port']}/metrics"
+                async with client.get(address) as response:
+                    for line in (await response.text()).splitlines():
+                        if line.startswith("kvmesh_worker_transferred_tokens_total"):
+                            total += float(line.rpartition(" ")[2])
+        return total
+    finally:
+        await registry.aclose()
+
+
+async def first_model(url: str) -> str:
+    """The model that a mesh serves."""
+    async with probe.session() as client, client.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+async def is_healthy(url: str) -> bool:
+    """Whether a server answers."""
+    try:
+        async with probe.session() as client, client.get(f"{url}/health") as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe_socket:
+        probe_socket.bind(("127.0.0.1", 0))
+        return int(probe_socket.getsockname()[1])
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, in one line."""
+    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    return " | ".join(line.strip() for line in lines if line.strip()) or "no output"
+
+
+def main(argv: Sequence[str]) -> int:
+    """`kvmesh doctor`."""
+    try:
+        settings = load(
+            DoctorSettings, argv=argv, environ=os.environ, program="kvmesh doctor", description=__doc__ or ""
+        )
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if problem := model_problem(settings.model):
+        print(f"kvmesh: {problem}", file=sys.stderr)
+        return 2
+    run_dir = Path(tempfile.mkdtemp(prefix="kvmesh-doctor-"))
+    doctor = Doctor(settings, run_dir)
+    status = asyncio.run(doctor.run())
+    if {finding.status for finding in doctor.findings} <= {Status.OK, Status.SKIPPED}:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    else:
+        print(f"logs are in {run_dir}")
+    return status

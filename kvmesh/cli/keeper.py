@@ -1,0 +1,170 @@
+"""Keeps the children of one mesh running: starts each again when it dies, and gives up one that dies too often."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvmesh.cli.children import Child, ChildSpec
+from kvmesh.cli.restarts import RestartHistory, RestartPolicy
+from kvmesh.clock import Clock
+from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, ROUTER, Registry
+from kvmesh.errors import MeshError
+
+RECHECK_S = 1.0
+"""How often the registry is read for other instances of a service of which no child is left."""
+REGISTRATION_POLL_S = 0.2
+NEEDED = {
+    "frontend": (FRONTEND, ("services.frontend", "services.gateway")),
+    "router": (ROUTER, ("services.router", "services.gateway")),
+    "decode worker": (DECODE, ("services.decode",)),
+}
+"""What a mesh cannot serve without: service in the registry, and the modules of the children that provide it. Decode workers
+can compute prompts themselves, so no prefill worker is needed."""
+Start = Callable[[ChildSpec], Awaitable[Child]]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Slot:
+    """The place of one child. `child` is the newest process; None before the first start."""
+
+    spec: ChildSpec
+    history: RestartHistory
+    child: Child | None = None
+    started_at_s: float = 0.0
+    is_given_up: bool = False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Keeper:
+    """The slots of one mesh, in groups that are stopped one after the other.
+
+    1. A slot has at most one process at a time.
+    2. A process is in its slot as soon as it runs, so that a stop in between finds it.
+    """
+
+    registry: Registry
+    clock: Clock
+    policy: RestartPolicy
+    say: Callable[[str], None]
+    """Prints one line for people."""
+    restart: Start
+    """Starts a child again, which may need other means than its first start."""
+    groups: list[list[Slot]] = field(default_factory=list)
+    _dead_ids: set[str] = field(default_factory=set)
+    _gave_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def slots(self) -> Iterator[Slot]:
+        """All slots, in the order of their groups."""
+        return (slot for group in self.groups for slot in group)
+
+    def running(self) -> Sequence[Sequence[Child]]:
+        """The newest process of each slot by group, ended ones included."""
+        return [[slot.child for slot in group if slot.child is not None] for group in self.groups]
+
+    def processes(self) -> Sequence[Child]:
+        """The newest process of each slot."""
+        return [child for group in self.running() for child in group]
+
+    async def wait_registered(self, slots: Sequence[Slot]) -> bool:
+        """Waits until the registry lists the processes of these slots. False as soon as one of them dies."""
+        while True:
+            children = [slot.child for slot in slots if slot.child is not None]
+            if any(child.exited.is_set() for child in children):
+                return False
+            listed: set[str] = set()
+            # A registry that cannot be reached is asked again.
+            with contextlib.suppress(MeshError):
+                for service in {service_of(slot.spec) for slot in slots}:
+                    view = await self.registry.instances(service)
+                    listed.update(each.instance_id for each in view.instances if each.takes_requests)
+            if listed.issuperset(instance_id(child) for child in children):
+                return True
+            await self.clock.sleep(REGISTRATION_POLL_S)
+
+    async def start(self, spec: ChildSpec, group: list[Slot], start: Start) -> None:
+        """Starts a child for the first time. Raises what `start` raises."""
+        slot = Slot(spec=spec, history=RestartHistory(self.policy))
+        slot.child = await start(spec)
+        slot.started_at_s = self.clock.now()
+        group.append(slot)
+
+    async def keep_running(self) -> str:
+        """Restarts children until nothing can serve any more; says then which service is missing. Cancel it to stop."""
+        keepers = [asyncio.create_task(self._keep(slot), name=f"keep-{slot.spec.name}") for slot in self.slots()]
+        try:
+            await self._gave_up.wait()
+            while not (missing := await self._missing_service()):
+                await self.clock.sleep(RECHECK_S)
+            return missing
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.wait(keepers)
+
+    async def _keep(self, slot: Slot) -> None:
+        assert slot.child is not None
+        cause, lived_s = await self._wait_death(slot, slot.child)
+        while (delay_s := slot.history.on_death(lived_s)) is not None:
+            count = f"restart {slot.history.restarts} of {self.policy.restarts_max}"
+            self.say(
+                f"{slot.spec.name} {cause}; starting it again in {delay_s:g} s ({count}); log: {slot.spec.log_path}"
+            )
+            await self.clock.sleep(delay_s)
+            slot.started_at_s = self.clock.now()
+            try:
+                slot.child = await self.restart(slot.spec)
+            except (MeshError, OSError) as error:
+                cause, lived_s = f"could not be started: {error}", 0.0
+                continue
+            self.say(f"{slot.spec.name} started again (pid {slot.child.pid})")
+            cause, lived_s = await self._wait_death(slot, slot.child)
+        slot.is_given_up = True
+        restarts = f"{slot.history.restarts} restarts in a row"
+        self.say(f"{slot.spec.name} {cause}; giving it up after {restarts}; log: {slot.spec.log_path}")
+        self._gave_up.set()
+
+    async def _wait_death(self, slot: Slot, child: Child) -> tuple[str, float]:
+        """The cause, and how long the process lived."""
+        await child.exited.wait()
+        # The registry lists a killed process until its time to live ends.
+        service = slot.spec.module.rpartition(".")[2]
+        names = ("frontend", "router") if service == "gateway" else (service,)
+        self._dead_ids.update(f"{name}-{socket.gethostname()}-{child.pid}" for name in names)
+        return child.cause(), self.clock.now() - slot.started_at_s
+
+    async def _missing_service(self) -> str:
+        """A service that the mesh needs and that neither a child here nor another instance in the registry provides."""
+        kept = {slot.spec.module for slot in self.slots() if not slot.is_given_up}
+        for name, (service, modules) in NEEDED.items():
+            if not kept.intersection(modules) and not await self._has_other(service):
+                return name
+        return ""
+
+    async def _has_other(self, service: str) -> bool:
+        """Whether the registry lists an instance that is not a dead child of ours. An unreachable registry counts as yes."""
+        try:
+            view = await self.registry.instances(service)
+        except MeshError:
+            return True
+        return any(each.takes_requests and each.instance_id not in self._dead_ids for each in view.instances)
+
+
+def service_of(spec: ChildSpec) -> str:
+    """A worker's service in the registry."""
+    return {"services.prefill": PREFILL, "services.decode": DECODE}[spec.module]
+
+
+def instance_id(child: Child) -> str:
+    """What a process that was given no id registers as."""
+    return f"{child.spec.module.rpartition('.')[2]}-{socket.gethostname()}-{child.pid}"
+
+
+def with_ports(flags: Sequence[str], ports: Mapping[str, int]) -> Sequence[str]:
+    """Flags with the values of some of them replaced: `--http-port` 0 becomes the port that the first process chose."""
+    words = list(flags)
+    for flag, port in ports.items():
+        if flag in words:
+            words[words.index(flag) + 1] = str(port)
+    return tuple(words)

@@ -1,0 +1,134 @@
+"""Settings of `kvmesh up`, and the mesh that they ask for."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvmesh.cli.devices import WorkerGroup
+from kvmesh.cli.gpu_plan import WorkerPlaces
+from kvmesh.cli.plan import MeshShape
+from kvmesh.settings import setting
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpSettings:
+    """What to start."""
+
+    engine: str = setting("vllm", "engine of all workers", choices=("vllm", "simulated"))
+    model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout")
+    served_name: str = setting("", "name clients ask for; empty: the directory's name")
+    prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
+    decode: int = setting(1, "decode workers", min=1, max=64)
+    tensor_parallel: int = setting(1, "GPUs of each vLLM worker: its tensor-parallel ranks", min=1, max=64)
+    prefill_tensor_parallel: int = setting(0, "GPUs of each prefill worker; 0: as tensor_parallel says", min=0, max=64)
+    decode_tensor_parallel: int = setting(0, "GPUs of each decode worker; 0: as tensor_parallel says", min=0, max=64)
+    workers_per_gpu: int = setting(
+        2, "most workers that may share a GPU where there are too few; they start one after the other", min=1, max=64
+    )
+    routers: int = setting(1, "routers, all active; with two, one may die and no request fails", min=1, max=16)
+    frontend_processes: int = setting(1, "frontend processes that share the HTTP port", min=1, max=64)
+    gateway: bool = setting(
+        True,
+        "one process for frontend and router where there is one of each: asks need no network. No: a process for each",
+    )
+    fork: bool = setting(
+        True,
+        "services are forks of one process that has imported them, and share that memory (Linux, simulated engines)."
+        " No: each starts by itself",
+    )
+    planner: bool = setting(True, "a planner, which observes the pools by scraping them")
+    host: str = setting("127.0.0.1", "address the frontend listens on")
+    port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
+    grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
+    consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
+    policy: str = setting(
+        "kv", "how requests are placed: a policy of the router or of a package beside it (docs/routing-cost.md)"
+    )
+    engine_args: str = setting(
+        "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"
+    )
+    prefill_args: str = setting("", "more flags for prefill workers, as one string; they win over --engine-args")
+    decode_args: str = setting(
+        "", "more flags for decode workers, as one string: --decode-args='--vllm-running-requests-max 256'"
+    )
+    router_args: str = setting(
+        "", "more flags for every router, as one string: --router-args='--cost-temperature 0.01'"
+    )
+    frontend_args: str = setting("", "more flags for the frontend, as one string: --frontend-args=--http-allows-pins")
+    log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
+    run_dir: str = setting("run", "directory of the services' logs")
+    ready_timeout_s: float = setting(
+        600.0,
+        "longest time in which nothing happens while the mesh starts: downloads and compiling take longer",
+        min=1.0,
+    )
+    restarts_max: int = setting(
+        5, "restarts in a row of a process that dies; then it is given up. 0: none is restarted", min=0, max=100_000
+    )
+    restart_window_s: float = setting(
+        300.0, "a process that ran this long is well, and its restarts are counted from 0 again", min=0.1
+    )
+    stop_timeout_s: float = setting(20.0, "longest wait for each group of services to stop", min=0.1)
+    greeting: str = setting("Hello! Who are you?", "asked once the mesh is ready; empty: nothing is asked")
+    once: bool = setting(False, "stop after the greeting is answered")
+    api_key: str = setting("", "key that the greeting is asked with, where the frontend wants one", secret=True)
+
+
+def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
+    """The workers of each role, with their GPUs."""
+    tensor_parallel = settings.tensor_parallel
+    return (
+        WorkerGroup(
+            role="prefill", workers=settings.prefill, devices=settings.prefill_tensor_parallel or tensor_parallel
+        ),
+        WorkerGroup(role="decode", workers=settings.decode, devices=settings.decode_tensor_parallel or tensor_parallel),
+    )
+
+
+def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
+    """Flags of one role's workers."""
+    (ranks,) = (group.devices for group in worker_groups(settings) if group.role == role)
+    given = settings.prefill_args if role == "prefill" else settings.decode_args
+    return (*(("--vllm-tensor-parallel-size", str(ranks)) if ranks > 1 else ()), *shlex.split(given))
+
+
+def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces) -> MeshShape:
+    """What is asked for, made plain."""
+    model = Path(settings.model).expanduser()
+    return MeshShape(
+        engine=settings.engine,
+        model=model.resolve() if model.exists() else model,
+        served_name=settings.served_name,
+        prefill=settings.prefill,
+        decode=settings.decode,
+        routers=settings.routers,
+        host=settings.host,
+        port=settings.port,
+        grpc_port=settings.grpc_port,
+        registry=registry_address,
+        policy=settings.policy,
+        log_level=settings.log_level,
+        run_dir=Path(settings.run_dir).resolve(),
+        engine_argv=tuple(shlex.split(settings.engine_args)),
+        role_argv={role: role_argv(settings, role) for role in ("prefill", "decode")},
+        places=places,
+        router_argv=tuple(shlex.split(settings.router_args)),
+        frontend_argv=tuple(shlex.split(settings.frontend_args)),
+        frontend_processes=settings.frontend_processes,
+        has_gateway=settings.gateway,
+        has_planner=settings.planner,
+    )
+
+
+def model_problem(model: str) -> str:
+    """Why a model cannot be served, as far as one can see from here; names that are no paths are left to the engine."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+        return f"{path} is no model directory: {' and '.join(missing)} is missing" if missing else ""
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        return f"the model directory {path} does not exist"
+    return ""

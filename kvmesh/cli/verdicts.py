@@ -1,0 +1,201 @@
+"""What `kvmesh doctor` concludes from what it found. Pure: facts in, findings out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvmesh.cli.gpu_needs import Need
+from kvmesh.cli.nvidia import Device, Driver
+
+DEVICE_TRANSPORTS = ("cuda_ipc", "rc_mlx5", "dc_mlx5", "rc_verbs", "gdr_copy", "efa")
+"""UCX's ways to move memory of GPUs without a copy through the host."""
+LOCAL_TRANSPORTS = ("cma", "knem", "xpmem", "posix", "sysv")
+"""UCX's ways between processes of one machine."""
+THROUGHPUT_RATIO_MIN = 0.7
+"""Below this share of `vllm serve`'s tokens per second something is worth looking for."""
+
+
+class Status(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check's end: what was found, and what to do about it."""
+
+    check: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """0 unless a check failed."""
+    return int(any(finding.status is Status.FAILED for finding in findings))
+
+
+def skipped(check: str, why: str) -> Finding:
+    """A check that does not apply here, or that needs one that failed."""
+    return Finding(check=check, status=Status.SKIPPED, found=why)
+
+
+def build_finding(build: str, driver: Driver) -> Finding:
+    """Check 1: the installed vLLM fits the machine."""
+    name = "engine build"
+    if not build:
+        advice = "KVMESH_ENGINE_BUILD=cpu make up, or gpu, installs it"
+        return Finding(check=name, status=Status.WARNING, found="no vLLM: simulated engines only", advice=advice)
+    if build == "cpu" and driver.devices:
+        return Finding(
+            check=name,
+            status=Status.WARNING,
+            found=f"vLLM's CPU build, and {len(driver.devices)} NVIDIA devices are here",
+            advice="KVMESH_ENGINE_BUILD=gpu make up installs the CUDA build",
+        )
+    if build == "gpu" and not driver.devices:
+        advice = "install the driver, give the container its devices (--gpus all), or KVMESH_ENGINE_BUILD=cpu make up"
+        return Finding(
+            check=name,
+            status=Status.FAILED,
+            found=f"vLLM's CUDA build without a device: {driver.problem}",
+            advice=advice,
+        )
+    return Finding(check=name, status=Status.OK, found=f"vLLM's {'CUDA' if build == 'gpu' else 'CPU'} build")
+
+
+def driver_finding(build: str, driver: Driver, needs: Sequence[Need]) -> Finding:
+    """Check 2: the driver answers and is new enough."""
+    name = "driver"
+    if needs:
+        return Finding(check=name, status=Status.FAILED, found=needs[0].problem, advice=needs[0].command)
+    if driver.devices:
+        cuda = f", CUDA {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda[0] else ""
+        return Finding(check=name, status=Status.OK, found=f"{driver.version}{cuda}, by {driver.source}")
+    if build == "gpu":
+        return Finding(
+            check=name, status=Status.FAILED, found=driver.problem, advice="install or repair the NVIDIA driver"
+        )
+    return skipped(name, driver.problem)
+
+
+def devices_finding(build: str, driver: Driver, visible: Sequence[Device], wanted: str | None) -> Finding:
+    """Check 3: what the engines may use."""
+    name = "devices"
+    if not driver.devices:
+        return skipped(name, "the driver lists none")
+    if not visible:
+        return Finding(
+            check=name,
+            status=Status.FAILED if build == "gpu" else Status.WARNING,
+            found=f"CUDA_VISIBLE_DEVICES={wanted} leaves none of {len(driver.devices)}",
+            advice="unset it, or name devices that nvidia-smi -L lists",
+        )
+    kinds = {device.name for device in visible}
+    found = f"{len(visible)} of {len(driver.devices)}: " + ", ".join(
+        f"{device.index} {device.name} {device.memory_bytes >> 30} GiB" for device in visible
+    )
+    if len(kinds) > 1:
+        advice = "workers of different devices differ in speed; CUDA_VISIBLE_DEVICES can name those of one kind"
+        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
+    return Finding(check=name, status=Status.OK, found=found)
+
+
+def compiler_finding(build: str, needs: Sequence[Need]) -> Finding:
+    """Check 4: what Triton needs."""
+    name = "compiler"
+    if build != "gpu":
+        return skipped(name, "only kernels on a GPU are compiled when an engine starts")
+    if needs:
+        return Finding(
+            check=name,
+            status=Status.FAILED,
+            found="; ".join(need.problem for need in needs),
+            advice="; ".join(need.command for need in needs),
+        )
+    return Finding(check=name, status=Status.OK, found="a C compiler and Python.h")
+
+
+def transport_finding(build: str, transports: Sequence[str], *, is_one_device: bool) -> Finding:
+    """Check 7: how KV blocks travel. `transports` are the names that UCX wrote into the decode worker's log."""
+    name = "UCX transport"
+    if not transports:
+        advice = "see the decode worker's log; UCX_LOG_LEVEL=info makes UCX write what it chose"
+        return Finding(check=name, status=Status.WARNING, found="UCX did not say what it chose", advice=advice)
+    found = " ".join(transports)
+    if build == "gpu" and not any(each in DEVICE_TRANSPORTS for each in transports):
+        return Finding(
+            check=name,
+            status=Status.WARNING if is_one_device else Status.FAILED,
+            found=f"{found}: none copies from GPU to GPU, so KV goes through host memory",
+            advice="UCX_TLS must allow cuda_copy and cuda_ipc; in containers share IPC and PID namespaces (--ipc=host --pid=host)",
+        )
+    if build != "gpu" and not any(each in LOCAL_TRANSPORTS for each in transports):
+        return Finding(
+            check=name,
+            status=Status.WARNING,
+            found=f"{found}: no shared memory between workers, so KV goes through sockets",
+            advice="UCX_TLS must allow cma; in containers share the PID namespace and allow ptrace",
+        )
+    return Finding(check=name, status=Status.OK, found=found)
+
+
+def moved_finding(moved_tokens: float, prompt_tokens: int) -> Finding:
+    """Check 8: prompts were computed by the prefill worker, and their KV came over."""
+    name = "KV moved"
+    found = f"transferred_tokens_total rose by {moved_tokens:.0f} for {prompt_tokens} prompt tokens"
+    if moved_tokens <= 0:
+        advice = "the decode worker computed the prompts itself: its log names the pulls that failed; check 7 says how UCX travels"
+        return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
+    if moved_tokens < prompt_tokens / 2:
+        advice = "prompts that are short or cached at the decode worker do not move; `kvmesh explain` says why each went where"
+        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
+    return Finding(check=name, status=Status.OK, found=found)
+
+
+def exactness_finding(build: str, through_mesh: Sequence[Sequence[int]], alone: Sequence[Sequence[int]]) -> Finding:
+    """Check 9: greedy tokens of the mesh are those of one vLLM engine.
+
+    Transferred blocks are equal bit for bit, but the engine that decodes computes a prompt's last token in another batch than
+    one engine alone. On a GPU that may change the last bits, and with them a choice between two equally likely tokens.
+    """
+    name = "exactness"
+    equal = sum(list(ours) == list(theirs) for ours, theirs in zip(through_mesh, alone, strict=True))
+    begun = sum(list(ours[:1]) == list(theirs[:1]) for ours, theirs in zip(through_mesh, alone, strict=True))
+    found = f"{equal} of {len(alone)} answers equal those of one engine, token by token"
+    if equal == len(alone):
+        return Finding(check=name, status=Status.OK, found=found)
+    if build == "gpu" and begun >= len(alone) - 1 and equal * 2 >= len(alone):
+        advice = "rounding may do this; VLLM_BATCH_INVARIANT=1 for mesh and engine tells rounding from wrong blocks"
+        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
+    advice = "do not serve: blocks arrive damaged. Report it with both logs; --prefill 0 serves without transfers"
+    return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
+
+
+def throughput_finding(mesh_tokens_s: float, serve_tokens_s: float) -> Finding:
+    """Check 10: output tokens per second of the mesh beside `vllm serve` with one engine, the same requests."""
+    name = "throughput"
+    ratio = mesh_tokens_s / serve_tokens_s if serve_tokens_s else 0.0
+    found = f"{mesh_tokens_s:.0f} tokens/s, `vllm serve` {serve_tokens_s:.0f}: {ratio:.2f} of it"
+    if ratio < THROUGHPUT_RATIO_MIN:
+        advice = "prefill and decode share a device or its cores, or transfers are slow (check 7); compare --prefill 0"
+        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
+    return Finding(check=name, status=Status.OK, found=found)
+
+
+def transports_in(log: str) -> Sequence[str]:
+    """Names of the transports in UCX's `cfg#` lines, `rma(cma/memory) am(tcp/lo)`, in order, each once."""
+    found: dict[str, None] = {}
+    for line in log.splitlines():
+        if "cfg#" not in line and "ep_cfg" not in line:
+            continue
+        for part in line.split("(")[1:]:
+            for lane in part.partition(")")[0].split():
+                transport, slash, _ = lane.partition("/")
+                if slash and transport.replace("_", "").isalnum():
+                    found[transport] = None
+    return list(found)

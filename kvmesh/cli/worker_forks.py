@@ -1,0 +1,50 @@
+"""vLLM workers as forks of one process that has imported vLLM: a new one is made when the first has ended."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from kvmesh.cli.children import Child, ChildSpec, fork_child, start_child
+from kvmesh.errors import UnavailableError
+from kvmesh.worker.forkserver import THREADS, ForkServer
+
+
+class WorkerForks:
+    """Starts workers. Where the imports start threads, a fork is not safe, and workers start as programs of their own."""
+
+    def __init__(self, *, log_path: Path, timeout_s: float, say: Callable[[str], None]) -> None:
+        self._log_path = log_path
+        self._timeout_s = timeout_s
+        self._say = say
+        self._server: ForkServer | None = None
+        self._forks = True
+        self._one_at_a_time = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Imports vLLM, unless that is done. UnavailableError with the log's path when it cannot be imported."""
+        async with self._one_at_a_time:
+            if not self._forks or (self._server is not None and not self._server.has_ended):
+                return
+            await self._close_server()
+            self._say("importing vLLM")
+            try:
+                self._server = await ForkServer.start("vllm", timeout_s=self._timeout_s, log=str(self._log_path))
+            except UnavailableError as error:
+                if error.reason != THREADS:
+                    raise UnavailableError(f"{error.message}; log: {self._log_path}", reason=error.reason) from error
+                self._forks = False
+                self._say(f"{error.message}: workers start as programs of their own, which takes longer")
+
+    async def start(self, spec: ChildSpec) -> Child:
+        """Starts a worker. Raises what `open` raises, OSError where no process can be made."""
+        await self.open()
+        return await (start_child(spec) if self._server is None else fork_child(self._server, spec))
+
+    async def aclose(self) -> None:
+        """Ends the process that forks, and every worker that still runs."""
+        await self._close_server()
+
+    async def _close_server(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.aclose()

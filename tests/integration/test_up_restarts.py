@@ -1,0 +1,210 @@
+"""`kvmesh up` restarts what dies, ends when nothing can serve, and leaves no process behind. Real processes."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kvmesh.discovery.base import DECODE, PLANNER, PREFILL, ROUTER
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from tests.integration.mesh import (
+    ROOT,
+    RunningMesh,
+    argv_simulated,
+    chat,
+    descendants,
+    process_state,
+    running_mesh,
+    wait_until,
+)
+from tests.parts import require_part
+
+PATIENCE_S = 120.0
+"""Restarts import a service anew, on a machine that may be busy."""
+
+
+async def passing(registry: str, service: str) -> dict[str, str]:
+    """Instances that take requests: id and epoch."""
+    client = ConsulRegistry(DiscoverySettings(address=registry))
+    try:
+        view = await client.instances(service)
+    finally:
+        await client.aclose()
+    return {each.instance_id: each.meta.get("epoch", "") for each in view.instances if each.takes_requests}
+
+
+async def answers(mesh: RunningMesh) -> bool:
+    """Whether a chat is answered."""
+    try:
+        await chat(mesh.url, "still there?", max_tokens=3)
+    except (AssertionError, aiohttp.ClientError):
+        return False
+    return True
+
+
+async def restarted(mesh: RunningMesh, service: str, number: int = 0) -> int:
+    """Kills a child as the kernel would when memory is short; the id of the process that takes its place."""
+    before = mesh.pids(service)
+    os.kill(before[number], signal.SIGKILL)
+    name = f"{service}-{number}"
+    await wait_until(
+        lambda: any(line.startswith(f"kvmesh: {name} started again") for line in mesh.output), PATIENCE_S, name
+    )
+    (new,) = set(mesh.pids(service)) - set(before)
+    (line,) = [line for line in mesh.output if line.startswith(f"kvmesh: {name} (pid {before[number]})")]
+    log = mesh.directory / f"{name}.log"
+    assert re.search(rf"was killed by SIGKILL; starting it again in .* \(restart 1 of 5\); log: {log}$", line), line
+    return new
+
+
+async def test_each_child_that_is_killed_starts_again(tmp_path: Path) -> None:
+    """Whichever it is; the mesh answers at the same address afterwards, and a worker comes back as a new epoch."""
+    async with running_mesh(tmp_path, *argv_simulated("--no-gateway")) as mesh:
+        for service, registered in (("prefill", PREFILL), ("decode", DECODE), ("planner", PLANNER), ("router", ROUTER)):
+            before = await passing(mesh.registry, registered)
+            pid = await restarted(mesh, service)
+
+            async def is_back(registered: str = registered, pid: int = pid, before: dict[str, str] = before) -> bool:
+                now = await passing(mesh.registry, registered)
+                back = [name for name in now if name.endswith(f"-{pid}")]
+                return bool(back) and (not now[back[0]] or now[back[0]] not in before.values())
+
+            await wait_until(is_back, PATIENCE_S, f"{service} registers again")
+            await wait_until(lambda: answers(mesh), PATIENCE_S, f"an answer after {service} died")
+        await restarted(mesh, "frontend")
+        await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the frontend died")
+
+
+async def test_a_gateway_that_is_killed_answers_at_the_same_address(tmp_path: Path) -> None:
+    """It was a fork of `kvmesh up`, and comes back as a program; its ports were chosen by the first process."""
+    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
+        await restarted(mesh, "gateway")
+        await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the gateway died")
+
+
+async def test_a_crash_loop_ends_the_mesh_unless_others_serve(tmp_path: Path) -> None:
+    """A decode worker of somebody else in the registry keeps the mesh up; when it leaves, the mesh ends and says why."""
+    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0", "--restarts-max", "0")) as mesh:
+        other = await start_decode(mesh.registry)
+        try:
+
+            async def has_joined() -> bool:
+                return any(name.endswith(f"-{other.pid}") for name in await passing(mesh.registry, DECODE))
+
+            await wait_until(has_joined, PATIENCE_S, "the other worker joins")
+            (own,) = mesh.pids("decode")
+            os.kill(own, signal.SIGKILL)
+            await wait_until(lambda: any("giving it up" in line for line in mesh.output), PATIENCE_S, "given up")
+            await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer of the other worker")
+            assert mesh.process.returncode is None
+        finally:
+            other.terminate()
+            await other.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await mesh.process.wait() == 1
+        await wait_until(
+            lambda: any("no decode worker is left" in line for line in mesh.output), PATIENCE_S, "it says why"
+        )
+
+
+async def start_decode(registry: str) -> asyncio.subprocess.Process:
+    """A decode worker that `kvmesh up` knows nothing of."""
+    argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), "--simulated-kv-transport", "none")
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.decode", *argv, "--discovery-address", registry),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+
+
+async def test_ctrl_c_while_a_restart_is_due(tmp_path: Path) -> None:
+    """The mesh ends as it does otherwise: nothing is started any more, nothing is left."""
+    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
+        for restarts in range(3):
+            pids = mesh.pids("decode")
+            os.kill(pids[0], signal.SIGKILL)
+            await wait_until(
+                lambda count=restarts: sum("starting it again" in line for line in mesh.output) > count,
+                PATIENCE_S,
+                "a death",
+            )
+            if restarts < 2:
+                await wait_until(
+                    lambda count=restarts: sum("decode-0 started again" in line for line in mesh.output) > count,
+                    PATIENCE_S,
+                    "a restart",
+                )
+        mesh.process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await mesh.process.wait() == 0
+        assert sum("decode-0 started again" in line for line in mesh.output) == 2
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-fork", "--no-gateway")], ids=["forks", "programs"])
+async def test_nothing_outlives_a_killed_mesh(tmp_path: Path, flags: Sequence[str]) -> None:
+    """Killed without a chance to stop its children, also those that it started again."""
+    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0", *flags)) as mesh:
+        await restarted(mesh, "decode")
+        children = descendants(mesh.process.pid)
+        assert len(children) >= 3
+        mesh.process.kill()
+        await wait_until(lambda: all(process_state(pid) == "Z" for pid in children), PATIENCE_S, "all end")
+
+
+async def test_a_worker_that_cannot_start_ends_the_mesh_at_once(tmp_path: Path) -> None:
+    """With the cause, and without a restart: the next attempt would fail in the same way."""
+    with pytest.raises(AssertionError) as caught:
+        async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-kv-transport nonsense")):
+            pass
+    text = str(caught.value)
+    assert "the mesh cannot start: " in text
+    assert "kv_transport must be" in text
+    assert "starting it again" not in text
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+async def test_vllm_workers_start_again_from_the_fork_server(tmp_path: Path) -> None:
+    """A killed worker is forked anew; a killed fork server takes its workers along, and all of them come back."""
+    require_part("vllm")
+    require_part("nixl")
+    async with running_mesh(tmp_path, "--greeting", "", "--no-planner", ready_timeout_s=240) as mesh:
+        before = await passing(mesh.registry, DECODE)
+        (server,) = fork_servers(mesh)
+        pid = await restarted(mesh, "decode")
+        assert pid in descendants(server)
+
+        async def is_back() -> bool:
+            now = await passing(mesh.registry, DECODE)
+            return any(name.endswith(f"-{pid}") and epoch not in before.values() for name, epoch in now.items())
+
+        await wait_until(is_back, PATIENCE_S, "the decode worker registers again")
+        await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the decode worker died")
+        old = set(mesh.pids("decode") + mesh.pids("prefill"))
+        os.kill(server, signal.SIGKILL)
+        await wait_until(
+            lambda: len(set(mesh.pids("decode") + mesh.pids("prefill")) - old) == 2, PATIENCE_S, "both start again"
+        )
+        assert fork_servers(mesh) != [server]
+        await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the fork server died")
+        children = descendants(mesh.process.pid)
+        mesh.process.kill()
+        await wait_until(lambda: all(process_state(pid) == "Z" for pid in children), PATIENCE_S, "all end")
+
+
+def fork_servers(mesh: RunningMesh) -> list[int]:
+    """The processes that workers are forked from; a worker has a title of its own."""
+    found = []
+    for pid in descendants(mesh.process.pid):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"kvmesh.worker.forkserver" in words:
+            found.append(pid)
+    return found

@@ -1,0 +1,235 @@
+"""Which worker `kvmesh up` gives which GPUs. A table, as one reviews it, and the rules behind it on random machines."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.cli.devices import GIB, Placement, WorkerGroup, place_workers, share_memory, topology_order
+from kvmesh.cli.gpu_plan import place_on_gpus, weight_bytes
+from kvmesh.cli.nvidia import Device, Driver, parse_smi, visible_devices
+from kvmesh.cli.plan import plan_mesh
+from kvmesh.cli.up_settings import UpSettings, mesh_shape, worker_groups
+from kvmesh.errors import InvalidRequestError
+from kvmesh.settings import load
+
+SHAPES = {
+    "1P+1D": "--prefill 1 --decode 1",
+    "2P+2D": "--prefill 2 --decode 2",
+    "TP 2": "--prefill 1 --decode 1 --tensor-parallel 2",
+    "0P+1D": "--prefill 0 --decode 1",
+    "TP 1+2": "--prefill 2 --decode 1 --decode-tensor-parallel 2",
+}
+NEEDS_2 = "needs 2 devices, and 1 is visible"
+TABLE = {
+    # Shape and devices: each worker's GPUs; /2 where two workers share them, the second of them last to start.
+    ("1P+1D", 1): "prefill-0 0/2 1st, decode-0 0/2 2nd",
+    ("1P+1D", 2): "prefill-0 0, decode-0 1",
+    ("1P+1D", 4): "prefill-0 0, decode-0 1",
+    ("1P+1D", 8): "prefill-0 0, decode-0 1",
+    ("2P+2D", 1): "2 prefill x 1 + 2 decode x 1 = 4 devices are needed, and 1 is visible: 4 workers would share",
+    ("2P+2D", 2): "prefill-0 0/2 1st, prefill-1 0/2 2nd, decode-0 1/2 1st, decode-1 1/2 2nd",
+    ("2P+2D", 4): "prefill-0 0, prefill-1 1, decode-0 2, decode-1 3",
+    ("2P+2D", 8): "prefill-0 0, prefill-1 1, decode-0 2, decode-1 3",
+    ("TP 2", 1): NEEDS_2,
+    ("TP 2", 2): "prefill-0 0-1/2 1st, decode-0 0-1/2 2nd",
+    ("TP 2", 4): "prefill-0 0-1, decode-0 2-3",
+    ("TP 2", 8): "prefill-0 0-1, decode-0 2-3",
+    ("0P+1D", 1): "decode-0 0",
+    ("0P+1D", 2): "decode-0 0",
+    ("0P+1D", 4): "decode-0 0",
+    ("0P+1D", 8): "decode-0 0",
+    ("TP 1+2", 1): NEEDS_2,
+    ("TP 1+2", 2): "decode-0 0-1/2 1st, prefill-0 0/2 2nd, prefill-1 1/2 2nd",
+    ("TP 1+2", 4): "decode-0 0-1, prefill-0 2, prefill-1 3",
+    ("TP 1+2", 8): "decode-0 0-1, prefill-0 2, prefill-1 3",
+}
+
+
+def settings(words: str) -> UpSettings:
+    return load(UpSettings, program="kvmesh up", argv=words.split(), environ={})
+
+
+def described(placements: Sequence[Placement]) -> str:
+    """As the table writes it."""
+    texts = []
+    for each in placements:
+        text = f"{each.name} {'-'.join(str(position) for position in each.positions)}"
+        texts.append(f"{text}/{each.sharers} {('1st', '2nd')[each.turn]}" if each.sharers > 1 else text)
+    return ", ".join(texts)
+
+
+@pytest.mark.parametrize(("shape", "devices"), TABLE)
+def test_the_table(shape: str, devices: int) -> None:
+    """Prefill and decode on different devices where there are enough; ranks of one worker are neighbours."""
+    asked = settings(SHAPES[shape])
+    expected = TABLE[shape, devices]
+    if "needed" in expected or "needs" in expected:
+        with pytest.raises(InvalidRequestError, match=re.escape(expected)):
+            place_workers(range(devices), worker_groups(asked), workers_per_device=asked.workers_per_gpu)
+        return
+    placed = place_workers(range(devices), worker_groups(asked), workers_per_device=asked.workers_per_gpu)
+    assert described(placed) == expected
+
+
+@given(
+    devices=st.integers(1, 16),
+    prefill=st.integers(0, 6),
+    decode=st.integers(1, 6),
+    ranks=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
+    limit=st.integers(1, 4),
+)
+def test_every_placement_keeps_the_rules(
+    devices: int, prefill: int, decode: int, ranks: tuple[int, int], limit: int
+) -> None:
+    """Each worker once, as many different devices as ranks, no device with more workers than allowed, none shared without need."""
+    groups = [
+        WorkerGroup(role="prefill", workers=prefill, devices=ranks[0]),
+        WorkerGroup(role="decode", workers=decode, devices=ranks[1]),
+    ]
+    needed = prefill * ranks[0] + decode * ranks[1]
+    try:
+        placed = place_workers(range(devices), groups, workers_per_device=limit)
+    except InvalidRequestError:
+        assert needed > devices or (prefill and ranks[0] > devices)
+        return
+    assert sorted(each.name for each in placed) == sorted(
+        [f"prefill-{number}" for number in range(prefill)] + [f"decode-{number}" for number in range(decode)]
+    )
+    for each in placed:
+        first = each.positions[0]
+        assert each.positions == tuple(range(first, first + ranks[each.role == "decode"]))
+        others = [other for other in placed if set(other.positions) & set(each.positions)]
+        assert max(sum(position in other.positions for other in placed) for position in each.positions) == each.sharers
+        assert each.sharers <= limit
+        # Neighbours start one after the other.
+        assert all(other.turn != each.turn for other in others if other is not each)
+    if needed <= devices:
+        assert all(each.sharers == 1 for each in placed)
+
+
+def test_workers_that_share_a_device_start_in_turns() -> None:
+    """All of one turn at once, the next turn when these are ready; without sharing there is one turn."""
+    driver = Driver(devices=[gpu(number) for number in range(2)], source="NVML")
+    for words, turns in (
+        ("--prefill 2 --decode 2", [["prefill-0", "decode-0"], ["prefill-1", "decode-1"]]),
+        ("--prefill 1 --decode 1", [["prefill-0", "decode-0"]]),
+    ):
+        asked = settings(words)
+        places = placed_on(driver, asked)
+        plan = plan_mesh(mesh_shape(asked, "http://127.0.0.1:1", places))
+        assert [[spec.name for spec in turn] for turn in plan.worker_turns] == turns
+
+
+def gpu(index: int, gibibytes: int = 80) -> Device:
+    return Device(index=index, uuid=f"GPU-{index}aaa", name="H100", memory_bytes=gibibytes * GIB)
+
+
+def placed_on(driver: Driver, asked: UpSettings, visible: str | None = None, model: Path = Path("hub/model")):  # type: ignore[no-untyped-def]
+    return place_on_gpus(
+        driver,
+        worker_groups(asked),
+        visible=visible,
+        has_order=False,
+        workers_per_device=asked.workers_per_gpu,
+        model=model,
+    )
+
+
+def test_the_flags_of_a_worker() -> None:
+    """Places among the visible devices, not the driver's numbers: a worker sees what `kvmesh up` sees. The user's flags win."""
+    asked = settings("--prefill 1 --decode 1 --tensor-parallel 2 --decode-args=--vllm-gpu-memory-fraction=0.5")
+    driver = Driver(devices=[gpu(number) for number in range(8)], source="NVML", version="580.1", cuda=(13, 0))
+    places = placed_on(driver, asked, visible="4,5,6,7")
+    plan = plan_mesh(mesh_shape(asked, "http://127.0.0.1:1", places))
+    prefill, decode = plan.workers
+    assert flags(prefill.argv, "--vllm-device-ids") == ["0,1"]
+    assert flags(decode.argv, "--vllm-device-ids") == ["2,3"]
+    assert flags(decode.argv, "--vllm-tensor-parallel-size") == ["2"]
+    assert decode.argv[-1] == "--vllm-gpu-memory-fraction=0.5"
+    assert decode.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert places.lines[0] == "4 GPUs by NVML (driver 580.1, CUDA 13.0): 4 x H100"
+    assert [line.split()[:3] for line in places.lines[2:4]] == [["prefill-0", "4", "5"], ["decode-0", "6", "7"]]
+
+
+def flags(argv, name):  # type: ignore[no-untyped-def]
+    return [argv[at + 1] for at, word in enumerate(argv) if word == name]
+
+
+def test_a_worker_alone_on_the_only_device_chooses_nothing() -> None:
+    """Also where CUDA_VISIBLE_DEVICES names a part of a GPU, which vLLM cannot number."""
+    places = placed_on(Driver(devices=[gpu(0)]), settings("--prefill 0"))
+    assert places.argv == {"decode-0": ("--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", "0.9")}
+
+
+def test_memory_of_a_shared_device_is_given_in_bytes(tmp_path: Path) -> None:
+    """Where the weights' size is known. What is left for KV must be enough to start."""
+    (tmp_path / "model-1.safetensors").write_bytes(b"x" * 1000)
+    (tmp_path / "model-2.safetensors").write_bytes(b"x" * 24)
+    (tmp_path / "old.bin").write_bytes(b"x" * 5000)
+    assert weight_bytes(tmp_path) == 1024
+    assert weight_bytes(tmp_path / "org" / "name") == 0
+    shared = Placement(role="decode", number=0, positions=(0,), sharers=2)
+    share = share_memory(shared, device_bytes=80 * GIB, weight_bytes=16 * GIB)
+    assert share.fraction == 0.45
+    assert 15 * GIB < share.kv_bytes < 17 * GIB
+    assert share_memory(shared, device_bytes=80 * GIB, weight_bytes=0).kv_bytes == 0
+    alone = Placement(role="decode", number=0, positions=(0,))
+    assert share_memory(alone, device_bytes=80 * GIB, weight_bytes=16 * GIB).kv_bytes == 0
+    two = Placement(role="decode", number=0, positions=(0, 1), sharers=2)
+    assert share_memory(two, device_bytes=80 * GIB, weight_bytes=16 * GIB).kv_bytes == share.kv_bytes + 8 * GIB
+    with pytest.raises(InvalidRequestError, match=r"decode-0 gets 10.8 GiB .* needs 16.0 GiB for weights"):
+        share_memory(shared, device_bytes=24 * GIB, weight_bytes=16 * GIB)
+
+
+def test_neighbours_in_the_order_of_devices_are_close() -> None:
+    """Pairs that NVLink joins stay together, whatever their numbers."""
+    pairs = {frozenset((0, 2)), frozenset((1, 3))}
+
+    def distance(first: int, second: int) -> int:
+        return 1 if frozenset((first, second)) in pairs else 50
+
+    assert list(topology_order(range(4), distance)) == [0, 2, 1, 3]
+    assert list(topology_order([3, 1, 0], lambda first, second: 1)) == [3, 1, 0]
+    joined = {(first, second): distance(first, second) for first in range(4) for second in range(4)}
+    driver = Driver(devices=[gpu(number) for number in range(4)], distances=joined)
+    places = placed_on(driver, settings("--tensor-parallel 2"))
+    assert flags(places.argv["decode-0"], "--vllm-device-ids") == ["1,3"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        ("GPU-1a", [1]),
+        ("", []),
+        ("-1", []),
+        ("1,9,0", [1]),
+        ("GPU-", []),
+        (" 1 , 2 ", [1, 2]),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(wanted: str | None, indices: list[int]) -> None:
+    """Up to the first entry that names no device."""
+    assert [device.index for device in visible_devices([gpu(number) for number in range(3)], wanted)] == indices
+
+
+def test_no_device_is_refused_with_the_cause() -> None:
+    """The CUDA build would fail deep inside its start."""
+    with pytest.raises(InvalidRequestError, match="the NVIDIA driver does not answer"):
+        placed_on(Driver(problem="the NVIDIA driver does not answer"), settings(""))
+    with pytest.raises(InvalidRequestError, match="CUDA_VISIBLE_DEVICES=9 leaves none of 1 devices"):
+        placed_on(Driver(devices=[gpu(0)]), settings(""), visible="9")
+
+
+def test_nvidia_smi_is_read() -> None:
+    """One line for each device; memory that is not known is 0."""
+    text = "0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 580.65.06\n3, GPU-2, NVIDIA GB10, [N/A], 580.65.06\nnonsense\n"
+    driver = parse_smi(text)
+    assert [(device.index, device.memory_bytes >> 20) for device in driver.devices] == [(0, 81559), (3, 0)]
+    assert (driver.version, driver.source, driver.problem) == ("580.65.06", "nvidia-smi", "")
+    assert parse_smi("No devices were found\n").problem == "nvidia-smi lists no device"

@@ -1,0 +1,115 @@
+"""What a frontend fetches of a hub model. The hub is a server on loopback that speaks the part of its API which the client uses."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"version": "1.0"}',
+    "chat_template.jinja": b"{{ messages }}",
+    "model-00001-of-00001.safetensors": b"w" * 100_000,
+    "README.md": b"words",
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """One repository, `org/name`."""
+
+    fetched: ClassVar[list[str]] = []
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet."""
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/org/name/revision/"):
+            files = [{"rfilename": name} for name in FILES]
+            self.send(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": files}).encode(), with_body)
+        elif path.startswith("/api/models/org/name/tree/"):
+            entries = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in FILES.items()
+            ]
+            self.send(json.dumps(entries).encode(), with_body)
+        elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
+            name = path.rpartition("/")[2]
+            if with_body:
+                self.fetched.append(name)
+            self.send(FILES[name], with_body, etag=hashlib.sha1(FILES[name]).hexdigest())
+        else:
+            self.send_error(404)
+
+    def send(self, data: bytes, with_body: bool, etag: str = "") -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        if etag:
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    Hub.fetched.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def directory(endpoint: str, cache: Path, source: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Asks a process of its own: the client reads its environment when it is imported."""
+    code = (
+        "import sys; from services.frontend.hub_files import model_directory\n"
+        "from kvmesh.errors import MeshError\n"
+        "try:\n    print(model_directory(sys.argv[1], '', sys.argv[2]))\n"
+        "except MeshError as error:\n    sys.exit(f'{error.reason}: {error.message}')\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, source, str(cache)],
+        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_only_the_text_files_of_a_hub_model_are_fetched(hub: str, tmp_path: Path) -> None:
+    """Once: the next frontend finds them in the cache."""
+    got = directory(hub, tmp_path, "org/name")
+    assert got.returncode == 0, got.stderr
+    folder = Path(got.stdout.strip())
+    assert sorted(path.name for path in folder.iterdir()) == ["chat_template.jinja", "config.json", "tokenizer.json"]
+    assert sorted(Hub.fetched) == ["chat_template.jinja", "config.json", "tokenizer.json"]
+    assert directory("http://127.0.0.1:9", tmp_path, "org/name").stdout == got.stdout
+
+
+def test_a_hub_that_is_away_or_unwanted(tmp_path: Path) -> None:
+    """It may come back; offline, or with a path that is not here, nothing is tried."""
+    away = directory("http://127.0.0.1:9", tmp_path, "org/name")
+    assert "model_files_unreachable" in away.stderr
+    for source, env in (("org/name", {"HF_HUB_OFFLINE": "1"}), ("/models/absent", {}), ("name", {})):
+        assert "model_files_missing" in directory("http://127.0.0.1:9", tmp_path, source, **env).stderr
