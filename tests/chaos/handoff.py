@@ -24,8 +24,8 @@ from typing import Any
 import aiohttp
 
 from kvmesh.discovery.base import DECODE
-from tests.chaos.hosts import Host, Hosts, make_hosts, network_problem
 from tests.chaos.hosted import LEASE_S, Mesh, registry_address
+from tests.chaos.hosts import Host, Hosts, make_hosts, network_problem
 from tests.integration.mesh import ROOT, metrics_text, worker_metric
 from tests.integration.vllm_model import add_tokenizer, make_model
 from tests.servers import free_ports

@@ -27,8 +27,8 @@ from kvmesh.engines.simulated.engine import STEPS_PER_TURN
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
-from tests.patience import PATIENCE_S
 from tests.conformance.manual_clock import ManualClock
+from tests.patience import PATIENCE_S
 
 Start = Callable[..., Awaitable[EngineDriver]]
 
