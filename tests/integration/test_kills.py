@@ -60,6 +60,24 @@ async def test_processes_that_stood_still(tmp_path: Path) -> None:
             assert account.whole + account.streams == {"right": 60}
 
 
+@pytest.mark.timeout(300)
+async def test_asks_that_were_unanswered_when_the_frontend_was_stopped(tmp_path: Path) -> None:
+    """It is stopped for longer than a placement may take, with the routers' answers in its sockets when it goes on: no 503."""
+    routers = ("router-0", "router-1")
+    async with process_mesh(tmp_path) as mesh:
+        for name in routers:
+            mesh.stop(name)
+        asking = [asyncio.create_task(_chat(mesh.url)) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        mesh.stop("frontend-0")
+        for name in routers:
+            mesh.go_on(name)
+        await asyncio.sleep(12.0)
+        mesh.go_on("frontend-0")
+        for each in await asyncio.gather(*asking):
+            assert each["usage"]["completion_tokens"] == 3
+
+
 async def _chat(url: str) -> Any:
     body = {"model": "demo", "messages": [{"role": "user", "content": "late"}], "max_tokens": 3}
     async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as response:

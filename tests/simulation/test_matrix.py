@@ -12,7 +12,7 @@ from services.router.core import CoreLimits
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Ledger, Phase
 from tests.simulation.mesh import MeshShape, SimulatedMesh, default_engine
-from tests.virtual_loop import run_virtual
+from tests.virtual_loop import VirtualLoop, run_virtual
 
 PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)
 TARGETS = ("router", "prefill", "decode")
@@ -156,3 +156,31 @@ def test_a_request_that_kills_engines_kills_two(phase: Phase, is_whole: bool) ->
     for each in others:
         shared = {decode for _, decode in each.placements} >= {decode for _, decode in poison.placements}
         assert each.outcome == "answered" or (shared and each.outcome == WORKER_LOST_TWICE)
+
+
+@pytest.mark.parametrize("still_s", [3.0, 20.0])
+@pytest.mark.parametrize("phase", PHASES, ids=[phase.name.lower() for phase in PHASES])
+def test_a_machine_that_is_suspended_goes_on(phase: Phase, still_s: float) -> None:
+    """All processes stand still at once, also for longer than a lease: what is not streamed is answered right, and nobody hangs."""
+
+    async def main() -> list[str]:
+        mesh = SimulatedMesh(14, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        try:
+            await mesh.start()
+            ledgers = [mesh.begin(request(f"r{i}", i, choices=1 + i % 2), is_whole=i % 3 > 0) for i in range(9)]
+            while all(each.phase < phase for each in ledgers):
+                await mesh.world.clock.sleep(0.0002)
+            loop.stand_still(still_s)
+            async with asyncio.timeout(ENDED_S_MAX):
+                while not all(each.outcome for each in ledgers):
+                    await mesh.world.clock.sleep(0.05)
+            await mesh.idle()
+            await mesh.world.clock.sleep(2 * CoreLimits().reservation_grace_s)
+            problems = [f"{each.request.request_id}: {each.outcome}" for each in ledgers if each.outcome != "answered"]
+            return problems + mesh.problems()
+        finally:
+            await mesh.aclose()
+
+    assert not run_virtual(main())
