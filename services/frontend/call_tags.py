@@ -79,10 +79,10 @@ def _json_call(before: str = "", behind: str = "") -> _Call:
     return _Call(begin=f'{before}{{"name": "%s", "arguments": ', ends=(f"}}{behind}",))
 
 
-def _json_list(*marks: tuple[str, str, str]) -> CallTags:
-    """`marks`: see _Section; each with what comes behind the list's bracket."""
+def _json_list(*marks: tuple[str, str, str], excluded: Sequence[str] = ()) -> CallTags:
+    """`marks`: see _Section; each with what comes behind the list's bracket. `excluded`: see CallTags."""
     sections = [_Section(mark=mark, rest=rest, separator=", ", closing=f"]{end}") for mark, rest, end in marks]
-    return CallTags(calls=(_json_call(),), sections=sections)
+    return CallTags(calls=(_json_call(),), sections=sections, excluded=excluded)
 
 
 def _invoke(prefix: str, style: str, *words: str) -> CallTags:
@@ -136,7 +136,9 @@ CALL_TAGS: Mapping[str, CallTags] = {
     "minimax_m2": _invoke("", "minimax_xml", "minimax:tool_call"),
     "nemotron": _json_list(("<TOOLCALL>", "[", "</TOOLCALL>")),
     # Text may well speak of functools.
-    "phi4": _json_list(("functools[", "", ""), ("<|tool_call|>", "[", "<|/tool_call|>")),
+    "phi4": _json_list(
+        ("functools[", "", ""), ("<|tool_call|>", "[", "<|/tool_call|>"), excluded=("functools{",)
+    ),
     "qwen3_coder": CallTags(
         calls=(
             _Call(begin="<tool_call>\n<function=%s>\n", ends=("</function>\n</tool_call>",), style="qwen_xml"),

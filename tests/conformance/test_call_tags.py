@@ -41,6 +41,15 @@ def accepts() -> Accepts:
     return accepts
 
 
+JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
+
+
+def has_json_types(sample: Sample) -> bool:
+    """Whether the schemas name JSON schema's types only; others are for reading, and no grammar is made of them."""
+    properties = [each for schema in sample.tools.values() for each in schema.get("properties", {}).values()]
+    return all(each.get("type", "string") in JSON_TYPES for each in properties)
+
+
 def family_of(sample: Sample) -> str:
     return TOOL_ALIASES.get(sample.tool_parser, sample.tool_parser)
 
@@ -50,7 +59,7 @@ def test_recorded_answers_pass(accepts: Accepts, family: str) -> None:
     """Plain text, a call, several, and text around them, as the model wrote them; the same calls for other functions do not."""
     passed: set[str] = set()
     for sample in SAMPLES:
-        if family_of(sample) != family:
+        if family_of(sample) != family or not has_json_types(sample):
             continue
         tools = sample.tools.items()
         if sample.warnings or not accepts(CALL_TAGS[family].document(tools, is_parallel=True), sample.text):
@@ -152,6 +161,7 @@ BARE = {
     "kimi_k2": "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
     "llama3_json": '{ "name": "f", "parameters": {}}',
     "minimax_m2": '<invoke name="f">\n</invoke>',
+    "phi4": 'functools{"name": "f", "arguments": {}}',
     "qwen3_coder": "<function=f>\n</function>",
 }
 

@@ -2,7 +2,16 @@
 
 import re
 
-from services.frontend.parsers.feed import Emit, Feed, Found, Malformed, Steps
+from services.frontend.parsers.feed import (
+    BLANKS_MAX,
+    NAME_CHARACTERS_MAX,
+    Asked,
+    Emit,
+    Feed,
+    Found,
+    Malformed,
+    Steps,
+)
 from services.frontend.parsers.json_text import inner, string_goes_on
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
 
@@ -14,6 +23,9 @@ _WORDS = {
 }  # fmt: skip
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEXADECIMAL_DIGITS = {"x": 2, "u": 4, "U": 8}
+_BEHIND_STRING = ("", ",", ":", ")", "]", "}")
+_BLANKS = re.compile(r"\s*")
+_KEYWORD = re.compile(r"\w+\s*")
 DEPTH_MAX = 64
 """Deepest nesting of lists and dictionaries; deeper ones are malformed."""
 
@@ -75,19 +87,38 @@ def _stream_string(feed: Feed, emit: Emit) -> Steps:
             yield
             text_until = 0
         elif found.group() == quote:
+            ends = yield from _ends_string(feed)
             feed.at += 1
-            return
+            if ends:
+                return
+            emit(inner(quote))
         elif len(found.group()) > 1:
             if feed.at >= text_until:
-                text_until = feed.at + (
-                    yield from string_goes_on(feed, len(found.group()), quote, (",", ":", ")", "]", "}"))
-                )
+                text_until = feed.at + (yield from string_goes_on(feed, len(found.group()), quote, _BEHIND_STRING))
             emit(inner(found.group()))
             feed.at += len(found.group())
         else:
             text = yield from _escape(feed)
             if text:
                 emit(inner(text))
+
+
+def _ends_string(feed: Feed) -> Asked:
+    """Whether the quote at the cursor ends its string. Models nest quotes of one kind, as in shell commands: what stands behind
+    the quote decides."""
+    while True:
+        behind = _BLANKS.match(feed.text, feed.at + 1)
+        assert behind is not None, "the pattern matches nothing too"
+        at = behind.end()
+        keyword = _KEYWORD.match(feed.text, at)
+        end = keyword.end() if keyword is not None else at
+        if at - feed.at > BLANKS_MAX or end - at > NAME_CHARACTERS_MAX:
+            return True
+        # A comma may be missing before a keyword; then the call is malformed, and the string is none the less over.
+        if (end < len(feed.text) and feed.stops.held(feed.text, at) != at) or feed.is_over:
+            is_keyword = keyword is not None and feed.text[end : end + 1] == "="
+            return is_keyword or feed.text[at : at + 1] in _BEHIND_STRING or feed.stops.is_at(feed.text, at)
+        yield
 
 
 def _escape(feed: Feed) -> Found:
@@ -128,31 +159,41 @@ def _stream_list(feed: Feed, emit: Emit, opening: str, depth: int) -> Steps:
 
 
 def _stream_dictionary(feed: Feed, emit: Emit, depth: int) -> Steps:
+    """A dictionary, or a set, which becomes a list: JSON has none."""
     if depth >= DEPTH_MAX:
         raise Malformed
     feed.at += 1
-    emit("{")
-    is_first = True
+    yield from feed.skip_blanks()
+    if (yield from feed.has("}")):
+        emit("{}")
+        return
+    held: list[str] = []
+    yield from stream_literal(feed, feed.hold(held), depth + 1)
+    yield from feed.skip_blanks()
+    first = "".join(held)
+    is_set = (yield from feed.peek()) != ":"
+    if not is_set and not first.startswith('"'):
+        raise malformed(feed)
+    emit(("[" if is_set else "{") + first)
     while True:
-        yield from feed.skip_blanks()
-        if (yield from feed.has("}")):
-            break
-        if not is_first:
+        if not is_set:
+            yield from _expect(feed, ":")
+            emit(": ")
+            yield from feed.skip_blanks()
+            yield from stream_literal(feed, emit, depth + 1)
+            yield from feed.skip_blanks()
+        # A comma may stand before the end.
+        if (yield from feed.peek()) != "}":
             yield from _expect(feed, ",")
             yield from feed.skip_blanks()
-            if (yield from feed.has("}")):
-                break
-            emit(", ")
-        is_first = False
-        if (yield from feed.peek()) not in ("'", '"'):
+        if (yield from feed.has("}")):
+            emit("]" if is_set else "}")
+            return
+        emit(", ")
+        if not is_set and (yield from feed.peek()) not in ("'", '"'):
             raise malformed(feed)
         yield from stream_literal(feed, emit, depth + 1)
         yield from feed.skip_blanks()
-        yield from _expect(feed, ":")
-        emit(": ")
-        yield from feed.skip_blanks()
-        yield from stream_literal(feed, emit, depth + 1)
-    emit("}")
 
 
 def _expect(feed: Feed, literal: str) -> Steps:

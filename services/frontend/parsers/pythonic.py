@@ -19,8 +19,13 @@ def _marked_reader(closing: str) -> Reader:
     def read(feed: Feed) -> Steps:
         yield from feed.skip_blanks()
         has_list = yield from feed.has("[")
+        yield from feed.skip_blanks()
         try:
-            yield from _read_calls(feed, is_bare=False, is_listed=has_list)
+            if has_list and (yield from feed.has("]")):
+                # Nothing is called.
+                feed.settle()
+            else:
+                yield from _read_calls(feed, is_bare=False, is_listed=has_list)
         except Interrupted:
             feed.warn(ARGUMENTS_MALFORMED)
         yield from feed.skip_blanks()
