@@ -284,6 +284,10 @@ def test_failures_before_the_first_token_are_placed_again(
     assert bool(excluded) == (case != "handle lost")
     assert all(name.startswith("p" if "prefill" in case else "d") for name in excluded)
     assert [ask.attempt for ask in mesh.asks] == list(range(len(mesh.asks)))
+    # A worker that has not noticed the end of the first attempt's leg refuses another one under its id.
+    names = mesh.prefills
+    assert len(set(names)) == len(names)
+    assert len({leg.request_id for leg in mesh.legs}) == len(mesh.legs)
 
 
 def test_a_refused_submission_gives_the_handle_back(mesh: FakeMesh, model: ServedModel) -> None:

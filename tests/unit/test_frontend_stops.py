@@ -50,3 +50,12 @@ def test_a_long_stop_in_a_long_run_is_cheap() -> None:
     """Repeated beginnings are bounded by the stop's length, not the answer's."""
     finder = StopFinder(["a" * 255 + "b"])
     assert sum(len(finder.push("a" * 16)) for _ in range(1000)) >= 16_000 - 255
+
+
+def test_a_stop_may_begin_later_in_what_is_held() -> None:
+    """Its first character comes twice: what is held back begins at the second one."""
+    finder = StopFinder(["abc"])
+    assert finder.push("xaa") == "xa"
+    assert finder.push("b") == ""
+    assert finder.push("cz") == ""
+    assert finder.matched == "abc"
