@@ -223,6 +223,16 @@ def test_tokens_of_one_step_are_one_text(mesh: FakeMesh, model: ServedModel) -> 
     assert len(many.logprobs[0]) == len(many.token_ids[0])
 
 
+def test_a_stop_string_beside_the_end_token_counts_its_own_tokens(mesh: FakeMesh, model: ServedModel) -> None:
+    """All in one step: what came after the stop string is neither listed nor counted."""
+    mesh.tokens_per_step = 1000
+    for stop in ("are you", "three"):
+        heard, answer = run(mesh, model, a_request(sampling={"stop": (stop,)}))
+        assert isinstance(answer, Answer) and heard.endings[0].stop == stop
+        assert len(heard.token_ids[0]) == answer.usage.output_tokens == heard.endings[0].output_tokens
+        assert model.text.decode(heard.token_ids[0]).startswith(heard.texts[0] + stop)
+
+
 def test_min_tokens_delays_stop_strings(mesh: FakeMesh, model: ServedModel) -> None:
     """Stops in the first min_tokens tokens are text."""
     heard, _ = run(mesh, model, a_request(sampling={"stop": ("Hello",), "min_tokens": 2}))
