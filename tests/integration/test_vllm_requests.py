@@ -150,19 +150,20 @@ async def test_prompts_are_scored_as_their_tokens_were_generated(make: Make, tmp
 
 
 async def test_a_time_budget_splits_prompts(make: Make) -> None:
-    """With a budget that no step can keep to, prompts are computed in the smallest parts, and every answer is that of one part."""
+    """With a time that no step can keep to, prompts are computed in parts, and every answer is that of one part."""
     whole, parts = await make("decode", step_budget_s=0.0), await make("decode", step_budget_s=1e-5)
     generations = [
         greedy(400, seed=1),
         greedy(400, seed=2, sampling=sampled(prompt_logprobs=1)),
         greedy(400, seed=3, sampling=sampled(constraint=CONSTRAINTS[1], ignore_eos=False)),
     ]
-    for generation in generations:
+    for number, generation in enumerate(generations):
         before = [engine.engine.load().step for engine in (whole, parts)]
         expected, got = await whole.decode(generation), await parts.decode(generation)
         steps = [engine.engine.load().step - start for engine, start in zip((whole, parts), before, strict=True)]
         assert tokens_of(got) == tokens_of(expected)
-        assert steps[1] - steps[0] >= 400 // 64
+        # The first part has 64 tokens, and none has more than twice those of the one before.
+        assert number or steps[1] - steps[0] >= 2
         assert [each.logprob for each in got.prompt_logprobs] == pytest.approx(
             [each.logprob for each in expected.prompt_logprobs], abs=1e-3
         )
@@ -171,13 +172,17 @@ async def test_a_time_budget_splits_prompts(make: Make) -> None:
 async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
     """While others decode, the finish of a cancelled leg does not wait for their next tokens."""
     engine = await make("decode")
-    others = [engine.submit(Leg.DECODE, greedy(100, seed=seed, tokens=500)) for seed in range(4)]
+    others = [engine.submit(Leg.DECODE, greedy(100, seed=seed, tokens=1900)) for seed in range(4)]
     for _ in range(10):
         key = engine.submit(Leg.DECODE, greedy(100, seed=9, tokens=500))
         await engine.got[key].first.wait()
         engine.engine.cancel_nowait(key)
         await engine.result(key)
-    cancelled = [output for output in engine.outputs if output.finishes]
+    cancelled = [
+        output
+        for output in engine.outputs
+        if any(finish.reason is FinishReason.CANCELLED for finish in output.finishes)
+    ]
     assert len(cancelled) == 10
     assert all(not output.keys for output in cancelled)
     for key in others:

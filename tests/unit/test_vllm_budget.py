@@ -28,46 +28,64 @@ def test_steps_stay_within_the_budget(token_s: float, base_s: float) -> None:
     budget = StepBudget(BUDGET_S, TOKENS_MAX)
     run(budget, 2000, base_s, token_s)
     times = run(budget, 30_000, base_s, token_s, pair_s=token_s / 30_000)
-    assert max(times) <= BUDGET_S
-    fitting = min(TOKENS_MAX, (BUDGET_S - base_s) / token_s)
-    assert budget.tokens(0) >= min(TOKENS_MIN, fitting)
-    assert times[1] >= BUDGET_S / 2 or budget.tokens(0) == TOKENS_MAX or base_s == 0.1
+    assert max(times) <= max(BUDGET_S, 2.5 * base_s)
+    assert times[1] >= BUDGET_S / 2 or budget.tokens(0) == TOKENS_MAX
 
 
 def test_a_large_model_advances() -> None:
     """Where even the smallest part takes longer than the budget, prompts still advance, beside all that decodes."""
     budget = StepBudget(BUDGET_S, TOKENS_MAX)
-    run(budget, 500, 0.5, 0.05)
+    run(budget, 1500, 0.01, 0.05)
     assert budget.tokens(0) == TOKENS_MIN
     assert budget.tokens(64) == 64 + TOKENS_MIN
+
+
+def test_a_large_fixed_part_does_not_starve_prompts() -> None:
+    """Where a step takes longer than the budget whatever it computes, prompts get as much time as that part."""
+    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    for _ in range(10):
+        budget.observe(0, 0.5)
+    times = run(budget, 30_000, 0.5, 1e-3)
+    assert times[-2] == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_block_is_the_least_where_parts_end_at_blocks() -> None:
     """A budget below a block would compute nothing there."""
     budget = StepBudget(BUDGET_S, TOKENS_MAX, tokens_min=528)
-    run(budget, 5000, 0.5, 0.05)
+    run(budget, 5000, 0.01, 0.05)
     assert budget.tokens(3) == 3 + 528
 
 
-def test_a_pause_of_the_machine_is_forgotten() -> None:
-    """One slow step shrinks the budget to a quarter at most, and two fast ones bring it back."""
+def test_pauses_of_the_machine_change_little() -> None:
+    """Two slow steps of five are not the engine's doing."""
     budget = StepBudget(BUDGET_S, TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
-    budget.observe(usual, 60.0)
-    assert budget.tokens(0) >= usual // 4
-    run(budget, 2 * usual, 0.005, 1e-4)
+    for number in range(50):
+        step_s = 0.005 + 1e-4 * budget.tokens(0)
+        budget.observe(budget.tokens(0), 60.0 if number % 5 in (1, 3) else step_s)
+        assert budget.tokens(0) > 0.9 * usual
+
+
+def test_a_machine_that_stays_slow_shrinks_the_budget() -> None:
+    """Three steps are enough, and as many bring it back."""
+    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    run(budget, 20_000, 0.005, 1e-4)
+    usual = budget.tokens(0)
+    run(budget, 6 * usual, 0.005, 1e-3)
+    assert max(run(budget, 2000, 0.005, 1e-3)) <= BUDGET_S
+    run(budget, 20_000, 0.005, 1e-4)
     assert budget.tokens(0) > 0.9 * usual
 
 
-def test_small_steps_teach_nothing() -> None:
+def test_small_steps_teach_little() -> None:
     """Neither decoding alone nor a short prompt says how long a full step takes."""
     budget = StepBudget(BUDGET_S, TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
     random = Random(3)
     for _ in range(100):
-        budget.observe(0, 0.15)
+        budget.observe(0, 0.02)
         budget.observe(random.randrange(1, usual // 3), 0.12)
     assert budget.tokens(0) == usual
 

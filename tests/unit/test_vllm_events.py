@@ -70,6 +70,7 @@ def test_a_chain_gets_the_names_of_its_prompt() -> None:
         ("tuned", [["tuned"], ["tuned"]], "tuned", ""),
         ("tuned", [["tuned", "tenant"], ["tuned"]], "tuned", "tenant"),
         ("same", [["same", "same"], ["same"]], "same", "same"),
+        ("tuned\0hash", [["tuned\0hash", "tenant"], ["tuned\0hash"]], "tuned", "tenant"),
     ],
 )
 def test_adapter_and_salt_seed_the_chain(lora: str | None, keys: list[Any], adapter: str, salt: str) -> None:
