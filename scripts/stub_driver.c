@@ -120,6 +120,7 @@ Result cuMemAddressReserve(void) { return MEMORY_ALLOCATION; }
 Result cuMemAddressFree(void) { return MEMORY_ALLOCATION; }
 Result cuMemGetAllocationGranularity(void) { return MEMORY_ALLOCATION; }
 Result cuCtxGetCurrent(void) { return MEMORY_ALLOCATION; }
+Result cuCtxGetDevice(void) { return MEMORY_ALLOCATION; }
 Result cuCtxSetCurrent(void) { return MEMORY_ALLOCATION; }
 Result cuPointerGetAttribute(void) { return MEMORY_ALLOCATION; }
 Result cuDeviceGet(void) { return MEMORY_ALLOCATION; }
@@ -129,8 +130,6 @@ Result cuGetProcAddress_v2(void) { return MEMORY_ALLOCATION; }
 
 Result cudaGetDeviceCount(int *count) { *count = gpus(); return SUCCESS; }
 Result cudaDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
-/* No device yet, so that a program which wants the first one has to say so. */
-Result cudaGetDevice(int *device) { *device = -1; return SUCCESS; }
 Result cudaDeviceGetAttribute(int *value, int attribute, int device) {
   (void)device;
   *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1; /* compute capability 9.0 */
@@ -145,11 +144,23 @@ Result cudaGetDeviceProperties(void *properties, int device) {
 }
 Result cudaGetLastError(void) { return SUCCESS; }
 Result cudaPeekAtLastError(void) { return SUCCESS; }
-Result cudaSetDevice(int device) {
-  if (device >= gpus()) return INVALID_DEVICE;
+
+static void context(int device) {
   fprintf(stderr, "stub driver: context on device %d\n", device);
   fflush(stderr);
   while (getenv("STUB_HOLD")) pause();
+}
+/* A program that wants the first device does not say so: it has it already, and asks for its memory next. */
+Result cudaGetDevice(int *device) { *device = 0; return SUCCESS; }
+Result cudaSetDevice(int device) {
+  if (device >= gpus()) return INVALID_DEVICE;
+  context(device);
+  return MEMORY_ALLOCATION;
+}
+Result cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+  (void)free_bytes;
+  (void)total_bytes;
+  context(0);
   return MEMORY_ALLOCATION;
 }
 

@@ -46,6 +46,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.settings import SettingsError, load, setting
 
+EXIT_STOPPED = 130
 MESH_CHECKS = ("mesh", "UCX transport", "KV moved", "exactness", "throughput")
 ANSWER_TOKENS = 16
 PROMPT_WORDS = (24, 60, 120, 200, 320)
@@ -100,7 +101,11 @@ class Doctor:
         self.findings: list[Finding] = []
 
     async def run(self) -> int:
-        """All checks; the exit status."""
+        """All checks; the exit status. A signal ends it, and all that it started."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, task.cancel)
         self._machine()
         self._note(await self._nixl())
         if not self._settings.mesh:
@@ -343,7 +348,10 @@ def main(argv: Sequence[str]) -> int:
         return 2
     run_dir = Path(tempfile.mkdtemp(prefix="kvmesh-doctor-"))
     doctor = Doctor(settings, run_dir)
-    status = asyncio.run(doctor.run())
+    try:
+        status = asyncio.run(doctor.run())
+    except asyncio.CancelledError:
+        return EXIT_STOPPED
     if {finding.status for finding in doctor.findings} <= {Status.OK, Status.SKIPPED}:
         shutil.rmtree(run_dir, ignore_errors=True)
     else:

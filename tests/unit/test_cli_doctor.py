@@ -1,0 +1,116 @@
+"""What `kvmesh doctor` concludes from what it finds."""
+
+import pytest
+
+from kvmesh.cli.gpu_needs import Need, driver_needs
+from kvmesh.cli.nvidia import Device, Driver
+from kvmesh.cli.verdicts import (
+    Finding,
+    Status,
+    build_finding,
+    compiler_finding,
+    devices_finding,
+    driver_finding,
+    exactness_finding,
+    exit_status,
+    moved_finding,
+    skipped,
+    throughput_finding,
+    transport_finding,
+    transports_in,
+)
+
+H100 = Device(index=0, uuid="GPU-0", name="H100", memory_bytes=80 << 30)
+L4 = Device(index=1, uuid="GPU-1", name="L4", memory_bytes=24 << 30)
+HERE = Driver(devices=[H100], version="580.65.06", cuda=(13, 0), source="NVML")
+ABSENT = Driver(problem="there is no driver")
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "status"),
+    [
+        ("cpu", ABSENT, Status.OK),
+        ("cpu", HERE, Status.WARNING),
+        ("gpu", HERE, Status.OK),
+        ("gpu", ABSENT, Status.FAILED),
+        ("", ABSENT, Status.WARNING),
+    ],
+)
+def test_the_build_fits_the_machine(build: str, driver: Driver, status: Status) -> None:
+    """What does not fit has an advice."""
+    finding = build_finding(build, driver)
+    assert finding.status is status
+    assert bool(finding.advice) is (status is not Status.OK)
+
+
+def test_the_driver_must_run_torchs_cuda() -> None:
+    """By the version that it says it runs, or by its own where it does not say. A machine without one is not judged."""
+    assert driver_needs(HERE) == ()
+    for driver in (
+        Driver(devices=[H100], version="550.1", cuda=(12, 4)),
+        Driver(devices=[H100], version="550.1"),
+    ):
+        (need,) = driver_needs(driver)
+        finding = driver_finding("gpu", driver, [need])
+        assert finding.status is Status.FAILED and "580" in finding.found and "apt-get" in finding.advice
+    assert driver_needs(Driver(devices=[H100], version="580.1")) == ()
+    assert driver_finding("gpu", ABSENT, ()).status is Status.FAILED
+    assert driver_finding("cpu", ABSENT, ()).status is Status.SKIPPED
+    assert driver_finding("gpu", HERE, ()).status is Status.OK
+
+
+def test_devices_and_compiler() -> None:
+    """Hidden devices fail the CUDA build; a mixture is a warning."""
+    assert devices_finding("gpu", HERE, [], "9").status is Status.FAILED
+    assert devices_finding("gpu", HERE, [H100, L4], None).status is Status.WARNING
+    assert devices_finding("gpu", HERE, [H100], None).status is Status.OK
+    assert devices_finding("cpu", ABSENT, [], None).status is Status.SKIPPED
+    assert compiler_finding("cpu", [Need(problem="no gcc")]).status is Status.SKIPPED
+    assert compiler_finding("gpu", [Need(problem="no gcc")]).status is Status.FAILED
+    assert compiler_finding("gpu", []).status is Status.OK
+
+
+UCX = """
+[1.2] [vm:7:0] ucp_worker.c:1997 UCX  INFO    a self cfg#0 rma_am(tcp/lo)  am(tcp/lo cma/memory)  ka(tcp/lo)
+[1.3] [vm:7:0] ucp_worker.c:1997 UCX  INFO    b intra-node cfg#1 rma(cuda_ipc/cuda)  am(tcp/eth0 cma/memory)  ka(tcp/eth0)
+[1.4] [vm:7:0] parser.c:2587 UCX  INFO  UCX_* env variable: UCX_LOG_LEVEL=info (x/y)
+"""
+
+
+def test_transports_are_read_from_ucxs_log() -> None:
+    """Each once, in the order in which they come; copies through the host are named as such."""
+    assert transports_in(UCX) == ["tcp", "cma", "cuda_ipc"]
+    assert transport_finding("gpu", ["cuda_ipc", "tcp"], is_one_device=False).status is Status.OK
+    assert transport_finding("gpu", ["tcp", "cma"], is_one_device=False).status is Status.FAILED
+    assert transport_finding("gpu", ["tcp", "cma"], is_one_device=True).status is Status.WARNING
+    assert transport_finding("cpu", ["tcp", "cma"], is_one_device=False).status is Status.OK
+    assert transport_finding("cpu", ["tcp"], is_one_device=False).status is Status.WARNING
+    assert transport_finding("cpu", [], is_one_device=False).status is Status.WARNING
+
+
+def test_moved_blocks() -> None:
+    """None moved is a failure: the decode worker computed everything itself."""
+    assert moved_finding(0, 100).status is Status.FAILED
+    assert moved_finding(40, 100).status is Status.WARNING
+    assert moved_finding(100, 100).status is Status.OK
+
+
+def test_answers_must_be_those_of_one_engine() -> None:
+    """On a CPU every one; on a GPU rounding may change a few later tokens, never most answers."""
+    right = [[1, 2], [3, 4], [5, 6], [7, 8]]
+    late = [[1, 2], [3, 9], [5, 6], [7, 8]]
+    wrong = [[9, 9], [9, 9], [9, 9], [7, 8]]
+    assert exactness_finding("cpu", right, right).status is Status.OK
+    assert exactness_finding("cpu", late, right).status is Status.FAILED
+    assert exactness_finding("gpu", late, right).status is Status.WARNING
+    assert exactness_finding("gpu", wrong, right).status is Status.FAILED
+
+
+def test_throughput_and_the_exit_status() -> None:
+    """Slow is a warning; only failures count."""
+    assert throughput_finding(80, 100).status is Status.OK
+    assert throughput_finding(50, 100).status is Status.WARNING
+    assert throughput_finding(50, 0).status is Status.WARNING
+    warning = throughput_finding(50, 100)
+    assert exit_status([skipped("x", "y"), warning]) == 0
+    assert exit_status([warning, Finding(check="x", status=Status.FAILED, found="y")]) == 1
