@@ -207,7 +207,7 @@ async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
 
 async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_path: Path) -> None:
     """Never a hang: the stream ends with an error event; the router uses the worker no more; the rest serves on."""
-    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", *SLOW_STEPS)) as mesh:
+    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", "--restarts-max", "0", *SLOW_STEPS)) as mesh:
         body = {
             "model": "demo",
             "messages": [{"role": "user", "content": "hello"}],

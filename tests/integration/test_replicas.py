@@ -102,7 +102,8 @@ async def _close_after(session: aiohttp.ClientSession, clients: list[asyncio.Tas
 @pytest.mark.timeout(300)
 async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
     """All 2 000 are answered in full, and what the dead router had placed is settled at the other one."""
-    argv = argv_simulated("--routers", "2", "--decode", "2", "--log-level", "warning", "--engine-args", ENGINE_ARGS)
+    flags = ("--routers", "2", "--decode", "2", "--restarts-max", "0", "--log-level", "warning")
+    argv = argv_simulated(*flags, "--engine-args", ENGINE_ARGS)
     async with AsyncExitStack() as stack:
         mesh = await stack.enter_async_context(running_mesh(tmp_path, *argv))
         registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
