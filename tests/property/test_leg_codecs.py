@@ -409,3 +409,9 @@ def test_absurd_numbers_are_refused_not_crashed_on(value: float) -> None:
         check_range(value, "x", 0, 1)
     with pytest.raises(InvalidRequestError):
         check_sampling(SamplingParams(seed=value))  # type: ignore[arg-type]
+
+
+def test_what_a_client_leaves_out_of_its_sampling_has_the_default() -> None:
+    """Absent is not false: special tokens are left out of the text unless the client asks for them."""
+    assert from_sampling(sampling_pb2.SamplingParams()) == SamplingParams()
+    assert not from_sampling(sampling_pb2.SamplingParams(skip_special_tokens=False)).skip_special_tokens

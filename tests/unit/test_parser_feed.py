@@ -96,3 +96,15 @@ def test_bounds(read: Read, text: str, failed_at: int) -> None:
         assert cursor(read, pieces) == failed_at, size
     if len(text) < HELD_CHARACTERS_MAX:
         assert cursor(read, text) == failed_at
+
+
+def test_delivered_text_is_not_kept() -> None:
+    """A long answer costs memory for what is not delivered yet, and time for the new text only."""
+    feed = Feed()
+    for _ in range(1000):
+        feed.add("0123456789")
+        feed.at = len(feed.text)
+        feed.settle()
+    feed.add("x")
+    assert feed.text == "x"
+    assert (feed.kept, feed.at) == (0, 0)
