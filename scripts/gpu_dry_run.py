@@ -80,10 +80,7 @@ def main() -> int:
 def install(venv: Path) -> None:
     """As scripts/set_up.py installs the build `gpu`."""
     python = venv / "bin" / "python"
-    if (
-        python.exists()
-        and subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode == 0
-    ):
+    if list(venv.glob("lib/python*/site-packages/vllm/__init__.py")):
         return
     print(f"installing vLLM's CUDA build into {venv}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
