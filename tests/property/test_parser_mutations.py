@@ -1,5 +1,7 @@
 """Answer parsers against recorded answers that were damaged: nothing raises, pieces do not matter, nothing is dropped."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +38,10 @@ CRUMBS = [
     "```",
 ]
 WORD = "zq7zq"
-JSON_CALLS = frozenset({"granite", "granite_20b_fc", "hermes", "jamba", "llama3_json", "mistral", "nemotron", "phi4"})
+JSON_CALLS = frozenset(
+    "cohere_command gigachat3 granite granite_20b_fc hermes internlm jamba llama3_json longcat mistral nemotron phi4 xlam".split()
+)
+M3_MARK = "]<]minimax[>["
 
 
 def own_marks(sample: Sample) -> list[str]:
@@ -107,6 +112,19 @@ def may_be_syntax(sample: Sample, before: str) -> bool:
     if sample.tool_parser in JSON_CALLS:
         # A member of the object beside name and arguments.
         return is_quoted and before.count("{") - before.count("}") <= 1
+    if sample.tool_parser == "kimi_k3":
+        return before.rfind("<|open|>") > before.rfind("<|sep|>")
+    if sample.tool_parser == "minimax_m3" and M3_MARK in before and "nested" in sample.kinds:
+        # Text between the elements of an object or a list.
+        return True
+    if sample.tool_parser == "kimi_k2":
+        # The number behind a call's name.
+        return bool(re.fullmatch(r"[\w.]*:\w*", before.rpartition("<|tool_call_begin|>")[2]))
+    if sample.tool_parser == "step3":
+        # The type and the name before the invoke, which names the function again.
+        _, mark, head = before.rpartition("<｜tool_call_begin｜>")
+        if mark and "<steptml:invoke" not in head:
+            return True
     # An attribute of a tag; the type in front of DeepSeek's separator.
     _, mark, head = before.rpartition("<｜tool▁call▁begin｜>")
     return (is_quoted and before.rfind("<") > before.rfind(">")) or bool(mark and (head + "a").isalpha())
@@ -121,7 +139,8 @@ def test_nothing_is_dropped(name: str) -> None:
     @settings(max_examples=EXAMPLES, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        sample = data.draw(st.sampled_from(FILES[name]))
+        # In a call that breaks off, what is syntax depends on where the family says that it ends.
+        sample = data.draw(st.sampled_from([each for each in FILES[name] if "unfinished" not in each.kinds]))
         at = data.draw(st.integers(0, len(sample.text)))
         text = sample.text[:at] + WORD + sample.text[at:]
         assert WORD in all_text(sample, text) or may_be_syntax(sample, sample.text[:at])

@@ -7,6 +7,7 @@ from services.frontend.choice import Choice
 from services.frontend.detokenise import Detokenisers
 from services.frontend.metrics import ModelGaps
 from services.frontend.request import Ending
+from services.frontend.stops import StopFinder
 from tests.property.test_detokenise import byte_level
 
 TOKENIZER = byte_level()
@@ -35,7 +36,7 @@ def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> Choice:
         0,
         heard,
         DETOKENISERS.detokeniser(skip_special_tokens=True),
-        stops=stops,
+        stops=StopFinder(stops),
         stop_ids=frozenset(),
         min_tokens=0,
         includes_stop=False,
