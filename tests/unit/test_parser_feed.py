@@ -108,3 +108,12 @@ def test_delivered_text_is_not_kept() -> None:
     feed.add("x")
     assert feed.text == "x"
     assert (feed.kept, feed.at) == (0, 0)
+
+
+def test_the_end_of_a_whole_mark_begins_none() -> None:
+    """A fence is made of equal characters: its end is not held as the beginning of another one."""
+    marks = Marks(("```", "<tool_call>"))
+    text = "Paris```"
+    assert [marks.held(text[:end], 0) for end in (6, 7, 8)] == [5, 5, 8]
+    assert marks.held("```<tool", 0) == 3
+    assert marks.held("````", 0) == 3

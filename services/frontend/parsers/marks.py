@@ -63,8 +63,13 @@ class Marks:
 
     def held(self, text: str, start: int) -> int:
         """Where the part of `text[start:]` begins that may still become a mark; its end when there is none."""
-        at = max(start, len(text) - self._longest + 1)
+        # Twice the longest mark, so that a whole mark is seen as such: the end of "```" could begin another one.
+        at = max(start, len(text) - 2 * self._longest + 1)
         while (found := self.starts.search(text, at)) is not None:
+            whole = self._pattern.match(text, found.start())
+            if whole is not None:
+                at = whole.end()
+                continue
             tail = text[found.start() :]
             if any(len(mark) > len(tail) and mark.startswith(tail) for mark in self._marks):
                 return found.start()
