@@ -330,7 +330,8 @@ async def test_results_that_were_not_told_give_their_handles_back(prefill: Worke
             message.calls.add(number=number).request, f"r{number}", generation(prompt=range(number, 40)), None, "v"
         )
     stream.take(message)
-    await wait_until(lambda: prefill.worker.statistics().leases == 3, "all are computed")
+    statistics = prefill.worker.statistics
+    await wait_until(lambda: (statistics().legs, statistics().leases) == (0, 3), "all results wait to be sent")
     stream.close_nowait()
     assert prefill.worker.statistics().leases == 0
     await prefill.wait_free()
