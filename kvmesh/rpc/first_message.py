@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from kvmesh.errors import DeadlineError
+from kvmesh.errors import UnavailableError
 
 T = TypeVar("T")
 HELLO_TIMEOUT_S = 10.0
@@ -12,9 +12,9 @@ HELLO_TIMEOUT_S = 10.0
 
 
 async def first_message(messages: AsyncIterator[T]) -> T | None:
-    """None: the stream ended without one. DeadlineError when nothing comes."""
+    """None: the stream ended without one. UnavailableError when nothing comes: a caller that was stopped opens it again."""
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(aiter(messages), None)
     except TimeoutError:
-        raise DeadlineError(f"no hello within {HELLO_TIMEOUT_S:g} s", reason="no_hello") from None
+        raise UnavailableError(f"no hello within {HELLO_TIMEOUT_S:g} s", reason="no_hello") from None

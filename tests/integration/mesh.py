@@ -1,6 +1,7 @@
 """A whole mesh of real processes for a test: `kvmesh up` in a child, found by its state file, ended by its pid."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -52,9 +53,11 @@ class RunningMesh:
 def descendants(pid: int) -> list[int]:
     """All descendants."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for word in (task / "children").read_text().split():
-            found += [int(word), *descendants(int(word))]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process ended meanwhile.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread did.
+                for word in (task / "children").read_text().split():
+                    found += [int(word), *descendants(int(word))]
     return found
 
 

@@ -37,7 +37,7 @@ TOOLS: Any = [
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
     require_part("vllm")
     require_part("nixl")
-    argv = ("--greeting", "", "--engine-args=--no-vllm-json-whitespace")
+    argv = ("--greeting", "", "--engine-args=--no-vllm-json-whitespace --vllm-dtype float32")
     workshop = tmp_path_factory.mktemp("workshop")
     env = environment_without_compilers(workshop)
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180, env=env) as mesh:

@@ -19,6 +19,7 @@ def main() -> None:
     task = json.load(sys.stdin)
     engine = vllm.LLM(
         task["model"],
+        dtype="float32",
         enforce_eager=True,
         block_size=32,
         kv_cache_memory_bytes=64 << 20,

@@ -16,7 +16,7 @@ SAMPLES = 5
 
 
 class StepBudget:
-    """Learns the budget from the steps' times. Chunks do not change tokens, so a wrong guess costs time only.
+    """Learns the budget from the steps' times. Chunks change results by rounding only, so a wrong guess costs time.
 
     The time of a step is a fixed part plus one in proportion to its prompt tokens. The budget is the time allowed, divided by the
     full steps' time per token, which converges since a larger step has a smaller share of the fixed part. Where the fixed part
