@@ -39,8 +39,7 @@ class RunningMesh:
         """Process ids of a service's children, in the order they were started."""
         found = []
         for child in descendants(self.process.pid):
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if f"services.{service}".encode() in words:
+            if f"services.{service}".encode() in command_line(child):
                 found.append(child)
         return sorted(found)
 
@@ -48,6 +47,14 @@ class RunningMesh:
         """The end of every log, for a failure's message."""
         parts = [f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.directory.glob("*.log"))]
         return "\n".join(["== up", *self.output[-40:], *parts])
+
+
+def command_line(pid: int) -> list[bytes]:
+    """The words of a process's command; none when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def descendants(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ from tests.integration.mesh import (
     RunningMesh,
     argv_simulated,
     chat,
+    command_line,
     descendants,
     process_state,
     running_mesh,
@@ -204,7 +205,6 @@ def fork_servers(mesh: RunningMesh) -> list[int]:
     """The processes that workers are forked from; a worker has a title of its own."""
     found = []
     for pid in descendants(mesh.process.pid):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"kvmesh.worker.forkserver" in words:
+        if b"kvmesh.worker.forkserver" in command_line(pid):
             found.append(pid)
     return found
