@@ -18,11 +18,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBase
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
-from kvmesh.engines.vllm.holds import HOLDS_PATH, READ_WORDS, WORD_BYTES, HoldTable
+from kvmesh.engines.vllm.holds import HOLDS_PATH, WORD_BYTES, HoldTable
 
 LOG = logging.getLogger(__name__)
 
-CHECKS_MAX = 1 << 10
+CHECKS_MAX = 1 << 14
 """Hold words that are read at a time; a pull beyond this number counts as lost, and its prompt is computed."""
 
 
@@ -99,7 +99,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self.nixl_wrapper: Any = _WithoutNotices(self.nixl_wrapper)
         self.holds = HoldTable(self.kv_transfer_config.kv_connector_extra_config[HOLDS_PATH])
-        self._copies = np.zeros((CHECKS_MAX, READ_WORDS), np.uint64)
+        self._copies = np.zeros(CHECKS_MAX, np.uint64)
         self._free_copies = list(range(CHECKS_MAX - 1, -1, -1))
         self._pull_holds: dict[str, dict[str, Any] | None] = {}
         self._checks: dict[str, _Check] = {}
@@ -158,7 +158,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         done, failed = super()._pop_done_transfers(transfers)
         begun = {request_id for request_id in done - failed if self._begin_check(request_id, transfers, failed)}
         done -= begun
-        # They are often here at once.
+        # Words of 8 bytes are often here at once.
         words = {request_id: transfers[request_id] for request_id in begun}
         words_done, words_failed = super()._pop_done_transfers(words)
         for request_id in begun:
@@ -194,14 +194,13 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         rank = min(
             tensor_rank for pipeline_rank, tensor_rank in self._remote_agents[check.engine_id] if pipeline_rank == 0
         )
-        size = READ_WORDS * WORD_BYTES
-        there = check.hold["addresses"][rank] + check.hold["index"] // READ_WORDS * size
-        here = self._copies.ctypes.data + copy * size
+        there = check.hold["addresses"][rank] + check.hold["index"] * WORD_BYTES
+        here = self._copies.ctypes.data + copy * WORD_BYTES
         wrapper = self.nixl_wrapper
         transfer = wrapper.initialize_xfer(
             "READ",
-            wrapper.get_xfer_descs([(here, size, 0)], "DRAM"),
-            wrapper.get_xfer_descs([(there, size, 0)], "DRAM"),
+            wrapper.get_xfer_descs([(here, WORD_BYTES, 0)], "DRAM"),
+            wrapper.get_xfer_descs([(there, WORD_BYTES, 0)], "DRAM"),
             self._remote_agents[check.engine_id][(0, rank)],
         )
         wrapper.transfer(transfer)
@@ -216,7 +215,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if request_id in failed or request_id in self._recv_failures:
             return
         assert check.hold is not None
-        if int(self._copies[check.copy, check.hold["index"] % READ_WORDS]) != check.hold["number"]:
+        if int(self._copies[check.copy]) != check.hold["number"]:
             self.xfer_stats.record_kv_expired_req()
             LOG.warning("kv_hold_ended", extra={"data": {"request_id": request_id}})
             failed.add(request_id)

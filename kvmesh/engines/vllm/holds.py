@@ -12,9 +12,6 @@ import secrets
 from dataclasses import dataclass
 
 WORD_BYTES = 8
-READ_WORDS = 512
-"""Words that a reader takes at a time, one page. UCX copies that much out of a process of the same machine without its help, as it
-does with blocks. For 8 bytes alone it would wait for the process, which may be stopped."""
 HOLDS_PATH = "kvmesh_holds"
 """Name of the connector's extra setting with the path of the table."""
 HOLDS_MAX = 1 << 16
