@@ -36,6 +36,9 @@ LEASES = (0.5, 1.0, 2.0)
 PROMPTS = 120
 PROMPT_TOKENS = (130, 400)
 ANSWER_TOKENS = 8
+# Every request is to be handed off, also those that a cost model leaves to the decode worker. Breakers stay open for a moment only:
+# after a few faults in a row the requests of whole rounds would be refused.
+ROUTER_ARGV = ("--policy", "round_robin", "--health-breaker-pause-min-s", "0.2", "--health-breaker-pause-max-s", "0.2")
 CLIENTS = 6
 """Requests in flight per frontend."""
 BEFORE_S = 0.3
@@ -162,8 +165,7 @@ async def handoffs(engine: str, directory: Path, *, with_network: bool, seed: in
         outside = Host("outside", hosts.outside)
         try:
             await mesh.start_registry(hosts.outside)
-            # Every request is to be handed off, also those that a cost model leaves to the decode worker.
-            await mesh.start_service("router", "router", outside, "--policy", "round_robin")
+            await mesh.start_service("router", "router", outside, *ROUTER_ARGV)
             for role in ("prefill", "decode"):
                 await mesh.start_worker(role, role, hosts.hosts[role])
             urls = {}
