@@ -38,7 +38,7 @@ class Pulls:
         self._timer: asyncio.TimerHandle | None = None
 
     def start_nowait(self, order: PullOrder) -> None:
-        """Begins a pull; the scheduler hears of its end, which may be now.
+        """Begins a pull and reports its end to the scheduler, which may be at once.
 
         Fails while an earlier pull from the peer is overdue: another one would only take more blocks out of use.
         """
