@@ -16,7 +16,7 @@ from typing import Any
 from bench.router import BLOCK, SEED, fill, fleet, measure
 from bench.router_index import fleet_with_shared_prefixes, look_up_anew, rate
 from bench.table import render
-from services.router.held import by_holder
+from services.router.index.cached_tokens import by_holder
 
 PROMPTS = 8
 COLUMNS = (

@@ -13,11 +13,11 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.router.held import by_holder
-from services.router.index import HolderIndex
-from services.router.lazy_index import LazyIndex
-from services.router.predicted import Lifetime, PredictedIndex
-from services.router.recall import Prefixes
+from services.router.index.cached_tokens import by_holder
+from services.router.index.holder_index import HolderIndex
+from services.router.index.lazy_index import LazyIndex
+from services.router.index.lookup_cache import Prefixes
+from services.router.index.predicted_index import Lifetime, PredictedIndex
 
 SEED = 7
 BLOCK_SIZE = 16

@@ -26,10 +26,10 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.telemetry import Telemetry, configure_logging
 from kvmesh.telemetry.logging import LogFormat, LogLevel
-from services.router.dispatch import Dispatch
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
-from services.router.upkeep import Upkeep
+from services.router.serving.maintenance import Upkeep
+from services.router.serving.queue_dispatcher import Dispatch
 
 
 class BareServicer(RouterServicer):

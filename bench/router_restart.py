@@ -32,8 +32,8 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.worker.kv_feed import KvFeed
 from services.router.core import RouterCore
-from services.router.feed import Trust
-from services.router.membership import Membership
+from services.router.index.kv_feed import Trust
+from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
 
 SEED = 7

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from services.router.board import Floats
-from services.router.policies import Candidates, Columns, LegKind, Policy
+from services.router.placement.policies import Candidates, Columns, LegKind, Policy
+from services.router.workers.board import Floats
 
 
 class DynamoCostPolicy(Policy):

@@ -22,9 +22,9 @@ from kvmesh.core import (
     WorkerRef,
 )
 from kvmesh.errors import OverloadedError
-from services.router.admission import Queued
 from services.router.core import RouterCore
 from services.router.explain import ReportNote
+from services.router.queue.admission import Queued
 
 if TYPE_CHECKING:
     from bench.replay.mesh import Replay

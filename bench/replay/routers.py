@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench.replay.engine import Job, ReplayEngine
 from bench.replay.placers import Placer, RouterPlacer, Spot
 from kvmesh.core import KvEvent
-from services.router.replica import Replica, Session
+from services.router.replicas.peer_state import Replica, Session
 
 if TYPE_CHECKING:
     from bench.replay.mesh import Replay

@@ -14,10 +14,10 @@ from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import check_ask
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.router_stream import URGENT
-from services.router.desk import Desk
-from services.router.dispatch import Notice, Reply
 from services.router.explain import ReportNote
-from services.router.outbox import Outbox
+from services.router.serving.queue_dispatcher import Notice, Reply
+from services.router.serving.response_queue import Outbox
+from services.router.serving.route_handler import Desk
 
 Outcome = Placement | MeshError
 

@@ -20,21 +20,21 @@ from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.router.core import CoreLimits, RouterCore
-from services.router.dispatch import Dispatch
-from services.router.fairness import read_weights
-from services.router.joining import join
-from services.router.kv_index import KvIndex
-from services.router.lanes import QueueLimits
-from services.router.membership import Membership
+from services.router.index.kv_index import KvIndex
+from services.router.index.predicted_index import Lifetime
 from services.router.metrics import RouterMetrics
-from services.router.peers import Peers
-from services.router.place import Limits
-from services.router.predicted import Lifetime
-from services.router.replica import Replica, ReplicaLimits
+from services.router.placement.placer import Limits
+from services.router.queue.round_robin import read_weights
+from services.router.queue.subqueues import QueueLimits
+from services.router.replicas.joining import join
+from services.router.replicas.peer_state import Replica, ReplicaLimits
+from services.router.replicas.peer_streams import Peers
 from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.serving.maintenance import Upkeep
+from services.router.serving.membership import Membership
+from services.router.serving.queue_dispatcher import Dispatch
 from services.router.settings import RouterSettings, SyncSettings
-from services.router.target import TargetLimits
-from services.router.upkeep import Upkeep
+from services.router.workers.target import TargetLimits
 
 
 def make_core(settings: RouterSettings, router_id: str, generator: Random, *, run_id: str = "") -> RouterCore:

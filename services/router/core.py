@@ -9,19 +9,19 @@ from random import Random
 from kvmesh.core import Ask, Handoff, Placement
 from kvmesh.core.routing import PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
-from services.router.admission import Admission, Answer, Queued
-from services.router.choice import Choice
-from services.router.cost import CostSettings
 from services.router.explain import History, Record, ReportNote
-from services.router.feed import KvIndex
-from services.router.fleet import Fleet
-from services.router.health import HealthEvent, HealthSettings
-from services.router.lanes import QueueLimits, Waiting
-from services.router.learning import learn
-from services.router.place import Limits, Placer
-from services.router.policies import Policy, PolicyContext, make_policy
-from services.router.reservations import Book, Reservation
-from services.router.target import Target, TargetLimits
+from services.router.health.monitor import HealthEvent, HealthSettings
+from services.router.index.kv_feed import KvIndex
+from services.router.placement.decision import Choice
+from services.router.placement.learning import learn
+from services.router.placement.placer import Limits, Placer
+from services.router.placement.policies import Policy, PolicyContext, make_policy
+from services.router.queue.admission import Admission, Answer, Queued
+from services.router.queue.subqueues import QueueLimits, Waiting
+from services.router.workers.cost_settings import CostSettings
+from services.router.workers.fleet import Fleet
+from services.router.workers.reservations import Book, Reservation
+from services.router.workers.target import Target, TargetLimits
 
 _RENDEZVOUS, _SEQUENTIAL = Handoff.RENDEZVOUS, Handoff.SEQUENTIAL
 

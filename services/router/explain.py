@@ -13,12 +13,12 @@ from math import inf, isfinite
 from kvmesh.core import Ask, Placement, ReportKind, Role
 from kvmesh.core.routing import SETTLING
 from kvmesh.errors import MeshError, OverloadedError
-from services.router.choice import Choice
-from services.router.fleet import Worker
-from services.router.place import Placer
-from services.router.policies import LegKind, Policy
-from services.router.pools import Pool, Side
-from services.router.target import Target
+from services.router.placement.decision import Choice
+from services.router.placement.placer import Placer
+from services.router.placement.policies import LegKind, Policy
+from services.router.placement.pools import Pool, Side
+from services.router.workers.fleet import Worker
+from services.router.workers.target import Target
 
 REPORTS_MAX = 16
 CANDIDATES_MAX = 256

@@ -5,16 +5,16 @@ from kvmesh.core.routing import FIRST_TOKEN, PREFILLED
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Instruments
 from kvmesh.telemetry.tally import Spread
-from services.router.admission import Answer
-from services.router.breaker import BreakerState
 from services.router.core import RouterCore
-from services.router.feed import Trust
-from services.router.health import HealthEvent
-from services.router.overlap import OverlapFault
-from services.router.prediction import RATIO_BUCKETS, WorkerLabels, error_ratio
-from services.router.replica import Replica
-from services.router.reservations import Reservation
-from services.router.target import Target
+from services.router.health.breaker import BreakerState
+from services.router.health.monitor import HealthEvent
+from services.router.health.overlap import OverlapFault
+from services.router.health.prediction_error import RATIO_BUCKETS, WorkerLabels, error_ratio
+from services.router.index.kv_feed import Trust
+from services.router.queue.admission import Answer
+from services.router.replicas.peer_state import Replica
+from services.router.workers.reservations import Reservation
+from services.router.workers.target import Target
 
 # A decision takes tens of microseconds.
 DECISION_BUCKETS_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)

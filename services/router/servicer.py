@@ -32,14 +32,14 @@ from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.status import to_detail
 from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.router.core import RouterCore
-from services.router.desk import Desk
-from services.router.dispatch import Dispatch, Notice, Replies, Reply
 from services.router.explain import Record, ReportNote, candidates_of, margin_of
-from services.router.fleet import Worker
 from services.router.metrics import RouterMetrics
-from services.router.outbox import Outbox
-from services.router.peers import Peers
-from services.router.target import Target
+from services.router.replicas.peer_streams import Peers
+from services.router.serving.queue_dispatcher import Dispatch, Notice, Replies, Reply
+from services.router.serving.response_queue import Outbox
+from services.router.serving.route_handler import Desk
+from services.router.workers.fleet import Worker
+from services.router.workers.target import Target
 
 log = logging.getLogger(__name__)
 

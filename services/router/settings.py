@@ -7,9 +7,9 @@ from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
-from services.router.cost import CostSettings
-from services.router.fairness import read_weights
-from services.router.health import HealthSettings
+from services.router.health.monitor import HealthSettings
+from services.router.queue.round_robin import read_weights
+from services.router.workers.cost_settings import CostSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

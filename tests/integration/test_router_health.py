@@ -5,10 +5,10 @@ import pytest
 from kvmesh.core import KvStored, LoadRecord, ReportKind
 from kvmesh.errors import LostError, UnavailableError
 from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
-from services.router.breaker import BreakerSettings
-from services.router.health import HealthSettings
-from services.router.overlap import OverlapSettings
-from services.router.wedge import WedgeSettings
+from services.router.health.breaker import BreakerSettings
+from services.router.health.monitor import HealthSettings
+from services.router.health.overlap import OverlapSettings
+from services.router.health.wedge import WedgeSettings
 from tests.integration.test_router_service import Mesh, Router, eventually, running_mesh
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask

@@ -12,8 +12,8 @@ from kvmesh.core import ReportKind
 from kvmesh.errors import InvalidRequestError, OverloadedError
 from kvmesh.rpc.codec.router import TAKES_BATCHES, Report, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
-from services.router.lanes import QueueLimits
-from services.router.target import TargetLimits
+from services.router.queue.subqueues import QueueLimits
+from services.router.workers.target import TargetLimits
 from tests.integration.test_router_service import eventually, running_mesh
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask

@@ -13,8 +13,8 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.router.core import RouterCore
-from services.router.feed import Trust
-from services.router.membership import Membership
+from services.router.index.kv_feed import Trust
+from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
 from tests.integration.test_router_service import end, eventually
 from tests.integration.workers import ToldWorker

@@ -30,11 +30,11 @@ from kvmesh.rpc.status import from_rpc_error
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
 from services.router.core import CoreLimits, RouterCore
-from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.serving.maintenance import Upkeep
+from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
-from services.router.upkeep import Upkeep
 from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask

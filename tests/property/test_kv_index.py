@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.index import HolderIndex, bits
-from services.router.recall import ANSWERS_MAX, PLACES_MAX, Recall
+from services.router.index.holder_index import HolderIndex, bits
+from services.router.index.lookup_cache import ANSWERS_MAX, PLACES_MAX, Recall
 
 HOLDERS = 4
 # A small tree of prompts: block 0 is the root of all; (parent, block) pairs make chains that branch.

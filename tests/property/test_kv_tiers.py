@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core import KvTier
-from services.router.index import bits
-from services.router.kv_index import KvIndex
-from services.router.predicted import Lifetime
+from services.router.index.holder_index import bits
+from services.router.index.kv_index import KvIndex
+from services.router.index.predicted_index import Lifetime
 
 HOLDERS = 3
 TIERS = (KvTier.DEVICE, KvTier.HOST)

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.index import bits
-from services.router.lazy_index import RUN_BLOCKS_MIN, WAITING_HOLDERS_MAX, LazyIndex
+from services.router.index.holder_index import bits
+from services.router.index.lazy_index import RUN_BLOCKS_MIN, WAITING_HOLDERS_MAX, LazyIndex
 
 HOLDERS = 4
 LENGTH = 40

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core import Ask, LoadRecord, PerformanceProfile, ReportKind
-from services.router.admission import Queued
 from services.router.core import RouterCore
-from services.router.cost import CostSettings
 from services.router.explain import ReportNote
-from services.router.held import by_holder, with_predicted
-from services.router.links import Distance
-from services.router.place import Limits
-from services.router.policies import Policy
-from services.router.policies.kv import KvPolicy
-from services.router.target import Target
+from services.router.index.cached_tokens import by_holder, with_predicted
+from services.router.placement.links import Distance
+from services.router.placement.placer import Limits
+from services.router.placement.policies import Policy
+from services.router.placement.policies.kv import KvPolicy
+from services.router.queue.admission import Queued
+from services.router.workers.cost_settings import CostSettings
+from services.router.workers.target import Target
 from tests.unit.router_fleets import BLOCK, holds, join
 
 COST = CostSettings(tie_ratio=0.0, learning=False)

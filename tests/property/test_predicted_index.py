@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.index import bits
-from services.router.predicted import Lifetime, PredictedIndex
+from services.router.index.holder_index import bits
+from services.router.index.predicted_index import Lifetime, PredictedIndex
 
 SHORT = Lifetime(ttl_s=5.0, placements_max=6)
 LONG = Lifetime(ttl_s=20.0, placements_max=9)

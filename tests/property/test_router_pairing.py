@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kvmesh.core import Handoff, LoadRecord, ReportKind
 from kvmesh.errors import LostError, MeshError
 from services.router.explain import ReportNote, weighed_candidates
-from services.router.fleet import Worker
+from services.router.workers.fleet import Worker
 from tests.unit.router_fleets import ask, core, holds, join
 
 WORKERS = st.lists(

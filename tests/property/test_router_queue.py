@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Ask, Placement, WorkerRef
 from kvmesh.errors import DeadlineError, OverloadedError
-from services.router.admission import PLACED_PER_TURN_MAX, Admission
-from services.router.cost import CostSettings
 from services.router.explain import Record
-from services.router.fairness import RoundRobin
-from services.router.lanes import LaneKey, QueueLimits, Waiting
-from services.router.policies import PolicyContext, make_policy
+from services.router.placement.policies import PolicyContext, make_policy
+from services.router.queue.admission import PLACED_PER_TURN_MAX, Admission
+from services.router.queue.round_robin import RoundRobin
+from services.router.queue.subqueues import LaneKey, QueueLimits, Waiting
+from services.router.workers.cost_settings import CostSettings
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 3.0}
 TENANTS = sorted(WEIGHTS)

@@ -26,9 +26,9 @@ from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.rpc.codec.worker import from_kv_batch, to_kv_batch
 from kvmesh.worker.kv_feed import KvFeed
 from services.router.core import RouterCore
-from services.router.feed import Trust
-from services.router.index import bits
-from services.router.membership import Membership
+from services.router.index.holder_index import bits
+from services.router.index.kv_feed import Trust
+from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
 from tests.unit.router_fleets import description
 from tests.virtual_loop import run_virtual

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from services.router.feed import Trust
+from services.router.index.kv_feed import Trust
 from tests.simulation.frontend import SimulatedFrontend
 from tests.simulation.router import SimulatedRouter
 from tests.simulation.worker import SimulatedWorker

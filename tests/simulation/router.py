@@ -12,13 +12,13 @@ from kvmesh.rpc.peers_client import GrpcPeersClient
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
 from services.router.__main__ import make_core, make_replica
-from services.router.joining import join
-from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
-from services.router.peers import Peers
+from services.router.replicas.joining import join
+from services.router.replicas.peer_streams import Peers
 from services.router.servicer import RouterServicer
+from services.router.serving.maintenance import Upkeep
+from services.router.serving.membership import Membership
 from services.router.settings import RouterSettings
-from services.router.upkeep import Upkeep
 from tests.simulation.world import World
 
 PORT = 9100

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.feed import KvFeed
+from services.router.index.kv_feed import KvFeed
 from tests.simulation import index
 
 

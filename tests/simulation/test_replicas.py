@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.router.feed import Trust
-from services.router.reservations import Reservation
+from services.router.index.kv_feed import Trust
+from services.router.workers.reservations import Reservation
 from tests.simulation.mesh import MESHES, SimulatedMesh
 from tests.simulation.router import SimulatedRouter
 from tests.simulation.runs import run

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.engines.simulated import Stall
-from services.router.health import HealthSettings
+from services.router.health.monitor import HealthSettings
+from services.router.health.wedge import WedgeSettings
 from services.router.settings import RouterSettings
-from services.router.wedge import WedgeSettings
 from tests.simulation.load import LOADS, plan_load
 from tests.simulation.mesh import MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual

@@ -18,9 +18,9 @@ from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
 from services.router.core import RouterCore
-from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
+from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
 from tests.integration.workers import ToldWorker
 from tests.unit.router_fleets import ask

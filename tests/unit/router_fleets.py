@@ -4,8 +4,8 @@ from random import Random
 
 from kvmesh.core import Ask, Capabilities, Handoff, KvBatch, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
 from services.router.core import RouterCore
-from services.router.fleet import Worker
-from services.router.lanes import QueueLimits
+from services.router.queue.subqueues import QueueLimits
+from services.router.workers.fleet import Worker
 
 BLOCK = 16
 

@@ -6,7 +6,7 @@ from kvmesh.core import Placement, ReportKind
 from kvmesh.errors import LostError
 from services.router.core import CoreLimits, RouterCore
 from services.router.explain import ReportNote
-from services.router.replica import Replica, ReplicaLimits, Session
+from services.router.replicas.peer_state import Replica, ReplicaLimits, Session
 from tests.unit.router_fleets import ask, core, join
 
 GRACE_S = 10.0

@@ -23,10 +23,10 @@ from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.telemetry.metrics import Instruments
 from services.gateway.link import HostedRouterLink
 from services.router.core import RouterCore
-from services.router.lanes import QueueLimits
 from services.router.metrics import RouterMetrics
+from services.router.queue.subqueues import QueueLimits
 from services.router.servicer import RouterServicer
-from services.router.target import TargetLimits
+from services.router.workers.target import TargetLimits
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask, join
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
+from services.router.health.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
 
 SETTINGS = BreakerSettings(failures_max=3, outcomes_min=10, pause_min_s=1, pause_max_s=8, probe_s_max=5)
 

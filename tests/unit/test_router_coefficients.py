@@ -5,13 +5,13 @@ from random import Random
 import pytest
 
 from kvmesh.core import KvTier, LoadRecord, PerformanceProfile, ReportKind
-from services.router.coefficients import Coefficients, Source
 from services.router.core import RouterCore
-from services.router.cost import CostSettings
 from services.router.explain import ReportNote
-from services.router.links import Distance, Links
-from services.router.place import Limits
-from services.router.target import TargetLimits
+from services.router.placement.links import Distance, Links
+from services.router.placement.placer import Limits
+from services.router.workers.coefficients import Coefficients, Source
+from services.router.workers.cost_settings import CostSettings
+from services.router.workers.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 

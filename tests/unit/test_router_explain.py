@@ -9,9 +9,9 @@ from kvmesh.core import ReportKind
 from kvmesh.errors import MeshError
 from services.router.core import CoreLimits, RouterCore
 from services.router.explain import REPORTS_MAX, Record, ReportNote, candidates_of, margin_of
-from services.router.lanes import QueueLimits
-from services.router.policies import POLICIES
-from services.router.target import TargetLimits
+from services.router.placement.policies import POLICIES
+from services.router.queue.subqueues import QueueLimits
+from services.router.workers.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.core import KvBatch, KvCleared, KvRemoved, KvStored, KvTier
-from services.router.feed import KvFeed, KvIndex
+from services.router.index.kv_feed import KvFeed, KvIndex
 
 
 def make(index: KvIndex | None = None) -> KvFeed:

@@ -7,12 +7,12 @@ import pytest
 
 from kvmesh.core import KvBatch, KvStored, KvTier, LoadRecord, ReportKind
 from kvmesh.errors import DeadlineError, InvalidRequestError, KvLostError, LostError, OverloadedError, UnavailableError
-from services.router.breaker import BreakerSettings, BreakerState
 from services.router.core import RouterCore
 from services.router.explain import ReportNote
-from services.router.health import HealthSettings, is_worker_fault
-from services.router.overlap import OverlapSettings
-from services.router.wedge import WedgeSettings
+from services.router.health.breaker import BreakerSettings, BreakerState
+from services.router.health.monitor import HealthSettings, is_worker_fault
+from services.router.health.overlap import OverlapSettings
+from services.router.health.wedge import WedgeSettings
 from tests.unit.router_fleets import ask, core, description, holds, join
 
 SETTINGS = HealthSettings(

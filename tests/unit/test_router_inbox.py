@@ -10,17 +10,17 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Placement, ReportKind
 from kvmesh.errors import InvalidRequestError, LostError, UnavailableError
 from kvmesh.telemetry import Telemetry
-from services.router.admission import Queued
-from services.router.breaker import BreakerSettings
 from services.router.core import CoreLimits, RouterCore
-from services.router.dispatch import Dispatch
 from services.router.explain import ReportNote
-from services.router.health import HealthSettings
-from services.router.inbox import REPORTS_MAX, REPORTS_PER_TURN, Inbox
-from services.router.lanes import QueueLimits
+from services.router.health.breaker import BreakerSettings
+from services.router.health.monitor import HealthSettings
 from services.router.metrics import RouterMetrics
-from services.router.outbox import Outbox
-from services.router.target import TargetLimits
+from services.router.queue.admission import Queued
+from services.router.queue.subqueues import QueueLimits
+from services.router.serving.queue_dispatcher import Dispatch
+from services.router.serving.report_buffer import REPORTS_MAX, REPORTS_PER_TURN, Inbox
+from services.router.serving.response_queue import Outbox
+from services.router.workers.target import TargetLimits
 from tests.unit.router_fleets import ask, core, join
 
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from services.router.overlap import (
+from services.router.health.overlap import (
     FULL_FACTOR,
     OverlapFault,
     OverlapSettings,

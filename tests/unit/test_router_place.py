@@ -16,8 +16,8 @@ from kvmesh.errors import (
 )
 from services.router.core import CoreLimits, RouterCore
 from services.router.explain import ReportNote, candidates_of
-from services.router.place import Limits
-from services.router.target import TargetLimits
+from services.router.placement.placer import Limits
+from services.router.workers.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 

@@ -9,10 +9,10 @@ import pytest
 from bench.policies.dynamo_cost import DynamoCostPolicy
 from kvmesh.errors import InvalidRequestError
 from services.router.core import RouterCore
-from services.router.cost import CostSettings
 from services.router.explain import weighed_candidates
-from services.router.policies import GROUP, POLICIES, PolicyContext, make_policy
-from services.router.target import TargetLimits
+from services.router.placement.policies import GROUP, POLICIES, PolicyContext, make_policy
+from services.router.workers.cost_settings import CostSettings
+from services.router.workers.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 CONTEXT = PolicyContext(cost=CostSettings(), generator=Random(1))
@@ -94,7 +94,7 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path, monke
     """A file with a class and a line of metadata is all it takes."""
     (tmp_path / "last_named.py").write_text(
         "import numpy as np\n"
-        "from services.router.policies import Policy\n"
+        "from services.router.placement.policies import Policy\n"
         "class LastNamed(Policy):\n"
         "    name = 'last_named'\n"
         "    def weigh(self, candidates):\n"

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 from kvmesh.core import ReportKind
 from kvmesh.telemetry import Telemetry
 from services.router.explain import ReportNote
-from services.router.health import HealthSettings
+from services.router.health.monitor import HealthSettings
+from services.router.health.prediction_error import OTHER, WorkerLabels, error_ratio
 from services.router.metrics import RouterMetrics
-from services.router.prediction import OTHER, WorkerLabels, error_ratio
 from tests.unit.router_fleets import ask, core, join
 
 ROOT = Path(__file__).resolve().parents[2]

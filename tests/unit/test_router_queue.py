@@ -12,13 +12,13 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from services.router.admission import PLACED_PER_TURN_MAX, Queued
 from services.router.core import CoreLimits, RouterCore
-from services.router.drain import MEMORY_S, DrainRate
 from services.router.explain import ReportNote
-from services.router.fairness import read_weights
-from services.router.lanes import QueueLimits
-from services.router.target import TargetLimits
+from services.router.queue.admission import PLACED_PER_TURN_MAX, Queued
+from services.router.queue.drain_rate import MEMORY_S, DrainRate
+from services.router.queue.round_robin import read_weights
+from services.router.queue.subqueues import QueueLimits
+from services.router.workers.target import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 

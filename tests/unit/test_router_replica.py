@@ -5,7 +5,7 @@ import pytest
 from kvmesh.core import PeerNews, ReportKind, ReservationNews
 from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.rpc.codec.peers import from_sync, to_sync_request
-from services.router.replica import ReplicaLimits
+from services.router.replicas.peer_state import ReplicaLimits
 from tests.unit.router_fleets import join
 from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.router.affinity import Sessions
-from services.router.cost import CostSettings
-from services.router.pairing import Selector
+from services.router.placement.pairing import Selector
+from services.router.placement.sessions import Sessions
+from services.router.workers.cost_settings import CostSettings
 
 
 def target(requests: int, placed_last: int = 0) -> Any:

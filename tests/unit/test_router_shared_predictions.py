@@ -1,7 +1,7 @@
 """A prompt that one router placed and nobody has computed yet, as the other router believes it."""
 
 from kvmesh.core import ReportKind
-from services.router.replica import ReplicaLimits
+from services.router.replicas.peer_state import ReplicaLimits
 from tests.unit.router_fleets import BLOCK, holds
 from tests.unit.router_replicas import GRACE_S, Routers
 

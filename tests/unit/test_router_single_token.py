@@ -6,13 +6,13 @@ import pytest
 
 from kvmesh.core import Handoff, ReportKind
 from kvmesh.errors import LostError, OverloadedError
-from services.router.admission import Queued
-from services.router.breaker import BreakerSettings, BreakerState
 from services.router.core import RouterCore
 from services.router.explain import ReportNote, candidates_of
-from services.router.health import HealthSettings
-from services.router.lanes import QueueLimits
-from services.router.target import TargetLimits
+from services.router.health.breaker import BreakerSettings, BreakerState
+from services.router.health.monitor import HealthSettings
+from services.router.queue.admission import Queued
+from services.router.queue.subqueues import QueueLimits
+from services.router.workers.target import TargetLimits
 from tests.unit.router_fleets import ask, core, join
 
 BREAKER = BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=1)

@@ -7,9 +7,9 @@ import pytest
 
 from kvmesh.core import LoadRecord, PerformanceProfile, ReportKind
 from services.router.core import RouterCore
-from services.router.cost import CostSettings
 from services.router.explain import ReportNote
-from services.router.place import Limits
+from services.router.placement.placer import Limits
+from services.router.workers.cost_settings import CostSettings
 from tests.unit.router_fleets import ask, core, holds, join
 
 

@@ -1,7 +1,7 @@
 """Work without steps."""
 
 from kvmesh.core import LoadRecord, PerformanceProfile
-from services.router.wedge import StepWatch, WedgeSettings
+from services.router.health.wedge import StepWatch, WedgeSettings
 
 SETTINGS = WedgeSettings(step_factor=10, wait_min_s=2, wait_max_s=60)
 

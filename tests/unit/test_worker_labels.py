@@ -8,7 +8,7 @@ from kvmesh.discovery.base import DECODE
 from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.settings import WorkerSettings
-from services.router.membership import labels_of
+from services.router.serving.membership import labels_of
 from tests.worker_rig import SLOW, WORKER, make_worker
 
 

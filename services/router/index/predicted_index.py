@@ -1,0 +1,302 @@
+"""Prefixes that workers are believed to hold because requests were placed there: bounded in time and in number.
+
+Two uses. For a worker whose engine tells its cache events a placement is *predicted* to be cached from the moment it is
+made until the engine's own event arrives: the second of a burst of equal prompts then finds the first. For a worker whose
+engine tells nothing, placements *stand for* its cache, for longer, and for no more blocks than it has (approximate mode).
+
+Block names are chained, so two prompts that agree at one position agree before it. Placements therefore form a tree of
+stretches, split where prompts part; to add, match or take off one costs the stretches on its path, each with a binary
+search, whatever its length in blocks.
+
+Invariants:
+1. A placement ends exactly at the end of its stretch; `counts[bit]` of a stretch are the placements of `bit` that end in it
+   or below it, and `holders` are the bits with a count.
+2. A stretch without holders is not in the tree. `count(bit)` is the length of all stretches that have `bit`.
+3. A placement is in its holder's records and in one queue, or it is gone. Queues are in the order of their ends.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from services.router.index.holder_index import Match
+from services.router.index.lookup_cache import NOBODY, Prefixes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lifetime:
+    """How long placements are believed, and how many of all workers together. The oldest go first.
+
+    Each is a queue of its own. It is looked up at every placement, so it is compared by identity.
+    """
+
+    ttl_s: float
+    placements_max: int
+
+
+@dataclass(slots=True, eq=False)
+class _Stretch:
+    """Blocks `start` to `end` of some prompts; `blocks[0]` is block `offset` of them."""
+
+    blocks: Sequence[int]
+    offset: int
+    start: int
+    end: int
+    parent: "_Stretch | None"
+    holders: int = 0
+    counts: dict[int, int] = field(default_factory=dict)
+    children: dict[int, "_Stretch"] = field(default_factory=dict)
+
+    def shared(self, asked: Sequence[int], count: int) -> int:
+        """Blocks from the prompt's start that `asked` shares; its block `start` is known to be equal."""
+        blocks, offset = self.blocks, self.offset
+        high = self.end if self.end < count else count
+        if blocks[high - 1 - offset] == asked[high - 1]:
+            return high
+        low, high = self.start, high - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if blocks[middle - offset] == asked[middle]:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+@dataclass(slots=True, eq=False)
+class _Placed:
+    """One placement: the prompt that ends with `last`, on `bit`."""
+
+    bit: int
+    last: int
+    stretch: _Stretch
+    lifetime: Lifetime
+    ends_at: float
+
+
+class PredictedIndex:
+    """Placements as an index: the same bits and the same `match` as the tiers' indexes. Times are arguments."""
+
+    def __init__(self, *, blocks_max: int) -> None:
+        """`blocks_max` bounds the blocks in the tree, each counted once, and with them its memory (40 bytes a block)."""
+        self._blocks_max = blocks_max
+        self._blocks = 0
+        self._placements = 0
+        self._first: dict[int, _Stretch] = {}
+        self._records: dict[int, OrderedDict[int, _Placed]] = {}
+        self._queues: dict[Lifetime, OrderedDict[_Placed, None]] = {}
+        self._counts: dict[int, int] = {}
+        self._live = 0
+        self._ends_first = inf
+        """No placement ends before."""
+
+    def __len__(self) -> int:
+        """Placements believed, those of dropped holders included until they are swept."""
+        return self._placements
+
+    @property
+    def traces(self) -> int:
+        """Dropped holders of which something is left; their bits must not be given out again."""
+        return sum(1 << bit for bit in self._records if not self._live >> bit & 1)
+
+    def count(self, bit: int) -> int:
+        """Distinct blocks that the holder is believed to hold."""
+        return self._counts.get(bit, 0) if self._live >> bit & 1 else 0
+
+    def add_holder(self, bit: int) -> None:
+        """Takes in a new, empty holder. Its bit is not in `traces`."""
+        self._live |= 1 << bit
+
+    def drop_holder(self, bit: int) -> None:
+        """Forgets all of a holder in O(1); the memory comes back with `sweep`."""
+        self._live &= ~(1 << bit)
+
+    def sweep(self, records_max: int) -> bool:
+        """Takes off up to `records_max` placements of dropped holders. False: nothing is left to be swept."""
+        for bit in [bit for bit in self._records if not self._live >> bit & 1]:
+            while records_max and bit in self._records:
+                self._forget(next(iter(self._records[bit].values())))
+                records_max -= 1
+            if not records_max:
+                return bool(self.traces)
+        return False
+
+    def add(
+        self,
+        bit: int,
+        block_hashes: Sequence[int],
+        *,
+        now: float,
+        lifetime: Lifetime,
+        holder_blocks_max: int | None = None,
+    ) -> None:
+        """Believes that the holder will have these, from the prompt's first block. Adding again renews.
+
+        A prompt longer than `holder_blocks_max` counts with that many blocks; the holder's oldest placements make room. Nobody
+        changes `block_hashes` any more.
+        """
+        if holder_blocks_max is not None and len(block_hashes) > holder_blocks_max:
+            block_hashes = block_hashes[:holder_blocks_max]
+        if not block_hashes:
+            return
+        self.expire(now)
+        last, records = block_hashes[-1], self._records.get(bit)
+        if records is None:
+            records = self._records[bit] = OrderedDict()
+        elif (known := records.get(last)) is not None:
+            self._renew(known, now)
+            return
+        stretch = self._stretch_for(block_hashes)
+        self._count_in(stretch, bit)
+        ends_at = now + lifetime.ttl_s
+        placed = records[last] = _Placed(bit, last, stretch, lifetime, ends_at)
+        queue = self._queues.get(lifetime)
+        if queue is None:
+            queue = self._queues[lifetime] = OrderedDict()
+        queue[placed] = None
+        self._placements += 1
+        if ends_at < self._ends_first:
+            self._ends_first = ends_at
+        self._keep_bounds(placed, holder_blocks_max)
+
+    def stored(self, bit: int, block_hashes: Sequence[int]) -> None:
+        """The holder told that it has these: placements that end with one of them are known now, no longer believed."""
+        records = self._records.get(bit)
+        if records and not records.keys().isdisjoint(block_hashes):
+            for last in records.keys() & set(block_hashes):
+                self._forget(records[last])
+
+    def ended(self, bit: int, last: int) -> None:
+        """The same of one block."""
+        records = self._records.get(bit)
+        if records is not None and (placed := records.get(last)) is not None:
+            self._forget(placed)
+
+    def expire(self, now: float) -> None:
+        """Takes off placements whose time is over."""
+        if now < self._ends_first:
+            return
+        for queue in self._queues.values():
+            while queue and (placed := next(iter(queue))).ends_at <= now:
+                self._forget(placed)
+        self._ends_first = min((next(iter(queue)).ends_at for queue in self._queues.values() if queue), default=inf)
+
+    def rename(self, old: int, new: int) -> None:
+        """The placements of holder `old` are those of `new`, a holder without any."""
+        if old not in self._records:
+            return
+        records = self._records[new] = self._records.pop(old)
+        for placed in records.values():
+            self._count_in(placed.stretch, new)
+            self._count_out(placed.stretch, old)
+            placed.bit = new
+        del self._counts[old]
+
+    def match(self, block_hashes: Sequence[int]) -> list[Match]:
+        """Leading blocks believed to be held, per holder; holders of none are left out. Deepest last."""
+        return list(map(Match, *self.prefixes(block_hashes)))
+
+    def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
+        """The same as depths and sets of holders."""
+        stretch = self._first.get(block_hashes[0]) if block_hashes else None
+        alive = self._live & stretch.holders if stretch is not None else 0
+        if not alive:
+            return NOBODY
+        depths: list[int] = []
+        sets: list[int] = []
+        count, depth = len(block_hashes), 0
+        while alive and stretch is not None:
+            stays = alive & stretch.holders
+            if stays != alive:
+                depths.append(depth)
+                sets.append(alive ^ stays)
+                alive = stays
+                if not alive:
+                    break
+            depth = stretch.shared(block_hashes, count)
+            stretch = stretch.children.get(block_hashes[depth]) if depth == stretch.end and depth < count else None
+        if alive:
+            depths.append(depth)
+            sets.append(alive)
+        return tuple(depths), tuple(sets)
+
+    def _stretch_for(self, block_hashes: Sequence[int]) -> _Stretch:
+        """The stretch that ends with the prompt, made when there is none."""
+        count, depth = len(block_hashes), 0
+        parent: _Stretch | None = None
+        while True:
+            siblings = parent.children if parent is not None else self._first
+            stretch = siblings.get(block_hashes[depth])
+            if stretch is None:
+                # To copy a long prompt takes as long as the rest of a decision. What hangs on it is at most as long as what counts.
+                blocks, offset = (block_hashes, 0) if 2 * depth <= count else (tuple(block_hashes[depth:]), depth)
+                new = _Stretch(blocks, offset, depth, count, parent)
+                siblings[block_hashes[depth]] = new
+                self._blocks += count - depth
+                return new
+            depth = stretch.shared(block_hashes, count)
+            if depth < stretch.end:
+                stretch = self._split(stretch, depth)
+            if depth == count:
+                return stretch
+            parent = stretch
+
+    def _split(self, lower: _Stretch, depth: int) -> _Stretch:
+        """Parts a stretch at `depth`. Gives the new upper one; the lower one keeps the placements that end in it."""
+        parent, first = lower.parent, lower.blocks[lower.start - lower.offset]
+        upper = _Stretch(lower.blocks, lower.offset, lower.start, depth, parent, lower.holders, dict(lower.counts))
+        upper.children[lower.blocks[depth - lower.offset]] = lower
+        (parent.children if parent is not None else self._first)[first] = upper
+        lower.start, lower.parent = depth, upper
+        return upper
+
+    def _count_in(self, stretch: _Stretch | None, bit: int) -> None:
+        while stretch is not None:
+            before = stretch.counts.get(bit, 0)
+            stretch.counts[bit] = before + 1
+            if not before:
+                stretch.holders |= 1 << bit
+                self._counts[bit] = self._counts.get(bit, 0) + stretch.end - stretch.start
+            stretch = stretch.parent
+
+    def _count_out(self, stretch: _Stretch | None, bit: int) -> None:
+        """One placement less on the path; stretches that nobody holds leave the tree."""
+        while stretch is not None:
+            stretch.counts[bit] -= 1
+            if not stretch.counts[bit]:
+                del stretch.counts[bit]
+                stretch.holders ^= 1 << bit
+                length = stretch.end - stretch.start
+                self._counts[bit] -= length
+                if not stretch.holders:
+                    siblings = stretch.parent.children if stretch.parent is not None else self._first
+                    del siblings[stretch.blocks[stretch.start - stretch.offset]]
+                    self._blocks -= length
+            stretch = stretch.parent
+
+    def _renew(self, placed: _Placed, now: float) -> None:
+        placed.ends_at = now + placed.lifetime.ttl_s
+        self._queues[placed.lifetime].move_to_end(placed)
+        self._records[placed.bit].move_to_end(placed.last)
+
+    def _keep_bounds(self, placed: _Placed, holder_blocks_max: int | None) -> None:
+        """The newest placement stays whatever its length."""
+        records, queue = self._records[placed.bit], self._queues[placed.lifetime]
+        while holder_blocks_max is not None and self._counts[placed.bit] > holder_blocks_max and len(records) > 1:
+            self._forget(next(iter(records.values())))
+        while len(queue) > placed.lifetime.placements_max:
+            self._forget(next(iter(queue)))
+        while self._blocks > self._blocks_max and self._placements > 1:
+            longest = sorted(self._queues.values(), key=len)[-1]
+            self._forget(next(iter(longest)))
+
+    def _forget(self, placed: _Placed) -> None:
+        records = self._records[placed.bit]
+        del records[placed.last]
+        del self._queues[placed.lifetime][placed]
+        self._placements -= 1
+        self._count_out(placed.stretch, placed.bit)
+        if not records:
+            del self._records[placed.bit]
+            self._counts.pop(placed.bit, None)

@@ -1,0 +1,262 @@
+"""Keeps the fleet true: the registry says who is there, two streams per worker say how it does.
+
+Per listed worker one task: Describe, then WatchKv and WatchLoad side by side. When either breaks, or the load stream is
+silent for too long, the worker takes no requests from that moment; the task connects again with back-off, resumes the KV
+feed where it stopped, and the worker is back with its first load record. The registry's drain mark and critical state
+exclude a worker whatever its streams say. An unreachable registry changes nothing: the last good view stays.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from kvmesh.clock import Clock
+from kvmesh.core import KvBatch, LoadRecord, Role, WorkerDescription
+from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, Registry, View
+from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from services.router.settings import MembershipSettings
+from services.router.workers.fleet import Fleet, Worker
+
+log = logging.getLogger(__name__)
+
+POOLS = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
+READING_FRACTION = 0.1
+LABEL_PREFIX = "label-"
+"""Registry meta `label-zone: a` is the label zone=a."""
+
+
+class WorkerClient(Protocol):
+    """What membership calls; `kvmesh.rpc.worker_client` implements it."""
+
+    async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:
+        """What the worker is."""
+        ...
+
+    def watch_kv(self, address: str, *, resume_at: tuple[int, int] | None = None) -> AsyncGenerator[KvBatch, None]:
+        """The KV cache; ends with a MeshError only."""
+        ...
+
+    def watch_load(self, address: str, *, interval_s: float) -> AsyncGenerator[LoadRecord, None]:
+        """The load; ends with a MeshError only."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A listed worker and the task that follows it."""
+
+    worker: Worker
+    service: str
+    task: asyncio.Task[None]
+
+
+class Membership:
+    """A running part: one task per pool, one per worker."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        client: WorkerClient,
+        fleet: Fleet,
+        *,
+        clock: Clock,
+        generator: Random,
+        settings: MembershipSettings,
+    ) -> None:
+        self._registry = registry
+        self._client = client
+        self._fleet = fleet
+        self._clock = clock
+        self._random = generator
+        self._settings = settings
+        self._followed: dict[str, _Followed] = {}
+        self._snapshot_turn = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._viewed = {service: asyncio.Event() for service in POOLS}
+        self.broken_total = 0
+
+    async def wait_viewed(self) -> None:
+        """Waits until the registry has told of both pools: a router that serves before that refuses for want of workers."""
+        for viewed in self._viewed.values():
+            await viewed.wait()
+
+    async def start(self) -> None:
+        """Nothing: `run` does the work."""
+
+    async def run(self) -> None:
+        """Follows the registry and all workers until `aclose`."""
+        self._running = asyncio.current_task()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for service, role in POOLS.items():
+                tasks.create_task(self._watch(service, role), name=f"membership-{service}")
+
+    async def aclose(self) -> None:
+        """Ends all streams and watches."""
+        running, self._running = self._running, None
+        if running is not None and not running.done():
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def _watch(self, service: str, role: Role) -> None:
+        async with aclosing(self._registry.watch(service)) as views:
+            async for view in views:
+                self._on_view(view, role)
+
+    def _on_view(self, view: View, role: Role) -> None:
+        if view.is_stale:
+            log.warning("registry_view_stale", extra={"data": {"service": view.service}})
+            return
+        for instance in view.instances:
+            self._on_instance(instance, view.service, role)
+        listed = {instance.instance_id for instance in view.instances}
+        for worker_id, followed in list(self._followed.items()):
+            if followed.service == view.service and worker_id not in listed:
+                self._on_gone(worker_id, followed)
+        self._viewed[view.service].set()
+
+    def _on_instance(self, instance: Instance, service: str, role: Role) -> None:
+        followed = self._followed.get(instance.instance_id)
+        if followed is not None and (followed.worker.address, followed.service) != (instance.address, service):
+            # Another process took the id over, or the worker changed its pool: begin anew with what it says now.
+            followed.task.cancel()
+            self._fleet.unregistered(instance.instance_id)
+            followed = None
+        worker = self._fleet.registered(
+            instance.instance_id,
+            address=instance.address,
+            role=role,
+            labels=labels_of(instance),
+            is_critical=instance.health is Health.CRITICAL,
+            is_draining=instance.is_draining,
+        )
+        if followed is None and self._tasks is not None:
+            task = self._tasks.create_task(self._follow(worker), name=f"follow-{instance.instance_id}")
+            self._followed[instance.instance_id] = _Followed(worker, service, task)
+            log.info("worker_joined", extra={"data": {"worker": instance.instance_id, "address": instance.address}})
+
+    def _on_gone(self, worker_id: str, followed: _Followed) -> None:
+        followed.task.cancel()
+        del self._followed[worker_id]
+        self._fleet.unregistered(worker_id)
+        log.info("worker_left", extra={"data": {"worker": worker_id}})
+
+    async def _follow(self, worker: Worker) -> None:
+        pause_s = self._settings.reconnect_min_s
+        told = ""
+        while True:
+            has_stood, problem = await self._stand(worker)
+            if has_stood:
+                self._fleet.broken(worker, "silent" if problem.reason == "silent" else "unreachable")
+                self._fleet.health.broke(worker, worker.stream_fault, self._clock.now())
+                self.broken_total += 1
+                pause_s = self._settings.reconnect_min_s
+                data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
+                log.warning("worker_streams_broken", extra={"data": data})
+            elif told != problem.message:
+                # Once per cause: a listed worker that never joins must not look as if it were not there.
+                data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
+                log.warning("worker_not_joined", extra={"data": data})
+            told = problem.message
+            await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
+            pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
+
+    async def _stand(self, worker: Worker) -> tuple[bool, MeshError]:
+        """Connects and stays until something breaks. Gives whether the worker took requests, and what broke."""
+        problems: list[MeshError] = []
+        try:
+            await self._describe(worker)
+            async with asyncio.TaskGroup() as watches:
+                watches.create_task(self._watch_kv(worker))
+                watches.create_task(self._watch_load(worker))
+                watches.create_task(self._keep_description(worker))
+        except* MeshError as group:
+            problems.extend(_leaves(group))
+        return worker.stream_fault == "", problems[0]
+
+    async def _describe(self, worker: Worker) -> None:
+        description = await self._client.describe(worker.address, timeout_s=self._settings.describe_timeout_s)
+        if description.worker.worker_id != worker.worker_id:
+            message = f"{worker.address} answers as {description.worker.worker_id}, not as {worker.worker_id}"
+            raise UnavailableError(message, reason="wrong_worker")
+        known = worker.description
+        if known is None or known != description or not worker.targets:
+            self._fleet.described(worker, description)
+
+    async def _keep_description(self, worker: Worker) -> None:
+        """Adapters come and go and roles change while a worker runs; a short delay in knowing is harmless."""
+        while True:
+            await self._clock.sleep(self._settings.describe_interval_s)
+            try:
+                await self._describe(worker)
+            except (DeadlineError, UnavailableError) as error:
+                # A busy worker may be late with this; whether it lives is for the streams to say.
+                data = {"worker": worker.worker_id, "reason": error.reason}
+                log.info("description_not_renewed", extra={"data": data})
+
+    async def _watch_kv(self, worker: Worker) -> None:
+        while True:
+            feed = worker.feed
+            assert feed is not None
+            try:
+                async with aclosing(self._client.watch_kv(worker.address, resume_at=feed.resume_at)) as batches:
+                    async for batch in batches:
+                        if batch.is_snapshot:
+                            await self._take_turn()
+                        if worker.feed is not feed or not feed.apply(batch):
+                            break
+            except OverloadedError:
+                # This watcher fell behind the worker's buffer; the worker itself is well.
+                log.warning("kv_watch_fell_behind", extra={"data": {"worker": worker.worker_id}})
+            log.info("kv_watch_renewed", extra={"data": {"worker": worker.worker_id, "reason": feed.reason}})
+            await self._clock.sleep(self._settings.reconnect_min_s)
+
+    async def _take_turn(self) -> None:
+        """One part of a snapshot at a time, and the loop's other work between: a router that serves goes on placing."""
+        async with self._snapshot_turn:
+            await asyncio.sleep(0)
+
+    async def _watch_load(self, worker: Worker) -> None:
+        records = self._client.watch_load(worker.address, interval_s=self._settings.load_interval_s)
+        async with aclosing(records):
+            while True:
+                try:
+                    record = await self._next_record(records)
+                except TimeoutError:
+                    message = f"no load record for {self._settings.silence_s:g} s"
+                    raise DeadlineError(message, reason="silent", where=worker.worker_id) from None
+                if worker.description is None or record.epoch != worker.description.worker.epoch:
+                    raise LostError("the worker began anew", reason="epoch_changed", where=worker.worker_id)
+                self._fleet.loaded(worker, record, now=self._clock.now())
+                self._fleet.standing(worker)
+                self._fleet.health.heard(worker, record, self._clock.now())
+
+    async def _next_record(self, records: AsyncGenerator[LoadRecord, None]) -> LoadRecord:
+        """Raises TimeoutError when none came within `silence_s`, nor in the short time after it.
+
+        In that time is read what came while this process stood still: its own pause must not look like the silence of all workers.
+        """
+        loop, silence_s = asyncio.get_running_loop(), self._settings.silence_s
+        async with asyncio.timeout(None) as limit:
+            over = loop.call_later(silence_s, lambda: limit.reschedule(loop.time() + silence_s * READING_FRACTION))
+            try:
+                return await anext(records)
+            finally:
+                over.cancel()
+
+
+def _leaves(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
+    found: list[MeshError] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+def labels_of(instance: Instance) -> dict[str, str]:
+    """The labels that a worker registered with."""
+    return {k.removeprefix(LABEL_PREFIX): v for k, v in instance.meta.items() if k.startswith(LABEL_PREFIX)}
