@@ -21,6 +21,7 @@ from kvmesh.core import (
     KvBatch,
     LoadRecord,
     ModelCard,
+    Report,
     ReportKind,
     Role,
     WorkerDescription,
@@ -28,7 +29,6 @@ from kvmesh.core import (
 )
 from kvmesh.lifecycle.garbage import collect_seldom
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
 
 SEED = 7
 BLOCK = 16
@@ -69,14 +69,14 @@ def fleet(workers: int, prefills: int, policy: str) -> RouterCore:
     for i in range(workers):
         role = Role.PREFILL if i < prefills else Role.DECODE
         name = f"{role.value[0]}{i}"
-        worker = core.fleet.registered(
+        worker = core.fleet.register(
             name, address=f"10.0.0.{i}:1", role=role, labels={}, is_critical=False, is_draining=False
         )
-        core.fleet.described(worker, describe(name, role))
+        core.fleet.describe(worker, describe(name, role))
         assert worker.feed is not None
         worker.feed.apply(KvBatch(epoch=1, sequence=0, is_snapshot=True))
-        core.fleet.loaded(worker, LoadRecord(worker_id=name, epoch=1, running_requests_max=256), now=0.0)
-        core.fleet.standing(worker)
+        core.fleet.on_load_record(worker, LoadRecord(worker_id=name, epoch=1, running_requests_max=256), now=0.0)
+        core.fleet.connected(worker)
     return core
 
 
@@ -94,16 +94,16 @@ def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
     for prompt in prompts:
         depths = [generator.randint(1, blocks) for _ in range(depths_each)]
         for bit in bits:
-            core.index.device.stored(bit, prompt[: generator.choice(depths)])
+            core.index.device.store(bit, prompt[: generator.choice(depths)])
     while len(core.index.device) < BLOCKS_TOTAL:
-        core.index.device.stored(generator.choice(bits), [generator.getrandbits(64) for _ in range(1000)])
+        core.index.device.store(generator.choice(bits), [generator.getrandbits(64) for _ in range(1000)])
     return prompts
 
 
 def forget_lookups(core: RouterCore) -> None:
     """What earlier lookups found is of no use to the next one."""
-    core.index.device.forget_lookups()
-    core._placer._overlap.forget()
+    core.index.device.clear_lookup_cache()
+    core.placer.cached_tokens.clear_cache()
 
 
 def measure(
@@ -144,8 +144,8 @@ def measure(
         cpu = time.process_time()
         for i in range(number, number + batch):
             # Half of the requests in flight have their prompts computed, without delay; the oldest end.
-            core.report("f", i, ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.0))
-            core.report("f", i - in_flight, ReportNote(kind=ReportKind.FINISHED, elapsed_s=0.0))
+            core.report("f", i, Report(kind=ReportKind.PREFILLED, elapsed_s=0.0))
+            core.report("f", i - in_flight, Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
         rounds.append((asked_cpu, asked_wall, time.process_time() - cpu))
         number += batch
         spent_s += asked_wall

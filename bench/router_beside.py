@@ -16,7 +16,7 @@ from typing import Any
 from bench.router import BLOCK, SEED, fill, fleet, measure
 from bench.router_index import fleet_with_shared_prefixes, look_up_anew, rate
 from bench.table import render
-from services.router.index.cached_tokens import by_holder
+from services.router.index.cached_tokens import tokens_by_bit
 
 PROMPTS = 8
 COLUMNS = (
@@ -46,7 +46,7 @@ def row(workers: int, blocks: int, depths: int, for_s: float, directory: Path) -
     core = fleet(workers, workers // 2, "kv")
     decision_us = 1e6 * measure(core, fill(core, blocks, depths), workers, for_s).calm_cpu_s
     index, asked = fleet_with_shared_prefixes(workers, blocks, PROMPTS)
-    lookup_us = 1e6 / rate(lambda i: by_holder(*look_up_anew(index, asked[i % PROMPTS]), BLOCK, workers // 8 + 1))
+    lookup_us = 1e6 / rate(lambda i: tokens_by_bit(look_up_anew(index, asked[i % PROMPTS]), BLOCK, workers // 8 + 1))
     return [
         *(str(workers), str(blocks)),
         *(f"{decision_us:.1f}", f"{theirs['select_cpu_us']:.1f}", f"{theirs['select_us']:.1f}"),

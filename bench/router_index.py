@@ -13,7 +13,7 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.router.index.cached_tokens import by_holder
+from services.router.index.cached_tokens import tokens_by_bit
 from services.router.index.holder_index import HolderIndex
 from services.router.index.lazy_index import LazyIndex
 from services.router.index.lookup_cache import Prefixes
@@ -64,13 +64,13 @@ def fleet_with_shared_prefixes(workers: int, blocks: int, count: int = 32) -> tu
     prompts, depths = shared_prefixes(workers, blocks, count)
     for prompt, held in zip(prompts, depths, strict=True):
         for bit, depth in zip(bits, held, strict=True):
-            index.stored(bit, prompt[:depth])
+            index.store(bit, prompt[:depth])
     return index, prompts
 
 
 def look_up_anew(index: HolderIndex, prompt: Sequence[int]) -> Prefixes:
     """Nothing that an earlier lookup found is of use."""
-    index.forget_lookups()
+    index.clear_lookup_cache()
     return index.prefixes(prompt)
 
 
@@ -90,10 +90,10 @@ def print_events() -> None:
     runs = [[generator.getrandbits(64) for _ in range(64)] for _ in range(4000)]
     print_rates(
         runs,
-        ("stored, new", lambda i: index.stored(bits[i % 64], runs[i])),
-        ("stored by a second worker", lambda i: index.stored(bits[(i + 1) % 64], runs[i])),
-        ("removed by the first", lambda i: index.removed(bits[i % 64], runs[i][::-1])),
-        ("removed by the last", lambda i: index.removed(bits[(i + 1) % 64], runs[i][::-1])),
+        ("stored, new", lambda i: index.store(bits[i % 64], runs[i])),
+        ("stored by a second worker", lambda i: index.store(bits[(i + 1) % 64], runs[i])),
+        ("removed by the first", lambda i: index.remove(bits[i % 64], runs[i][::-1])),
+        ("removed by the last", lambda i: index.remove(bits[(i + 1) % 64], runs[i][::-1])),
     )
 
 
@@ -105,12 +105,12 @@ def print_lazy_events() -> None:
         index.add_holder(bit)
     runs = [[generator.getrandbits(64) for _ in range(64)] for _ in range(4000)]
     stored = (
-        ("stored, new", lambda i: index.stored_lazily(i % 64, runs[i])),
-        ("stored by a second worker", lambda i: index.stored_lazily((i + 1) % 64, runs[i])),
+        ("stored, new", lambda i: index.store_lazily(i % 64, runs[i])),
+        ("stored by a second worker", lambda i: index.store_lazily((i + 1) % 64, runs[i])),
     )
     removed = (
-        ("removed by the first", lambda i: index.removed(i % 64, runs[i][::-1])),
-        ("removed by the last", lambda i: index.removed((i + 1) % 64, runs[i][::-1])),
+        ("removed by the first", lambda i: index.remove(i % 64, runs[i][::-1])),
+        ("removed by the last", lambda i: index.remove((i + 1) % 64, runs[i][::-1])),
     )
     print_rates(runs, *stored, *removed)
     print("  and asked about once:")
@@ -156,7 +156,7 @@ def print_memory() -> None:
         (2, 1_000_000, 100, True),
         (2, 1_000_000, 8, True),
     ):
-        index = LazyIndex(waiting_blocks_max=blocks)
+        index = LazyIndex(pending_blocks_max=blocks)
         for bit in range(holders):
             index.add_holder(bit)
         generator = random.Random(SEED)
@@ -166,7 +166,7 @@ def print_memory() -> None:
             for bit in range(holders):
                 # As in a router: each worker's message has objects of its own for the same names.
                 own = [block ^ 0 for block in run] if has_waiting else run
-                (index.stored_lazily if has_waiting else index.stored)(bit, own)
+                (index.store_lazily if has_waiting else index.store)(bit, own)
         bytes_per_block = tracemalloc.get_traced_memory()[0] / blocks
         tracemalloc.stop()
         print(
@@ -198,7 +198,7 @@ def print_beside_dynamo(directory: Path) -> None:
             theirs_us = json.loads(process.stdout.readline())["lookup_us"]
             index, _ = fleet_with_shared_prefixes(workers, blocks, 8)
             ours_us = 1e6 / rate(
-                lambda i: by_holder(*look_up_anew(index, prompts[i % 8]), BLOCK_SIZE, workers // 8 + 1),  # noqa: B023 - see above
+                lambda i: tokens_by_bit(look_up_anew(index, prompts[i % 8]), BLOCK_SIZE, workers // 8 + 1),  # noqa: B023 - see above
             )
             print(f"  {workers:4} workers {blocks:5} blocks  ours {ours_us:6.1f} us  RadixTree {theirs_us:6.1f} us")
         process.stdin.close()

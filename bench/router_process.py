@@ -28,8 +28,8 @@ from kvmesh.telemetry import Telemetry, configure_logging
 from kvmesh.telemetry.logging import LogFormat, LogLevel
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
-from services.router.serving.maintenance import Upkeep
-from services.router.serving.queue_dispatcher import Dispatch
+from services.router.serving.maintenance import Maintenance
+from services.router.serving.queue_dispatcher import QueueDispatcher
 
 
 class BareServicer(RouterServicer):
@@ -61,8 +61,10 @@ async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> Non
     if not is_bare:
         fill(core, blocks, depths)
     metrics = RouterMetrics(telemetry.instruments, core)
-    dispatch = Dispatch(core, metrics, clock)
-    servicer = (BareServicer if is_bare else RouterServicer)(core, metrics, clock, telemetry.tracing, dispatch)
+    dispatch = QueueDispatcher(core, metrics, clock)
+    servicer = (BareServicer if is_bare else RouterServicer)(
+        core, metrics, clock, tracing=telemetry.tracing, dispatcher=dispatch
+    )
     server = RpcServer(
         RpcSettings(),
         service_names=[SERVICE_NAME],
@@ -75,7 +77,7 @@ async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> Non
     print(server.port, flush=True)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(dispatch.run())
-        tasks.create_task(Upkeep(core, metrics, clock, sweep_blocks=4096).run())
+        tasks.create_task(Maintenance(core, metrics, clock).run())
 
 
 def main() -> None:

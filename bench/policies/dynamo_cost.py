@@ -7,15 +7,15 @@ prefill tokens are tracked, temperature 0 with ties broken by chance. In blocks,
     max(0, (active_prefill_tokens + prompt_tokens) / block - overlap_blocks) + potential_decode_blocks
 
 The prefill router adds both parts, the decode router of a disaggregated mesh the second only. What a worker would hold is
-what is placed on it and the request's own blocks; Dynamo counts blocks that requests share once, as `held` does here.
+what is placed on it and the request's own blocks; Dynamo counts blocks that requests share once, as `cached_tokens` does here.
 """
 
 from typing import ClassVar
 
 import numpy as np
 
-from services.router.placement.policies import Candidates, Columns, LegKind, Policy
-from services.router.workers.board import Floats
+from services.router.placement.policies import Candidates, LegKind, Policy, Terms
+from services.router.workers.target_arrays import Floats
 
 
 class DynamoCostPolicy(Policy):
@@ -24,7 +24,7 @@ class DynamoCostPolicy(Policy):
     name: ClassVar[str] = "dynamo_cost"
     cost_unit: ClassVar[str] = "blocks"
 
-    def weigh(self, candidates: Candidates) -> Columns:
+    def terms(self, candidates: Candidates) -> Terms:
         """Two terms, or one where only decoding is placed."""
         size = candidates.targets[0].block_size_tokens
         columns = {"potential_decode_blocks": self._decode_blocks(candidates, size)}
@@ -33,13 +33,13 @@ class DynamoCostPolicy(Policy):
         return columns
 
     def _prefill_blocks(self, candidates: Candidates, size: int) -> Floats:
-        raw = (candidates.each("prompt_tokens_in_flight") + candidates.ask.prompt_tokens) / size
-        credit = 0.0 if candidates.held is None else np.floor(candidates.held / size + 1e-9)
-        return np.maximum(0.0, raw - credit)
+        raw = (candidates.values_of("prompt_tokens_in_flight") + candidates.ask.prompt_tokens) / size
+        blocks: Floats = np.maximum(0.0, raw - np.floor(candidates.cached_tokens / size + 1e-9))
+        return blocks
 
     def _decode_blocks(self, candidates: Candidates, size: int) -> Floats:
         if candidates.kind is LegKind.PREFILL:
-            active = candidates.each("prompt_tokens_in_flight") / size
+            active = candidates.values_of("prompt_tokens_in_flight") / size
         else:
-            active = candidates.each("kv_blocks_in_flight")
+            active = candidates.values_of("kv_blocks_in_flight")
         return active + -(-candidates.ask.prompt_tokens // size)

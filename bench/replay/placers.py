@@ -16,6 +16,7 @@ from kvmesh.core import (
     ModelCard,
     PerformanceProfile,
     Placement,
+    Report,
     ReportKind,
     Role,
     WorkerDescription,
@@ -23,7 +24,6 @@ from kvmesh.core import (
 )
 from kvmesh.errors import OverloadedError
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
 from services.router.queue.admission import Queued
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class RouterPlacer:
             prompt_tokens_total=engine.computed_tokens,
             output_tokens_total=engine.output_tokens,
         )
-        self.core.fleet.loaded(self.core.fleet.workers[engine.name], record)
+        self.core.fleet.on_load_record(self.core.fleet.workers[engine.name], record)
         self._drain()
 
     def on_prefilled(self, job: Job) -> None:
@@ -163,13 +163,13 @@ class RouterPlacer:
 
     def _report(self, job: Job, kind: ReportKind) -> None:
         elapsed_s = self._replay.now_s - job.placed_s
-        note = ReportNote(kind=kind, elapsed_s=elapsed_s, cached_tokens=job.cached_tokens)
+        note = Report(kind=kind, elapsed_s=elapsed_s, cached_tokens=job.cached_tokens)
         self.core.report(FRONTEND, job.ask_id, note, now=self._replay.now_s)
         self._drain()
 
     def _join(self, engine: ReplayEngine, role: Role) -> None:
         shape = self._replay.shape.engine
-        worker = self.core.fleet.registered(
+        worker = self.core.fleet.register(
             engine.name, address=f"{engine.name}:1", role=role, labels={}, is_critical=False, is_draining=False
         )
         description = WorkerDescription(
@@ -195,10 +195,10 @@ class RouterPlacer:
                 transfer_bytes_per_s=shape.transfer_bytes_per_s,
             ),
         )
-        self.core.fleet.described(worker, description)
+        self.core.fleet.describe(worker, description)
         assert worker.feed is not None
         worker.feed.apply(KvBatch(epoch=1, sequence=0, is_snapshot=True))
-        self.core.fleet.standing(worker)
+        self.core.fleet.connected(worker)
         self._sequences[engine.name] = 0
 
 

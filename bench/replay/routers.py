@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench.replay.engine import Job, ReplayEngine
 from bench.replay.placers import Placer, RouterPlacer, Spot
 from kvmesh.core import KvEvent
-from services.router.replicas.peer_state import Replica, Session
+from services.router.replicas.peer_reservations import PeerReservations, PeerSession
 
 if TYPE_CHECKING:
     from bench.replay.mesh import Replay
@@ -31,9 +31,9 @@ class RoutersPlacer:
     def __init__(self, replay: "Replay", policy: str) -> None:
         self._replay = replay
         self._placers = [RouterPlacer(replay, policy, f"router-{i}") for i in range(replay.shape.routers)]
-        replicas = [Replica(placer.core) for placer in self._placers]
-        for one, other in combinations(replicas, 2):
-            ends = ((one, one.began()), (other, other.began()))
+        peers = [PeerReservations(placer.core) for placer in self._placers]
+        for one, other in combinations(peers, 2):
+            ends = ((one, one.open_session()), (other, other.open_session()))
             for (speaker, says), (hearer, hears) in (ends, ends[::-1]):
                 self._join(speaker, says, hearer, hears)
 
@@ -66,7 +66,7 @@ class RoutersPlacer:
     def _of(self, job: Job) -> RouterPlacer:
         return self._placers[job.ask_id % len(self._placers)]
 
-    def _join(self, speaker: Replica, says: Session, hearer: Replica, hears: Session) -> None:
+    def _join(self, speaker: PeerReservations, says: PeerSession, hearer: PeerReservations, hears: PeerSession) -> None:
         """The snapshot at once, of which nothing is in flight; then what changes, `sync_interval_s` after the message before."""
         replay, interval_s = self._replay, self._replay.shape.sync_interval_s
         next_s = replay.now_s
@@ -74,14 +74,14 @@ class RoutersPlacer:
         def tell() -> None:
             nonlocal next_s
             next_s = replay.now_s + interval_s
-            news = speaker.next_news(says, now=replay.now_s)
-            replay.at(replay.now_s + MESSAGE_S, lambda: hearer.heard(hears, news, now=replay.now_s))
-            if says.changes:
+            news = speaker.next_message(says, now=replay.now_s)
+            replay.at(replay.now_s + MESSAGE_S, lambda: hearer.on_message(hears, news, now=replay.now_s))
+            if says.updates:
                 replay.at(next_s, tell)
 
         def tell_first() -> None:
-            if len(says.changes) == 1:
+            if len(says.updates) == 1:
                 replay.at(max(replay.now_s, next_s), tell)
 
         tell()
-        says.changes.on_change = tell_first
+        says.updates.on_change = tell_first

@@ -4,7 +4,7 @@ from kvmesh.core.generation import Generation, Media, MediaKind
 from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
 from kvmesh.core.replica import PeerNews, ReservationNews
-from kvmesh.core.routing import Ask, Placement, ReportKind
+from kvmesh.core.routing import Ask, Placement, Report, ReportKind
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
 from kvmesh.core.worker import (
     Capabilities,
@@ -40,6 +40,7 @@ __all__ = [
     "PerformanceProfile",
     "Placement",
     "Rendezvous",
+    "Report",
     "ReportKind",
     "ReservationNews",
     "Role",

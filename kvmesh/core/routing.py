@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvmesh.core.worker import Handoff, WorkerRef
+from kvmesh.errors import MeshError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,3 +76,24 @@ class ReportKind(StrEnum):
 PREFILLED, FIRST_TOKEN, PROGRESS = ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS
 FINISHED, FAILED = ReportKind.FINISHED, ReportKind.FAILED
 SETTLING = frozenset((FINISHED, FAILED, ReportKind.CANCELLED))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of a placed request so far. Sent by the frontend that asked for the placement."""
+
+    kind: ReportKind
+    elapsed_s: float
+    """Since the placement was received."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were found in the cache. None: not known."""
+    output_tokens: int = 0
+    """Tokens generated so far."""
+    error: MeshError | None = None
+    """Why the request failed."""
+    failed_worker_id: str = ""
+    """The worker that is to blame. Empty: none."""
+    reservation_id: str = ""
+    """Names the reservation where the ask's number does not: at a router that did not make the placement."""
+    is_answered_by_prefill: bool = False
+    """The prefill worker answered by itself; no decode worker took part."""

@@ -20,13 +20,13 @@ from random import Random
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.clock import WAKING_S, Clock, stood_still
-from kvmesh.core import Ask, Placement, ReportKind
+from kvmesh.core import Ask, Placement, Report, ReportKind
 from kvmesh.core.routing import PREFILLED, PROGRESS, SETTLING
 from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
-from kvmesh.rpc.codec.router import Report, from_placement
+from kvmesh.rpc.codec.router import from_placement
 from kvmesh.rpc.router_choice import rank
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.rpc.router_stream import RouterStream

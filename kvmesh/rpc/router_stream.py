@@ -8,9 +8,9 @@ from typing import Any
 from grpc.aio import EOF, AioRpcError
 
 from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.core import Ask, ReportKind
+from kvmesh.core import Ask, Report, ReportKind
 from kvmesh.errors import MeshError, UnavailableError
-from kvmesh.rpc.codec.router import REPORTS_MAX, TAKES_BATCHES, Report, fill_ask, fill_report, to_ask, to_report
+from kvmesh.rpc.codec.router import REPORTS_MAX, TAKES_BATCHES, fill_ask, fill_report, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
 
 URGENT = frozenset({ReportKind.FAILED, ReportKind.CANCELLED})

@@ -32,7 +32,7 @@ async def serve(frontend_settings: FrontendSettings, router_settings: RouterSett
     clock = SystemClock()
     router = Router(router_settings, clock, new_generator(router_settings.seed))
     link = HostedRouterLink(
-        router.servicer.desk,
+        router.servicer.handler,
         frontend_id=instance_id(frontend_settings),
         clock=clock,
         settings=frontend_settings.router,

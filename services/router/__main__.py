@@ -23,28 +23,27 @@ from services.router.core import CoreLimits, RouterCore
 from services.router.index.kv_index import KvIndex
 from services.router.index.predicted_index import Lifetime
 from services.router.metrics import RouterMetrics
-from services.router.placement.placer import Limits
+from services.router.placement.placer import PlacementLimits
 from services.router.queue.round_robin import read_weights
 from services.router.queue.subqueues import QueueLimits
 from services.router.replicas.joining import join
-from services.router.replicas.peer_state import Replica, ReplicaLimits
-from services.router.replicas.peer_streams import Peers
+from services.router.replicas.peer_reservations import PeerLimits, PeerReservations
+from services.router.replicas.peer_streams import PeerStreams
 from services.router.servicer import SERVICE_NAME, RouterServicer
-from services.router.serving.maintenance import Upkeep
+from services.router.serving.maintenance import Maintenance
 from services.router.serving.membership import Membership
-from services.router.serving.queue_dispatcher import Dispatch
-from services.router.settings import RouterSettings, SyncSettings
-from services.router.workers.target import TargetLimits
+from services.router.serving.queue_dispatcher import QueueDispatcher
+from services.router.settings import RouterSettings
+from services.router.workers.worker import TargetLimits
 
 
 def make_core(settings: RouterSettings, router_id: str, generator: Random, *, run_id: str = "") -> RouterCore:
-    """The core as the settings want it."""
     return RouterCore(
         router_id=router_id,
         run_id=run_id,
         policy=settings.policy,
         cost=settings.cost,
-        limits=Limits(
+        limits=PlacementLimits(
             local_prefill_tokens_max=settings.local_prefill_tokens_max,
             congested_s=settings.prefill_congested_s,
             retry_after_s=settings.retry_after_s,
@@ -65,13 +64,12 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random, *, ru
         index=KvIndex(
             predicted=Lifetime(ttl_s=settings.index.predicted_s, placements_max=settings.index.placements_max),
             approximate=Lifetime(ttl_s=settings.index.approximate_s, placements_max=settings.index.placements_max),
-            believed_blocks_max=settings.index.believed_blocks_max,
+            predicted_blocks_max=settings.index.predicted_blocks_max,
         ),
         health=settings.health,
         queue_limits=QueueLimits(
             requests_max=settings.queue.requests_max,
             prompt_tokens_max=settings.queue.prompt_tokens_max,
-            lanes_max=settings.queue.lanes_max,
             wait_s_max=settings.queue.wait_s_max,
             quantum_tokens=settings.queue.quantum_tokens,
             tenants_max=settings.queue.tenants_max,
@@ -83,21 +81,8 @@ def make_core(settings: RouterSettings, router_id: str, generator: Random, *, ru
     )
 
 
-def make_replica(settings: SyncSettings, core: RouterCore) -> Replica:
-    """What peers tell, as the settings want it."""
-    return Replica(
-        core,
-        ReplicaLimits(
-            batch_max=settings.batch_max,
-            changes_max=settings.changes_max,
-            strangers_max=settings.strangers_max,
-            blocks_max=settings.blocks_max,
-        ),
-    )
-
-
 class Router:
-    """All parts of a router, and the order in which they come and go."""
+    """All parts of a router, and the order in which they start and stop."""
 
     def __init__(self, settings: RouterSettings, clock: Clock, generator: Random) -> None:
         self.settings = settings
@@ -105,14 +90,14 @@ class Router:
         self._clock = clock
         self.telemetry = Telemetry.create("router", settings=settings.telemetry)
         self.core = make_core(settings, self.router_id, generator, run_id=f"{SystemRandom().getrandbits(32):08x}")
-        replica = make_replica(settings.sync, self.core)
+        reservations = PeerReservations(self.core, PeerLimits(blocks_max=settings.sync.blocks_max))
         metrics = RouterMetrics(self.telemetry.instruments, self.core)
-        metrics.watch_peers(replica)
-        dispatch = Dispatch(self.core, metrics, clock, tick_s=settings.queue.tick_s, notice_s=settings.queue.notice_s)
+        metrics.add_peer_gauges(reservations)
+        dispatcher = QueueDispatcher(self.core, metrics, clock)
         self._registry = ConsulRegistry(settings.discovery)
         channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
-        self._peers = Peers(
-            replica,
+        self._peers = PeerStreams(
+            reservations,
             self._registry,
             GrpcPeersClient(channels),
             router_id=self.router_id,
@@ -120,7 +105,14 @@ class Router:
             generator=generator,
             settings=settings.sync,
         )
-        self.servicer = RouterServicer(self.core, metrics, clock, self.telemetry.tracing, dispatch, self._peers)
+        self.servicer = RouterServicer(
+            self.core,
+            metrics,
+            clock,
+            tracing=self.telemetry.tracing,
+            dispatcher=dispatcher,
+            peers=self._peers,
+        )
         self._membership = Membership(
             self._registry,
             GrpcWorkerClient(channels),
@@ -140,15 +132,15 @@ class Router:
         )
         self._presence: Presence | None = None
         self._on_joined: Callable[[], Awaitable[None]] | None = None
-        upkeep = Upkeep(self.core, metrics, clock, sweep_blocks=settings.sweep_blocks)
+        maintenance = Maintenance(self.core, metrics, clock)
         self._parts: list[Part] = [
             self.telemetry.tracing,
             channels,
             self._metrics_server,
             self._membership,
             self._peers,
-            upkeep,
-            dispatch,
+            maintenance,
+            dispatcher,
             self._server,
         ]
 
@@ -159,7 +151,7 @@ class Router:
         hurry: asyncio.Event,
         on_joined: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Until `stop`; it leaves the registry after everything else. `on_joined`: it takes requests from then on."""
+        """Runs until `stop`; leaves the registry after everything else. Calls `on_joined` when the router takes requests."""
         self._on_joined = on_joined
         try:
             await run_parts(
@@ -190,7 +182,7 @@ class Router:
             self._membership,
             self._peers,
             self._presence,
-            self._server.set_serving,
+            set_serving=self._server.set_serving,
             clock=self._clock,
             settings=self.settings.joining,
         )
@@ -213,12 +205,11 @@ async def serve(settings: RouterSettings) -> None:
 
 
 def new_generator(seed: int) -> Random:
-    """Of tie-breaks; 0: a new seed each time."""
+    """The generator of tie-breaks. Seed 0: a new seed each time."""
     return Random(seed or SystemRandom().getrandbits(64))
 
 
 def main() -> int:
-    """The process."""
     settings = load_or_exit(RouterSettings, program="python -m services.router", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="router")
     return run_process(lambda: serve(settings))

@@ -1,4 +1,4 @@
-"""The router's whole state and what happens to it, without I/O: asks, reports, streams that end. Times are arguments."""
+"""The router's state and what happens to it: asks, reports, streams that end. Pure; times are arguments."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -6,29 +6,27 @@ from functools import reduce
 from operator import or_
 from random import Random
 
-from kvmesh.core import Ask, Handoff, Placement
+from kvmesh.core import Ask, Handoff, Placement, Report
 from kvmesh.core.routing import PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
-from services.router.explain import History, Record, ReportNote
+from services.router.explain import DecisionHistory, DecisionRecord
 from services.router.health.monitor import HealthEvent, HealthSettings
-from services.router.index.kv_feed import KvIndex
-from services.router.placement.decision import Choice
-from services.router.placement.learning import learn
-from services.router.placement.placer import Limits, Placer
+from services.router.index.kv_index import KvIndex
+from services.router.placement.decision import Decision
+from services.router.placement.placer import PlacementLimits, Placer
 from services.router.placement.policies import Policy, PolicyContext, make_policy
-from services.router.queue.admission import Admission, Answer, Queued
-from services.router.queue.subqueues import QueueLimits, Waiting
+from services.router.queue.admission import Admission, Queued, QueueOutcome
+from services.router.queue.subqueues import QueuedAsk, QueueLimits
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.fleet import Fleet
-from services.router.workers.reservations import Book, Reservation
-from services.router.workers.target import Target, TargetLimits
-
-_RENDEZVOUS, _SEQUENTIAL = Handoff.RENDEZVOUS, Handoff.SEQUENTIAL
+from services.router.workers.learning import learn
+from services.router.workers.reservations import Reservation, ReservationBook
+from services.router.workers.worker import Target, TargetLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreLimits:
-    """Bounds of the whole router. A reservation ends with its request's time at the latest, or after `reservation_s_max`."""
+    """Bounds of the router. A reservation ends with its request's timeout, or after `reservation_s_max`."""
 
     reservations_max: int = 65_536
     reservation_s_max: float = 3600.0
@@ -37,7 +35,7 @@ class CoreLimits:
 
 
 class RouterCore:
-    """Places requests and keeps count of them."""
+    """Places requests and keeps track of them."""
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ class RouterCore:
         run_id: str = "",
         policy: str | type[Policy] = "kv",
         cost: CostSettings | None = None,
-        limits: Limits | None = None,
+        limits: PlacementLimits | None = None,
         target_limits: TargetLimits | None = None,
         core_limits: CoreLimits | None = None,
         index: KvIndex | None = None,
@@ -54,337 +52,331 @@ class RouterCore:
         queue_limits: QueueLimits | None = None,
         generator: Random,
     ) -> None:
-        self.index = index or KvIndex()
-        self._cost = cost or CostSettings()
-        self.fleet = Fleet(self.index, self._cost, target_limits, health)
-        self.health = self.fleet.health
-        self.book = Book()
-        self._core_limits = core_limits or CoreLimits()
-        self._limits = limits or Limits()
-        self.history = History(self._core_limits.history_max)
-        weighing = make_policy(policy, PolicyContext(cost=self._cost, generator=generator))
-        self._placer = Placer(self.fleet, self.index, weighing, self._limits, generator, self._cost)
-        self._admission = Admission(queue_limits or QueueLimits())
-        self.queue = self._admission.queue
         self.router_id = router_id
         self.run_id = run_id
+        self.limits = core_limits or CoreLimits()
+        self.index = index or KvIndex()
+        self._cost = cost or CostSettings()
+        self._placement_limits = limits or PlacementLimits()
+        self.fleet = Fleet(self.index, cost=self._cost, target_limits=target_limits, health=health)
+        self.health = self.fleet.health
+        self.book = ReservationBook()
+        self.history = DecisionHistory(self.limits.history_max)
+        self.placer = Placer(
+            self.fleet,
+            self.index,
+            make_policy(policy, PolicyContext(cost=self._cost, generator=generator)),
+            limits=self._placement_limits,
+            cost=self._cost,
+            generator=generator,
+        )
+        self._admission = Admission(queue_limits or QueueLimits())
+        self.queue = self._admission.queue
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
-        self._placed = 0
+        self._placements = 0
         self._now = 0.0
-        self.hear_reports: Callable[[], bool] = bool
-        """Counts reports that somebody keeps back, before anybody is refused. False: there are none."""
+        self.apply_buffered_reports: Callable[[], bool] = bool
+        """Applies reports that the caller buffers. Called before the router refuses an ask. Returns False when there are none."""
 
     @property
     def policy_name(self) -> str:
-        """The word by which the policy was found."""
-        return self._placer.policy.name
+        return self.placer.policy.name
 
     @property
     def is_drain_unfinished(self) -> bool:
-        """True when `drain_queue` stopped for the length of its turn while there was room."""
+        """True when `drain_queue` stopped at its limit while there was room."""
         return self._admission.has_more
 
     def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, now: float, wall: float) -> Placement | Queued:
-        """Places a request and reserves for it, lets it wait, or raises the refusal. Remembered for Explain."""
-        record = Record(ask, ask_id, self._placer.policy, wall)
+        """Places a request and reserves its workers, or queues it, or raises the refusal. `wall` is for explanations."""
+        record = DecisionRecord(ask=ask, ask_id=ask_id, policy=self.placer.policy, decided_at_s=wall)
         self.history.add(record)
         self._now = now
-        self.health.turn(now)
+        self.health.advance(now)
         try:
-            if len(self.book) >= self._core_limits.reservations_max:
-                self.hear_reports()
-                if len(self.book) >= self._core_limits.reservations_max:
-                    raise self._full()
-            self._free_number(frontend_id, ask_id, ask.request_id)
+            self._check_reservations()
+            self._release_ask_number(frontend_id, ask_id, ask.request_id)
             if self.queue.requests:
-                self._take_back(frontend_id, ask_id, ask.request_id, now)
+                self._replace_queued(frontend_id, ask_id, ask.request_id, now)
                 if self.queue.is_behind(ask):
-                    return self._wait(frontend_id, ask_id, ask, record, now)
+                    return self._enqueue(frontend_id, record, now)
             try:
-                choice = self._choose(ask, now)
+                decision = self._choose(ask, now)
             except OverloadedError:
                 if not self.queue.limits.requests_max:
                     raise
-                record.considered = self._placer.considered
-                return self._wait(frontend_id, ask_id, ask, record, now)
+                record.considered = self.placer.considered
+                return self._enqueue(frontend_id, record, now)
         except MeshError as problem:
             error = self.health.refusal(problem, ask.model, now)
             error.request_id = ask.request_id
-            record.refused(error, self._placer)
+            record.refuse(error, self.placer)
             raise error from None
-        record.choice, record.considered = choice, self._placer.considered
-        record.placement = self._reserve(frontend_id, ask_id, ask, choice, now)
+        record.decision, record.considered = decision, self.placer.considered
+        record.placement = self._reserve(frontend_id, ask_id, ask, decision, now)
         return record.placement
 
-    def _choose(self, ask: Ask, now: float) -> Choice:
-        try:
-            return self._placer.choose(ask, now=now)
-        except (OverloadedError, UnavailableError):
-            if not self.hear_reports():
-                raise
-            return self._placer.choose(ask, now=now)
+    def drain_queue(self, *, now: float, wall: float) -> list[QueueOutcome]:
+        """Places queued asks for which there is room. Returns the outcomes of all asks that left the queue.
 
-    def drain_queue(self, *, now: float, wall: float) -> list[Answer]:
-        """Offers the room there is to those who wait; gives the answers of all who do not wait any more.
-
-        To be called when room may have appeared, and now and then, since asks that wait expire.
+        To be called when room may have appeared, and regularly, since queued asks expire.
         """
 
-        self.health.turn(now)
+        def place(queued: QueuedAsk) -> tuple[Placement, int]:
+            return self._place_queued(queued, now, wall)
 
-        def place(waiting: Waiting) -> tuple[Placement, int]:
-            return self._place_waiting(waiting, now, wall)
-
+        self.health.advance(now)
         if self.queue.requests:
             self._now = now
-            self.health.turn(now)
         return self._admission.drain(place, now)
 
-    def take_answers(self) -> list[Answer]:
-        """Answers that others got through an ask or a withdrawal; `drain_queue` gives them too."""
-        return self._admission.take_answers()
+    def take_queue_outcomes(self) -> list[QueueOutcome]:
+        """Outcomes of asks that another ask displaced or that were withdrawn. `drain_queue` returns them too."""
+        return self._admission.take_outcomes()
 
-    def withdraw(self, frontend_id: str, ask_id: int, *, now: float, is_answerable: bool = True) -> bool:
-        """An ask need not wait any more; False when it does not. Without an answerable frontend there is no answer."""
-        waiting = self.queue.get(frontend_id, ask_id)
-        if waiting is None:
+    def withdraw(self, frontend_id: str, ask_id: int, *, now: float, has_caller: bool = True) -> bool:
+        """Removes an ask from the queue; False when it is not queued. Without a caller there is no outcome."""
+        queued = self.queue.get(frontend_id, ask_id)
+        if queued is None:
             return False
-        if is_answerable:
-            self._admission.withdraw(waiting, now)
+        if has_caller:
+            self._admission.withdraw(queued, now)
         else:
-            self._admission.forget(waiting, now)
+            self._admission.forget(queued, now)
         return True
 
-    def report(
-        self, frontend_id: str, ask_id: int, note: ReportNote, *, now: float | None = None
-    ) -> Reservation | None:
-        """Takes news of a placed request. None: nothing is known under that number; it is then ignored.
+    def report(self, frontend_id: str, ask_id: int, report: Report, *, now: float | None = None) -> Reservation | None:
+        """Applies a report. Returns None, and ignores the report, when no such reservation is known.
 
-        `now` None: the time of the latest ask.
+        `now` None: the time of the newest ask.
         """
-        reservation = self.book.find(frontend_id, ask_id, note.reservation_id)
+        reservation = self.book.find(frontend_id, ask_id, report.reservation_id)
         if reservation is None:
             return None
-        self.history.note(reservation.request_id, note)
+        self.history.add_report(reservation.request_id, report)
         if reservation.keeper or reservation.is_orphaned:
             self.book.adopt(reservation)
         self._now = self._now if now is None else now
         reservation.due_at = self._now
-        if note.is_answered_by_prefill:
-            self.health.spared(reservation, self._now)
-        else:
-            self.health.reported(reservation, note.kind, note.error, note.failed_worker_id, self._now)
-        if reservation.forecast is not None and note.elapsed_s > 0 and self._cost.learning:
-            learn(reservation, note, self._placer.links)
-        if note.kind in SETTLING:
-            self.book.settle(reservation)
-            self._end_predictions(reservation)
-        elif note.kind is not PROGRESS or note.output_tokens:
-            self.book.prefilled(reservation, now=_time_of(reservation, note) if now is None else now)
+        self.health.on_report(reservation, report, self._now)
+        if reservation.forecast is not None and report.elapsed_s > 0 and self._cost.learning:
+            learn(reservation, report, self.placer.handoffs)
+        if report.kind in SETTLING:
+            self.settle(reservation)
+        elif report.kind is not PROGRESS or report.output_tokens:
+            self.book.mark_prefilled(reservation, now=_reported_time(reservation, report) if now is None else now)
         return reservation
 
-    def stream_ended(self, frontend_id: str, *, now: float) -> None:
-        """A frontend's stream ended; it may come back within the grace."""
-        self.book.frontend_left(frontend_id, ends_at=now + self._core_limits.reservation_grace_s)
+    def on_stream_ended(self, frontend_id: str, *, now: float) -> None:
+        """The frontend's last stream ended. It may come back within the grace."""
+        self.book.orphan_frontend(frontend_id, ends_at=now + self.limits.reservation_grace_s)
 
-    def told(self, reservation: Reservation, *, now: float) -> None:
-        """Counts what a peer placed, and takes from it what affinity and beliefs learn from own placements."""
+    def add_peer_reservation(self, reservation: Reservation, *, now: float) -> None:
+        """Counts a peer's placement; sessions and predictions follow it like one of this router."""
         self.book.add(reservation)
         if reservation.session_id:
-            self._placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now)
+            self.placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now=now)
         if reservation.block_hashes:
-            self._believe_told(reservation, now)
+            self._predict_peer_blocks(reservation, now)
 
-    def told_settled(self, reservation: Reservation) -> None:
-        """A peer says that what it placed is over."""
+    def settle(self, reservation: Reservation) -> None:
+        """Ends a reservation, and the prediction that its prompt will be cached."""
         self.book.settle(reservation)
-        self._end_predictions(reservation)
-
-    @property
-    def limits(self) -> CoreLimits:
-        """Bounds of the whole router."""
-        return self._core_limits
+        if reservation.last_block_hash is None:
+            return
+        computing = reservation.computing_prompt
+        if (feed := computing.worker.feed) is not None:
+            feed.on_settled(computing.rank, reservation.last_block_hash)
 
     def expire(self, *, now: float) -> Iterable[Reservation]:
         """Settles reservations whose end has come."""
         return self.book.expire(now)
 
     def check_health(self, *, now: float) -> list[HealthEvent]:
-        """Lets breakers turn and looks for wedged workers; gives what happened to workers since the last call."""
+        """Checks the workers. Returns what happened to them since the previous call."""
         self.health.check(self.book, now)
         events = list(self.health.events)
         self.health.events.clear()
         return events
 
+    def _choose(self, ask: Ask, now: float) -> Decision:
+        try:
+            return self.placer.choose(ask, now=now)
+        except (OverloadedError, UnavailableError):
+            if not self.apply_buffered_reports():
+                raise
+            return self.placer.choose(ask, now=now)
+
+    def _check_reservations(self) -> None:
+        """Raises OverloadedError when the router has as many reservations as it may have."""
+        if len(self.book) >= self.limits.reservations_max:
+            self.apply_buffered_reports()
+            if len(self.book) >= self.limits.reservations_max:
+                raise self._full()
+
     def _full(self) -> OverloadedError:
-        message = f"the router holds {len(self.book)} reservations, which is its limit"
-        return OverloadedError(message, reason="router_full", retry_after_s=self._limits.retry_after_s)
+        message = f"the router holds {len(self.book)} reservations, which is its limit (reservations_max)"
+        return OverloadedError(message, reason="router_full", retry_after_s=self._placement_limits.retry_after_s)
 
-    def _free_number(self, frontend_id: str, ask_id: int, request_id: str) -> None:
-        """A number in use is taken over only from a stream that has ended: a frontend that began anew counts from one.
+    def _release_ask_number(self, frontend_id: str, ask_id: int, request_id: str) -> None:
+        """Ends an older reservation with the ask's number.
 
-        What a peer placed for the same ask is over: the frontend gave that router up.
+        A frontend process counts from one, so the number may be that of its predecessor, whose stream has ended. A peer's reservation
+        for the same request is over: the frontend gave that router up. Raises InvalidRequestError when the number is in use.
         """
-        told = self.book.told(frontend_id, ask_id)
-        if told is not None and told.request_id == request_id:
-            self.book.adopt(told)
-            self.book.settle(told)
-        known = self.book.get(frontend_id, ask_id)
-        if known is not None and self.hear_reports():
-            known = self.book.get(frontend_id, ask_id)
+        of_peer = self.book.get_of_peer(frontend_id, ask_id)
+        if of_peer is not None and of_peer.request_id == request_id:
+            self.book.adopt(of_peer)
+            self.book.settle(of_peer)
+        known = self.book.get_own(frontend_id, ask_id)
+        if known is not None and self.apply_buffered_reports():
+            known = self.book.get_own(frontend_id, ask_id)
         if known is None:
             return
         if not known.is_orphaned and known.request_id != request_id:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.book.settle(known)
 
-    def _take_back(self, frontend_id: str, ask_id: int, request_id: str, now: float) -> None:
-        """The same ask again, on a new stream, takes the place of the one that waits."""
-        waiting = self.queue.get(frontend_id, ask_id)
-        if waiting is None:
+    def _replace_queued(self, frontend_id: str, ask_id: int, request_id: str, now: float) -> None:
+        """The same ask on a new stream replaces the queued one."""
+        queued = self.queue.get(frontend_id, ask_id)
+        if queued is None:
             return
-        if waiting.ask.request_id != request_id:
+        if queued.ask.request_id != request_id:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
-        self._admission.forget(waiting, now)
+        self._admission.forget(queued, now)
 
-    def _wait(self, frontend_id: str, ask_id: int, ask: Ask, record: Record, now: float) -> Queued:
-        waiting = Waiting(
+    def _enqueue(self, frontend_id: str, record: DecisionRecord, now: float) -> Queued:
+        queued = QueuedAsk(
             frontend_id=frontend_id,
-            ask_id=ask_id,
-            ask=ask,
+            ask_id=record.ask_id,
+            ask=record.ask,
             record=record,
             arrived_s=now,
-            tokens=self._uncached_tokens(ask),
+            tokens=self._uncached_tokens(record.ask),
         )
-        return self._admission.wait(waiting, now)
+        return self._admission.enqueue(queued, now)
 
     def _uncached_tokens(self, ask: Ask) -> int:
-        """Prompt tokens that no worker holds, as far as the index knows; at least 1."""
+        """Prompt tokens that no worker has cached on the device; at least 1."""
         depth = max((match.depth for match in self.index.device.match(ask.block_hashes)), default=0)
         return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
 
-    def _place_waiting(self, waiting: Waiting, now: float, wall: float) -> tuple[Placement, int]:
-        """Everything is looked up anew: while it waited, blocks came and went."""
-        if len(self.book) >= self._core_limits.reservations_max:
+    def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, int]:
+        """Decides anew, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
+        if len(self.book) >= self.limits.reservations_max:
             raise self._full()
-        ask, record, waited_s = waiting.ask, waiting.record, now - waiting.arrived_s
+        ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
         if ask.timeout_s is not None:
-            ask = replace(ask, timeout_s=ask.timeout_s - waited_s)
+            ask = replace(ask, timeout_s=ask.timeout_s - queued_s)
         try:
-            choice = self._placer.choose(ask, now=now)
+            decision = self.placer.choose(ask, now=now)
         except UnavailableError as problem:
-            record.refused(problem, self._placer)
+            record.refuse(problem, self.placer)
             raise self.health.refusal(problem, ask.model, now) from None
-        record.considered = self._placer.considered
-        placement = self._reserve(waiting.frontend_id, waiting.ask_id, ask, choice, now)
-        record.choice, record.placement = choice, replace(placement, queued_s=waited_s)
+        record.considered = self.placer.considered
+        placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision, now)
+        record.decision, record.placement = decision, replace(placement, queued_s=queued_s)
         record.decided_at_s = wall
         self.history.add(record)
-        return record.placement, max(1, choice.uncached_tokens)
+        return record.placement, max(1, decision.uncached_tokens)
 
-    def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, choice: Choice, now: float) -> Placement:
-        self._placed = number = self._placed + 1
-        longest_s, timeout_s = self._core_limits.reservation_s_max, ask.timeout_s
-        ends_at = now + (longest_s if timeout_s is None or timeout_s > longest_s else timeout_s)
-        prefill, decode, block_hashes = choice.prefill, choice.decode, ask.block_hashes
-        spares_decode = _spares_decode(ask, choice)
+    def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, decision: Decision, now: float) -> Placement:
+        self._placements += 1
+        lifetime_s = self.limits.reservation_s_max
+        ends_at = now + (lifetime_s if ask.timeout_s is None else min(lifetime_s, ask.timeout_s))
+        prefill, decode, block_hashes = decision.prefill, decision.decode, ask.block_hashes
+        uses_decode = not _is_answered_by_prefill(ask, decision)
+        kv_tokens = ask.prompt_tokens + ask.expected_output_tokens
+        is_silent = _has_unseen_blocks(decode, ask) or (prefill is not None and _has_unseen_blocks(prefill, ask))
         reservation = Reservation(
-            f"{self._id_prefix}{number}",
-            ask.request_id,
-            frontend_id,
-            ask_id,
-            prefill,
-            decode,
-            choice.uncached_tokens,
-            0 if spares_decode else -(-(ask.prompt_tokens + ask.expected_output_tokens) // decode.block_size_tokens),
-            0 if spares_decode else ask.choices or 1,
-            ends_at,
-            ends_at,
-            now,
-            now,
-            choice.prefill_s,
-            choice.forecast,
-            choice.expected_ttft_s,
-            block_hashes[-1] if block_hashes else None,
-            ask.session_id,
-            block_hashes if _tells_nothing(decode, ask) or _tells_nothing(prefill, ask) else (),
-            block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
+            reservation_id=f"{self._id_prefix}{self._placements}",
+            request_id=ask.request_id,
+            frontend_id=frontend_id,
+            ask_id=ask_id,
+            prefill=prefill,
+            decode=decode,
+            uncached_tokens=decision.uncached_tokens,
+            kv_blocks=-(-kv_tokens // decode.block_size_tokens) if uses_decode else 0,
+            choices=ask.choices or 1 if uses_decode else 0,
+            ends_at=ends_at,
+            ends_at_latest=ends_at,
+            due_at=now,
+            placed_at=now,
+            prefill_s=decision.prefill_s,
+            forecast=decision.forecast,
+            expected_ttft_s=decision.expected_ttft_s,
+            last_block_hash=block_hashes[-1] if block_hashes else None,
+            session_id=ask.session_id,
+            block_hashes=block_hashes if is_silent else (),
+            predicted_hashes=block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
         )
         self.book.add(reservation)
-        self.health.placed(reservation, ask, now, self._holders_of)
+        self.health.on_placed(reservation, ask, now, self._holders_of)
         if prefill is not None:
-            self._placed_on(prefill, ask, number, now, is_computing=True)
-        self._placed_on(decode, ask, number, now, is_computing=prefill is None)
+            self._note_placement(prefill, ask, now, is_computing=True)
+        self._note_placement(decode, ask, now, is_computing=prefill is None)
         if ask.session_id:
-            self._placer.sessions.bind(ask.session_id, prefill, decode, now)
-        return _placement(reservation, choice)
+            self.placer.sessions.bind(ask.session_id, prefill, decode, now=now)
+        return _placement(reservation, decision)
 
-    def _placed_on(self, target: Target, ask: Ask, number: int, now: float, *, is_computing: bool) -> None:
-        target.placed_last = number
+    def _note_placement(self, target: Target, ask: Ask, now: float, *, is_computing: bool) -> None:
+        target.placed_last = self._placements
         if ask.adapter:
-            target.ran(ask.adapter)
+            target.use_adapter(ask.adapter)
         feed = target.worker.feed
         if feed is None or ask.block_size_tokens != target.block_size_tokens:
             return
-        if is_computing or not feed.tells_events:
-            feed.placed(target.rank, ask.block_hashes, now=now, is_computing=is_computing)
+        if is_computing or not feed.sends_events:
+            feed.on_placed(target.rank, ask.block_hashes, now=now, is_computing=is_computing)
 
-    def _believe_told(self, reservation: Reservation, now: float) -> None:
-        computing = None if reservation.is_prefilled else reservation.computing
+    def _predict_peer_blocks(self, reservation: Reservation, now: float) -> None:
+        computing = None if reservation.is_prefilled else reservation.computing_prompt
         is_silent = False
-        # As with an ask of one's own: what is known of a prompt is at hand, and what workers tell next goes on from it.
+        # As for an ask of this router: later events of the workers continue blocks that a lookup has put into the index.
         self.index.device.prefixes(reservation.block_hashes)
         for target in (reservation.prefill, reservation.decode):
             if target is not None and (feed := target.worker.feed) is not None:
                 is_computing = target is computing
-                feed.placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
-                is_silent = is_silent or not feed.tells_events
+                feed.on_placed(target.rank, reservation.block_hashes, now=now, is_computing=is_computing)
+                is_silent = is_silent or not feed.sends_events
         if not is_silent:
             reservation.block_hashes = ()
 
-    def _end_predictions(self, reservation: Reservation) -> None:
-        last = reservation.last_block_hash
-        if last is None:
-            return
-        computing = reservation.prefill or reservation.decode  # Of the other nothing was predicted.
-        if (feed := computing.worker.feed) is not None:
-            feed.settled(computing.rank, last)
-
     def _holders_of(self, block_hash: int) -> int:
-        """Who told of the block, in whatever tier; a bit means the same holder in all of them. Predictions do not count."""
+        """The bits of all holders whose events named the block, in any tier. Predictions do not count."""
         found = [match.holders for index in self.index.tiers.values() for match in index.match((block_hash,))]
         return reduce(or_, found, 0)
 
 
-def _spares_decode(ask: Ask, choice: Choice) -> bool:
-    """Whether the prefill worker gives the answer itself. One that does not leaves a leg of one step that nobody counts."""
-    return ask.expected_output_tokens == 1 and choice.prefill is not None and choice.handoff is _SEQUENTIAL
+def _is_answered_by_prefill(ask: Ask, decision: Decision) -> bool:
+    """Whether the prefill worker answers by itself. Where it does not, the decode worker makes one step that is not counted."""
+    return ask.expected_output_tokens == 1 and decision.prefill is not None and decision.handoff is Handoff.SEQUENTIAL
 
 
-def _time_of(reservation: Reservation, note: ReportNote) -> float | None:
-    """When it happened by this router's clock, as the frontend measured it from the placement on."""
-    return None if reservation.placed_at is None else reservation.placed_at + note.elapsed_s
+def _reported_time(reservation: Reservation, report: Report) -> float | None:
+    """The time of a report by this router's clock; the frontend measures from the placement on."""
+    return None if reservation.placed_at is None else reservation.placed_at + report.elapsed_s
 
 
-def _tells_nothing(target: Target | None, ask: Ask) -> bool:
-    """Whether peers cannot hear from the worker itself that it holds the prompt from now on."""
-    if target is None or (feed := target.worker.feed) is None:
-        return False
-    return not feed.tells_events and target.block_size_tokens == ask.block_size_tokens
+def _has_unseen_blocks(target: Target, ask: Ask) -> bool:
+    """Whether the worker sends no events, so that peers cannot know that it holds the prompt from now on."""
+    feed = target.worker.feed
+    return feed is not None and not feed.sends_events and target.block_size_tokens == ask.block_size_tokens
 
 
-def _placement(reservation: Reservation, choice: Choice) -> Placement:
-    prefill, address = choice.prefill, ""
-    if prefill is not None and choice.handoff is _RENDEZVOUS and prefill.worker.description is not None:
+def _placement(reservation: Reservation, decision: Decision) -> Placement:
+    prefill, address = decision.prefill, ""
+    if prefill is not None and decision.handoff is Handoff.RENDEZVOUS and prefill.worker.description is not None:
         address = prefill.worker.description.rendezvous_address
     return Placement(
         reservation_id=reservation.reservation_id,
-        decode=choice.decode.ref,
+        decode=decision.decode.ref,
         prefill=prefill.ref if prefill is not None else None,
-        handoff=choice.handoff,
+        handoff=decision.handoff,
         rendezvous_address=address,
-        cached_tokens=choice.cached_tokens,
-        expected_ttft_s=choice.expected_ttft_s,
-        reasons=choice.reasons,
-        decode_cached_tokens=choice.decode_cached_tokens,
+        cached_tokens=decision.cached_tokens,
+        expected_ttft_s=decision.expected_ttft_s,
+        reasons=decision.reasons,
+        decode_cached_tokens=decision.decode_cached_tokens,
     )

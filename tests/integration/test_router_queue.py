@@ -8,12 +8,12 @@ import pytest
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
-from kvmesh.core import ReportKind
+from kvmesh.core import Report, ReportKind
 from kvmesh.errors import InvalidRequestError, OverloadedError
-from kvmesh.rpc.codec.router import TAKES_BATCHES, Report, to_ask, to_report
+from kvmesh.rpc.codec.router import TAKES_BATCHES, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
 from services.router.queue.subqueues import QueueLimits
-from services.router.workers.target import TargetLimits
+from services.router.workers.worker import TargetLimits
 from tests.integration.test_router_service import eventually, running_mesh
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
@@ -147,7 +147,7 @@ async def test_a_lost_stream_takes_its_asks_along():
         await eventually(lambda: router.core.queue.requests == 1)
         await other.report(1)
         assert await other.answer() == (2, "d1")
-        assert not router.servicer.dispatch.is_waiting
+        assert not router.servicer.dispatcher.is_waiting
 
 
 async def test_room_that_no_report_tells_of_is_found():

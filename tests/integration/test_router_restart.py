@@ -82,5 +82,5 @@ async def test_a_router_that_starts_anew_holds_what_the_workers_hold():
                 assert core.index.device.blocks_of(feed.bits[0]) == blocks
             while core.index.sweep(10_000):
                 pass
-            core.index.device.enter()
+            core.index.device.flush_all()
             assert len(core.index.device) == len(set().union(*held))

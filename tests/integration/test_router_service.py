@@ -32,7 +32,7 @@ from kvmesh.telemetry import Telemetry
 from services.router.core import CoreLimits, RouterCore
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
-from services.router.serving.maintenance import Upkeep
+from services.router.serving.maintenance import Maintenance
 from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
 from tests.integration.workers import ToldWorker
@@ -72,7 +72,7 @@ class Router:
             # Not shorter: router, workers and registry share this loop, and when it has to wait for a processor all are silent.
             settings=MembershipSettings(silence_s=silence_s, load_interval_s=0.02, reconnect_max_s=0.2),
         )
-        self.upkeep = Upkeep(self.core, metrics, clock, sweep_blocks=100)
+        self.upkeep = Maintenance(self.core, metrics, clock, sweep_blocks=100)
         self.server = RpcServer(
             RpcSettings(grace_s=0),
             service_names=[SERVICE_NAME],
@@ -83,7 +83,7 @@ class Router:
     async def start(self, tasks: AsyncExitStack) -> None:
         await self.server.start()
         await self.server.set_serving(True)
-        for part in (self.membership, self.upkeep, self.servicer.dispatch):
+        for part in (self.membership, self.upkeep, self.servicer.dispatcher):
             task = asyncio.create_task(part.run())
             tasks.push_async_callback(end, task)
         await self.registry.register(

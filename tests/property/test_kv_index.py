@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.index.holder_index import HolderIndex, bits
-from services.router.index.lookup_cache import ANSWERS_MAX, PLACES_MAX, Recall
+from services.router.index.lookup_cache import ENTRIES_MAX, SENTINELS_MAX, LookupCache
 
 HOLDERS = 4
 # A small tree of prompts: block 0 is the root of all; (parent, block) pairs make chains that branch.
@@ -72,10 +72,10 @@ def test_matches_are_those_of_the_obvious_index(history):
         bit = slots[holder]
         if kind == "stored":
             run = chain(what)[-length:]
-            index.stored(bit, run, PARENTS[run[0]])
+            index.store(bit, run, PARENTS[run[0]])
             obvious.held[bit] |= set(run)
         elif kind == "removed":
-            unknown = index.removed(bit, what)
+            unknown = index.remove(bit, what)
             gone = obvious.held[bit] & set(what)
             assert unknown == len(what) - len(gone)
             obvious.held[bit] -= gone
@@ -116,7 +116,7 @@ def test_long_prompts_with_many_holders(heads, length):
     depths: dict[int, int] = {}
     for holder, head in heads:
         if head:
-            index.stored(slots[holder], prompt[:head])
+            index.store(slots[holder], prompt[:head])
             depths[slots[holder]] = max(head, depths.get(slots[holder], 0))
     found = index.match(prompt[:length])
     assert [match.depth for match in found] == sorted({match.depth for match in found})
@@ -128,17 +128,17 @@ def test_nothing_is_kept_of_what_left():
     index = HolderIndex()
     bit = 0
     index.add_holder(bit)
-    index.stored(bit, [1])
+    index.store(bit, [1])
     for child in range(100, 5100):
-        index.stored(bit, [child, child + 10_000], 1)
-        index.removed(bit, [child])
-        index.removed(bit, [child + 10_000])
+        index.store(bit, [child, child + 10_000], 1)
+        index.remove(bit, [child])
+        index.remove(bit, [child + 10_000])
     assert index.count(bit) == 1
     assert len(index._children) + sum(len(known) for known in index._children.values() if isinstance(known, set)) < 400
     assert sum(map(len, index._cuts.values())) < 200
-    index.removed(bit, [1])
-    index.stored(bit, list(range(20_000, 20_500)))
-    index.removed(bit, list(range(20_000, 20_500)))
+    index.remove(bit, [1])
+    index.store(bit, list(range(20_000, 20_500)))
+    index.remove(bit, list(range(20_000, 20_500)))
     assert len(index) == 0
     assert not any(20_000 <= block < 20_500 for block in index._children), (
         "a run that left at once leaves nothing either"
@@ -163,10 +163,10 @@ def test_what_is_remembered_of_a_lookup_is_what_a_new_one_gives(history):
     for bit, is_stored, branch, length in history:
         prompt = PROMPTS[branch]
         if bit is not None and is_stored:
-            index.stored(bit, prompt[:length])
+            index.store(bit, prompt[:length])
             obvious.held[bit] |= set(prompt[:length])
         elif bit is not None:
-            index.removed(bit, prompt[length - 1 :])
+            index.remove(bit, prompt[length - 1 :])
             obvious.held[bit] -= set(prompt[length - 1 :])
         else:
             for _ in range(3):
@@ -178,25 +178,25 @@ def test_a_lookup_made_twice_is_remembered_until_a_holder_of_its_ends_changes():
     """From then on it takes a probe or two per depth, for longer prompts too unless somebody holds the whole prompt."""
     holders = {block: 0b111 if block < 3 else 0b001 for block in range(10)}
     prompt, found = list(range(20)), ((3, 10), (0b110, 0b001))
-    recall = Recall()
-    assert recall.find(prompt, holders.get) is None
-    recall.keep(prompt, found, holders.get)
-    assert recall.find(prompt, holders.get) is None
-    recall.keep(prompt, found, holders.get)
+    cache = LookupCache()
+    assert cache.find(prompt, holders.get) is None
+    cache.add(prompt, found, holders.get)
+    assert cache.find(prompt, holders.get) is None
+    cache.add(prompt, found, holders.get)
     probed = []
-    assert recall.find(prompt, lambda block: probed.append(block) or holders.get(block)) == found
+    assert cache.find(prompt, lambda block: probed.append(block) or holders.get(block)) == found
     assert probed == [0, 2, 3, 9, 10]
-    assert recall.find(prompt[:11], holders.get) == recall.find([*prompt, 99], holders.get) == found
-    assert recall.find(prompt[:10], holders.get) is None
+    assert cache.find(prompt[:11], holders.get) == cache.find([*prompt, 99], holders.get) == found
+    assert cache.find(prompt[:10], holders.get) is None
     holders[10] = 0b001
-    assert recall.find(prompt, holders.get) is None
+    assert cache.find(prompt, holders.get) is None
     whole = ((3, 11), (0b110, 0b001))
-    recall.keep(prompt[:11], whole, holders.get)
-    recall.keep(prompt[:11], whole, holders.get)
-    assert recall.find(prompt[:11], holders.get) == whole
-    assert recall.find(prompt, holders.get) is None
-    recall.clear()
-    assert recall.find(prompt[:11], holders.get) is None
+    cache.add(prompt[:11], whole, holders.get)
+    cache.add(prompt[:11], whole, holders.get)
+    assert cache.find(prompt[:11], holders.get) == whole
+    assert cache.find(prompt, holders.get) is None
+    cache.clear()
+    assert cache.find(prompt[:11], holders.get) is None
 
 
 def test_a_dropped_holder_is_in_no_lookup():
@@ -204,10 +204,10 @@ def test_a_dropped_holder_is_in_no_lookup():
     index, prompt = HolderIndex(), list(range(100, 140))
     for bit in (0, 1):
         index.add_holder(bit)
-        index.stored(bit, prompt[: 20 + 10 * bit])
+        index.store(bit, prompt[: 20 + 10 * bit])
     for _ in range(3):
         assert index.prefixes(prompt) == ((20, 30), (0b01, 0b10))
-    index.removed(1, [prompt[3]])
+    index.remove(1, [prompt[3]])
     assert index.has_cuts(1)
     index.drop_holder(1)
     assert not index.has_cuts(1), "whoever gets the bit next has none"
@@ -225,11 +225,11 @@ def test_a_dropped_holder_is_in_no_lookup():
 
 def test_what_is_remembered_of_lookups_is_bounded():
     """In number, and in the blocks that one hangs on."""
-    recall, holders = Recall(), {}
-    for first in range(3 * ANSWERS_MAX):
-        recall.keep([first, -1], ((1,), (1,)), holders.get)
-    assert len(recall._answers) <= ANSWERS_MAX
-    many = (tuple(range(1, PLACES_MAX + 1)), (1,) * PLACES_MAX)
+    cache, holders = LookupCache(), {}
+    for first in range(3 * ENTRIES_MAX):
+        cache.add([first, -1], ((1,), (1,)), holders.get)
+    assert len(cache._lookups) <= ENTRIES_MAX
+    many = (tuple(range(1, SENTINELS_MAX + 1)), (1,) * SENTINELS_MAX)
     for _ in range(2):
-        recall.keep(list(range(-9, 200)), many, holders.get)
-    assert -9 not in recall._answers
+        cache.add(list(range(-9, 200)), many, holders.get)
+    assert -9 not in cache._lookups

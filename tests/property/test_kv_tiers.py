@@ -58,12 +58,12 @@ def test_every_index_has_the_same_bit_for_a_holder(history):
         bit = slots[number]
         run = PROMPTS[chosen][:count] if chosen is not None else []
         if what == "stored":
-            index.tiers[tier].stored(bit, run[-2:], run[-3] if count > 2 else None)
-            index.predicted.stored(bit, run[-2:])
+            index.tiers[tier].store(bit, run[-2:], run[-3] if count > 2 else None)
+            index.predicted.confirm(bit, run[-2:])
             known[bit].held[tier].update(run[-2:])
             known[bit].placed = {k: v for k, v in known[bit].placed.items() if k[-1] not in run[-2:]}
         elif what == "removed":
-            assert index.tiers[tier].removed(bit, run) == len(set(run) - known[bit].held[tier])
+            assert index.tiers[tier].remove(bit, run) == len(set(run) - known[bit].held[tier])
             known[bit].held[tier].difference_update(run)
         elif what in ("predict", "approximate"):
             place(index, known[bit], what, bit, run, now)

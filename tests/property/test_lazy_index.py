@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.index.holder_index import bits
-from services.router.index.lazy_index import RUN_BLOCKS_MIN, WAITING_HOLDERS_MAX, LazyIndex
+from services.router.index.lazy_index import PENDING_HOLDERS_MAX, RUN_BLOCKS_MIN, LazyIndex
 
 HOLDERS = 4
 LENGTH = 40
@@ -37,8 +37,8 @@ steps = st.lists(
 class Both:
     """The index, and the sets that it is to be equal to."""
 
-    def __init__(self, waiting_blocks_max: int) -> None:
-        self.index = LazyIndex(waiting_blocks_max=waiting_blocks_max)
+    def __init__(self, pending_blocks_max: int) -> None:
+        self.index = LazyIndex(pending_blocks_max=pending_blocks_max)
         self.slots = list(range(HOLDERS))
         self.held: dict[int, set[int]] = {bit: set() for bit in self.slots}
         for bit in self.slots:
@@ -46,7 +46,7 @@ class Both:
 
     def store(self, bit: int, prompt: list[int], start: int, end: int, *, at_once: bool = False) -> None:
         if start < end:
-            store = self.index.stored if at_once else self.index.stored_lazily
+            store = self.index.store if at_once else self.index.store_lazily
             run = prompt[start:end]
             store(bit, tuple(run), prompt[start - 1] if start else None)
             self.held[bit].update(run)
@@ -54,7 +54,7 @@ class Both:
     def remove(self, bit: int, gone: list[int]) -> None:
         if gone:
             known = self.held[bit] & set(gone)
-            assert self.index.removed(bit, tuple(gone)) == len(gone) - len(known)
+            assert self.index.remove(bit, tuple(gone)) == len(gone) - len(known)
             self.held[bit] -= known
 
     def end(self, bit: int, prompt: list[int]) -> int:
@@ -113,10 +113,10 @@ class Both:
 
 @settings(max_examples=1000, deadline=None)
 @given(steps, st.sampled_from([20, 60, 10_000]))
-def test_whatever_waits_counts(history, waiting_blocks_max):
+def test_whatever_waits_counts(history, pending_blocks_max):
     """Stored in whole and in parts, evicted from the end and otherwise, dropped and asked for, in any order: counts at every
     step, the answers to the lookups that come, and all of it in the end."""
-    both = Both(waiting_blocks_max)
+    both = Both(pending_blocks_max)
     for each in history:
         both.step(*each)
         bit = both.slots[each[1]]
@@ -127,7 +127,7 @@ def test_whatever_waits_counts(history, waiting_blocks_max):
     assert len(both.index) >= len(set().union(*both.held.values()))
     for prompt in PROMPTS:
         both.ask(prompt)
-    both.index.enter()
+    both.index.flush_all()
     while both.index.sweep(7):
         pass
     assert len(both.index) == len(set().union(*both.held.values()))
@@ -147,7 +147,7 @@ def test_what_waits_leaves_nothing_behind(history):
     while both.index.sweep(7):
         pass
     index = both.index
-    assert (len(index), index.holders, index.heads, index._waiting) == (0, {}, {}, {})
+    assert (len(index), index.holders, index.heads, index._pending) == (0, {}, {}, {})
 
 
 block = st.integers(1, 30)
@@ -158,21 +158,21 @@ runs = st.lists(block, min_size=1, max_size=20)
 @given(st.lists(st.tuples(st.sampled_from("srl"), st.integers(0, 2), runs, st.one_of(st.none(), block)), max_size=40))
 def test_a_worker_that_tells_no_chains_breaks_nothing(history):
     """Runs in any order, with blocks twice and any parent: answers may be wrong, but it takes no harm and forgets all."""
-    index = LazyIndex(waiting_blocks_max=40)
+    index = LazyIndex(pending_blocks_max=40)
     for bit in range(3):
         index.add_holder(bit)
     for what, bit, run, parent in history:
         if what == "s":
-            index.stored_lazily(bit, run, parent)
+            index.store_lazily(bit, run, parent)
         elif what == "r":
-            index.removed(bit, run)
+            index.remove(bit, run)
         else:
             index.match(run)
     for bit in range(3):
         index.drop_holder(bit)
     while index.sweep(7):
         pass
-    assert (len(index), index.heads, index._waiting) == (0, {}, {})
+    assert (len(index), index.heads, index._pending) == (0, {}, {})
 
 
 def waiting_index(holders: int = 3) -> LazyIndex:
@@ -186,28 +186,28 @@ def test_a_prompt_that_nobody_asks_about_never_gets_into_the_dictionaries():
     """A prefill worker tells it in parts, a decode worker with what it generates; both evict it from its end, over several events."""
     index, prompt, other = waiting_index(), PROMPTS[0], [block + 500 for block in PROMPTS[0]]
     for each in (prompt, other):
-        index.stored_lazily(0, each[:11])
-        index.stored_lazily(0, each[11:], each[10])
-        index.stored_lazily(1, each[:38])
+        index.store_lazily(0, each[:11])
+        index.store_lazily(0, each[11:], each[10])
+        index.store_lazily(1, each[:38])
         for i in (38, 39):
-            index.stored_lazily(1, each[i : i + 1], each[i - 1])
+            index.store_lazily(1, each[i : i + 1], each[i - 1])
     assert (index.count(0), index.count(1), len(index.holders)) == (80, 80, 0)
     for bit in (0, 1):
-        assert index.removed(bit, prompt[:30:-1]) == 0
-        assert index.removed(bit, prompt[30::-1] + other[:20:-1]) == 0
+        assert index.remove(bit, prompt[:30:-1]) == 0
+        assert index.remove(bit, prompt[30::-1] + other[:20:-1]) == 0
         assert index.count(bit) == 21
-        assert index.removed(bit, other[:21]) == 0
-    assert (index.count(0), index.count(1), index.holders, index.heads, index._waiting) == (0, 0, {}, {}, {})
+        assert index.remove(bit, other[:21]) == 0
+    assert (index.count(0), index.count(1), index.holders, index.heads, index._pending) == (0, 0, {}, {}, {})
 
 
 def test_a_lookup_enters_what_it_comes_to_and_nothing_else():
     """The run that the prompt starts with, with all that have it; then what goes on from there; prompts beside it wait on."""
     index = waiting_index()
-    index.stored(0, PROMPTS[0][:12])
-    index.stored_lazily(0, PROMPTS[0][12:], PROMPTS[0][11])
-    index.stored_lazily(0, PROMPTS[1][12:30], PROMPTS[0][11])
-    index.stored_lazily(1, PROMPTS[3])
-    index.stored_lazily(2, PROMPTS[3][:20])
+    index.store(0, PROMPTS[0][:12])
+    index.store_lazily(0, PROMPTS[0][12:], PROMPTS[0][11])
+    index.store_lazily(0, PROMPTS[1][12:30], PROMPTS[0][11])
+    index.store_lazily(1, PROMPTS[3])
+    index.store_lazily(2, PROMPTS[3][:20])
     assert [(match.depth, match.holders) for match in index.match(PROMPTS[1])] == [(30, 1)]
     assert (index.count(0), len(index.holders), len(index.heads)) == (58, 30, 2)
     assert [(match.depth, match.holders) for match in index.match(PROMPTS[3])] == [(20, 4), (40, 2)]
@@ -217,31 +217,31 @@ def test_a_lookup_enters_what_it_comes_to_and_nothing_else():
 def test_a_run_does_not_wait_for_a_parent_that_left():
     """Evicted out of order: what is told again from the parent on has blocks of the run."""
     index, prompt = waiting_index(), PROMPTS[0]
-    index.stored(0, prompt[:12])
-    index.stored_lazily(0, prompt[12:30], prompt[11])
-    assert index.removed(0, prompt[10:12]) == 0
-    index.stored_lazily(0, prompt[10:], prompt[9])
+    index.store(0, prompt[:12])
+    index.store_lazily(0, prompt[12:30], prompt[11])
+    assert index.remove(0, prompt[10:12]) == 0
+    index.store_lazily(0, prompt[10:], prompt[9])
     assert (index.count(0), index.blocks_of(0)) == (LENGTH, set(prompt))
-    assert index.removed(0, prompt[::-1]) == 0
+    assert index.remove(0, prompt[::-1]) == 0
     assert (index.count(0), index.blocks_of(0), index.match(prompt)) == (0, set(), [])
 
 
 def test_what_many_hold_and_what_is_short_does_not_wait():
     """The dictionaries share what many hold; a list for a few blocks takes more memory than they do."""
-    index, prompt = waiting_index(WAITING_HOLDERS_MAX + 1), PROMPTS[0]
-    for bit in range(WAITING_HOLDERS_MAX):
-        index.stored_lazily(bit, prompt)
+    index, prompt = waiting_index(PENDING_HOLDERS_MAX + 1), PROMPTS[0]
+    for bit in range(PENDING_HOLDERS_MAX):
+        index.store_lazily(bit, prompt)
     assert (len(index.heads), len(index.holders)) == (1, 0)
-    index.stored_lazily(WAITING_HOLDERS_MAX, prompt)
+    index.store_lazily(PENDING_HOLDERS_MAX, prompt)
     assert (index.heads, len(index.holders)) == ({}, LENGTH)
-    index.stored_lazily(0, PROMPTS[3][: RUN_BLOCKS_MIN - 1])
+    index.store_lazily(0, PROMPTS[3][: RUN_BLOCKS_MIN - 1])
     assert (index.heads, len(index.holders)) == ({}, LENGTH + RUN_BLOCKS_MIN - 1)
 
 
 def test_what_waits_is_bounded():
     """The oldest runs of a holder go into the dictionaries when it has too many blocks that wait."""
-    index = LazyIndex(waiting_blocks_max=100)
+    index = LazyIndex(pending_blocks_max=100)
     index.add_holder(0)
     for first in range(0, 1000, 50):
-        index.stored_lazily(0, range(first, first + 50))
+        index.store_lazily(0, range(first, first + 50))
     assert (index.count(0), len(index.holders), len(index.heads)) == (1000, 900, 2)

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmesh.core import Handoff, LoadRecord, ReportKind
+from kvmesh.core import Handoff, LoadRecord, Report, ReportKind
 from kvmesh.errors import LostError, MeshError
-from services.router.explain import ReportNote, weighed_candidates
-from services.router.workers.fleet import Worker
+from services.router.explain import scored_candidates
+from services.router.workers.worker import Worker
 from tests.unit.router_fleets import ask, core, holds, join
 
 WORKERS = st.lists(
@@ -29,7 +29,7 @@ MOVES = st.lists(
 def put(router, worker: Worker, state: str) -> None:
     """One event: what the registry, the worker or its stream says."""
     if state in ("marked", "critical", "well"):
-        router.fleet.registered(
+        router.fleet.register(
             worker.worker_id,
             address=worker.address,
             role=worker.role,
@@ -38,11 +38,13 @@ def put(router, worker: Worker, state: str) -> None:
             is_draining=state == "marked",
         )
     if state in ("drains", "well"):
-        router.fleet.loaded(worker, LoadRecord(worker_id=worker.worker_id, epoch=1, is_draining=state == "drains"))
+        router.fleet.on_load_record(
+            worker, LoadRecord(worker_id=worker.worker_id, epoch=1, is_draining=state == "drains")
+        )
     if state in ("unreachable", "silent"):
-        router.fleet.broken(worker, state)
+        router.fleet.disconnected(worker, state)
     if state == "well":
-        router.fleet.standing(worker)
+        router.fleet.connected(worker)
 
 
 def can_exchange(prefill: Worker, decode: Worker) -> bool:
@@ -84,11 +86,11 @@ def test_no_pair_that_cannot_exchange_kv_and_nobody_who_is_out(specs, moves, pol
         assert all(w.description.model.name == "demo" for w in chosen)
         if placement.prefill is not None:
             assert can_exchange(*chosen)
-        for candidate in weighed_candidates(router.history.get(f"r{number}").choice):
+        for candidate in scored_candidates(router.history.get(f"r{number}").decision):
             if candidate.prefill is not None and candidate.decode is not None:
                 assert can_exchange(candidate.prefill.worker, candidate.decode.worker)
         if what == "fail":
-            note = ReportNote(
+            note = Report(
                 kind=ReportKind.FAILED, elapsed_s=0.1, error=LostError("gone"), failed_worker_id=used[-1].worker_id
             )
             router.report("f", number, note, now=0.0)

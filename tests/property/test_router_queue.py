@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Ask, Placement, WorkerRef
 from kvmesh.errors import DeadlineError, OverloadedError
-from services.router.explain import Record
+from services.router.explain import DecisionRecord
 from services.router.placement.policies import PolicyContext, make_policy
-from services.router.queue.admission import PLACED_PER_TURN_MAX, Admission
-from services.router.queue.round_robin import RoundRobin
-from services.router.queue.subqueues import LaneKey, QueueLimits, Waiting
+from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Admission
+from services.router.queue.round_robin import DeficitRoundRobin
+from services.router.queue.subqueues import QueuedAsk, QueueLimits, SubqueueKey
 from services.router.workers.cost_settings import CostSettings
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 3.0}
@@ -81,8 +81,8 @@ turns = st.lists(
 )
 
 
-def robin(tenants_max: int = 100) -> RoundRobin[Item]:
-    return RoundRobin(quantum_tokens=QUANTUM, weights=WEIGHTS, tenants_max=tenants_max)
+def robin(tenants_max: int = 100) -> DeficitRoundRobin[Item]:
+    return DeficitRoundRobin(quantum_tokens=QUANTUM, weights=WEIGHTS, tenants_max=tenants_max)
 
 
 @settings(max_examples=300, deadline=None)
@@ -97,24 +97,24 @@ def test_turns_are_those_of_the_paper(steps):
             items.append((item, fast.add(first, item)))
             slow.add(first, item)
         elif verb == "remove" and items:
-            item, flow = items.pop(first % len(items))
-            fast.remove(flow, item)
+            item, tenant_queue = items.pop(first % len(items))
+            fast.remove(tenant_queue, item)
             slow.remove(item.tenant, item)
         elif verb == "serve":
             for _ in range(min(first, len(items))):
                 head = fast.head()
                 assert head is slow.head()
-                [flow] = [flow for item, flow in items if item is head]
+                [tenant_queue] = [tenant_queue for item, tenant_queue in items if item is head]
                 items = [each for each in items if each[0] is not head]
                 slow.deficit[head.tenant] -= second
                 slow.remove(head.tenant, head)
-                fast.served(flow, head, second)
+                fast.serve(tenant_queue, head, second)
         elif verb == "look" and items:
             assert fast.head() is fast.head() is slow.head()
         assert fast.tokens == sum(item.tokens for item, _ in items)
         assert bool(fast) == bool(items)
-        for flow in fast.flows():
-            assert flow.tokens == sum(item.tokens for item, of in items if of is flow)
+        for tenant_queue in fast.queues():
+            assert tenant_queue.tokens == sum(item.tokens for item, of in items if of is tenant_queue)
 
 
 @settings(max_examples=100, deadline=None)
@@ -130,13 +130,13 @@ def test_shares_differ_by_a_quantum_and_a_request(data):
             number += 1
             queue.add(name, Item(data.draw(st.integers(1, largest)), (inf, number), name))
     served = Counter(dict.fromkeys(names, 0))
-    while all(len(flow.waiting) for flow in queue.flows()) and len(list(queue.flows())) == len(names):
+    while all(len(tenant_queue.items) for tenant_queue in queue.queues()) and len(list(queue.queues())) == len(names):
         for one, two in combinations(names, 2):
             apart = abs(served[one] / WEIGHTS[one] - served[two] / WEIGHTS[two])
             assert apart <= QUANTUM + largest / min(WEIGHTS[one], WEIGHTS[two])
         head = queue.head()
         served[head.tenant] += head.tokens
-        queue.served(queue.flow(head.tenant), head, head.tokens)
+        queue.serve(queue.queue_of(head.tenant), head, head.tokens)
 
 
 @settings(max_examples=50, deadline=None)
@@ -148,10 +148,10 @@ def test_tenants_beyond_the_bound_share_an_account(adds, tenants_max):
     for number, (tenant, size) in enumerate(adds):
         item = Item(size, (inf, number))
         left[item] = queue.add(f"tenant{tenant}", item)
-        assert len(list(queue.flows())) <= tenants_max + 1
+        assert len(list(queue.queues())) <= tenants_max + 1
     while left:
         head = queue.head()
-        queue.served(left.pop(head), head, head.tokens)
+        queue.serve(left.pop(head), head, head.tokens)
     assert not queue
     assert queue.tokens == 0
 
@@ -184,7 +184,7 @@ happenings = st.lists(
 LIMITS = QueueLimits(
     requests_max=4,
     prompt_tokens_max=150,
-    lanes_max=2,
+    subqueues_max=2,
     wait_s_max=10.0,
     quantum_tokens=QUANTUM,
     tenant_weights=WEIGHTS,
@@ -197,7 +197,7 @@ class World:
 
     admission: Admission = field(default_factory=lambda: Admission(LIMITS))
     now: float = 0.0
-    waiting: dict[int, Waiting] = field(default_factory=dict)
+    waiting: dict[int, QueuedAsk] = field(default_factory=dict)
     answered: Counter[int] = field(default_factory=Counter)
     asked: set[int] = field(default_factory=set)
     room: Counter[str] = field(default_factory=Counter)
@@ -211,14 +211,14 @@ class World:
             tenant=tenant,
             timeout_s=timeout_s,
         )
-        record = Record(request, number, POLICY, 0.0)
-        entry = Waiting(
+        record = DecisionRecord(ask=request, ask_id=number, policy=POLICY, decided_at_s=0.0)
+        entry = QueuedAsk(
             frontend_id="f", ask_id=number, ask=request, record=record, arrived_s=self.now, tokens=max(1, size // 2)
         )
         before = dict(self.waiting)
         self.asked.add(number)
         try:
-            self.admission.wait(entry, self.now)
+            self.admission.enqueue(entry, self.now)
         except OverloadedError as error:
             refusal = error
         else:
@@ -228,7 +228,7 @@ class World:
             assert 1 <= refusal.retry_after_s <= 60
             assert refusal.reason in ("queue_full", "deadline_too_near")
             self.answered[number] += 1
-        for answer in self.admission.take_answers():
+        for answer in self.admission.take_outcomes():
             assert answer.outcome.reason == "queue_displaced"
             # Only a lower class, or a heavier tenant of the same one, makes room.
             lowest = min(each.ask.priority for each in before.values())
@@ -240,7 +240,7 @@ class World:
         del self.waiting[number]
         self.answered[number] += 1
 
-    def place(self, entry: Waiting) -> tuple[Placement, int]:
+    def place(self, entry: QueuedAsk) -> tuple[Placement, int]:
         """Gives room out, and checks that nobody had a better claim to it."""
         model = entry.ask.model
         if not self.room[model]:
@@ -252,8 +252,8 @@ class World:
         assert entry is min(own, key=lambda each: (_deadline(each), each.ask_id))
         return Placement(reservation_id="r", decode=REF), entry.ask.prompt_tokens
 
-    def still_waiting(self) -> list[Waiting]:
-        return [each for each in self.waiting.values() if each.lane is not None]
+    def still_waiting(self) -> list[QueuedAsk]:
+        return [each for each in self.waiting.values() if each.subqueue is not None]
 
     def drain(self) -> None:
         for answer in self.admission.drain(self.place, self.now):
@@ -271,7 +271,7 @@ class World:
         assert queue.requests == len(waiting) <= LIMITS.requests_max
         assert queue.prompt_tokens == sum(each.ask.prompt_tokens for each in waiting)
         assert queue.prompt_tokens <= LIMITS.prompt_tokens_max or queue.requests == 1
-        assert {lane.key for lane in queue.lanes} == {LaneKey.of(each.ask) for each in waiting}
+        assert {each.key for each in queue.subqueues} == {SubqueueKey.of(each.ask) for each in waiting}
         sums = dict.fromkeys({each.ask.priority for each in waiting}, (0, 0))
         for each in waiting:
             requests, tokens = sums[each.ask.priority]
@@ -280,7 +280,7 @@ class World:
         assert all(queue.get("f", number) is entry for number, entry in self.waiting.items())
 
 
-def _deadline(entry: Waiting) -> float:
+def _deadline(entry: QueuedAsk) -> float:
     return inf if entry.ask.timeout_s is None else entry.arrived_s + entry.ask.timeout_s
 
 
@@ -296,7 +296,7 @@ def test_everybody_is_answered_once_and_in_order(steps):
             chosen = sorted(world.waiting)[words[0] % len(world.waiting)]
             if verb == "withdraw":
                 world.admission.withdraw(world.waiting[chosen], world.now)
-                [answer] = world.admission.take_answers()
+                [answer] = world.admission.take_outcomes()
                 assert answer.ask_id == chosen
             else:
                 world.admission.forget(world.waiting[chosen], world.now)
@@ -313,4 +313,4 @@ def test_everybody_is_answered_once_and_in_order(steps):
     world.drain()
     assert world.answered == Counter(world.asked)
     assert (world.admission.queue.requests, world.admission.queue.prompt_tokens) == (0, 0)
-    assert LIMITS.requests_max < PLACED_PER_TURN_MAX
+    assert LIMITS.requests_max < PLACEMENTS_PER_DRAIN_MAX

@@ -92,7 +92,7 @@ class World:
     def _move(self, choice: int) -> None:
         """The frontend's stream to a router that lives breaks, and stands again."""
         name = self._alive(choice)
-        self.routers.cores[name].stream_ended("f", now=self.routers.now)
+        self.routers.cores[name].on_stream_ended("f", now=self.routers.now)
         self._adopt_elsewhere(name, choice)
 
     def _later(self, choice: int) -> None:
@@ -104,7 +104,7 @@ class World:
         other = others[choice // 3 % len(others)]
         for request in self.in_flight:
             if request.told == name:
-                if self.routers.cores[other].book.of_id(request.reservation_id) is None:
+                if self.routers.cores[other].book.get(request.reservation_id) is None:
                     self.may_be_missing.add(request.reservation_id)
                 request.told, request.is_moved = other, True
                 self._report(request, ReportKind.PREFILLED if request.is_prefilled else ReportKind.PROGRESS)

@@ -294,7 +294,7 @@ class IndexSimulation:
                 if known.feed is not None:
                     rank = self.random.randrange(len(known.feed.bits))
                     chain = prompt(self.random.randrange(PROMPTS))[: self.random.randint(1, LENGTH)]
-                    known.feed.placed(rank, chain, now=loop.time(), is_computing=True)
+                    known.feed.on_placed(rank, chain, now=loop.time(), is_computing=True)
 
     async def _wait_settled(self) -> None:
         for _ in range(int(SETTLED_WITHIN_S / 0.1)):
@@ -330,7 +330,7 @@ class IndexSimulation:
             while self.router.index.sweep(50):
                 pass
         for tier, index in self.router.index.tiers.items():
-            index.enter()
+            index.flush_all()
             caches = [blocks for worker in self.workers for (_, of), blocks in worker.cached.items() if of == tier]
             assert len(index) == len(set().union(*caches)), tier
 

@@ -33,8 +33,8 @@ def router_problems(router: SimulatedRouter, workers: Mapping[str, SimulatedWork
     problems: list[str] = []
     if len(core.book):
         problems.append(f"{len(core.book)} reservations left")
-    if core.queue.requests or core.queue.lanes or router.has_waiting:
-        problems.append(f"{core.queue.requests} asks wait in {len(core.queue.lanes)} lanes")
+    if core.queue.requests or core.queue.subqueues or router.has_waiting:
+        problems.append(f"{core.queue.requests} asks wait in {len(core.queue.subqueues)} lanes")
     for target in core.fleet.targets():
         in_flight = (target.requests_in_flight, target.prompt_tokens_in_flight, target.kv_blocks_in_flight)
         if any(in_flight):

@@ -11,12 +11,13 @@ from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.peers_client import GrpcPeersClient
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
-from services.router.__main__ import make_core, make_replica
+from services.router.__main__ import make_core
 from services.router.metrics import RouterMetrics
 from services.router.replicas.joining import join
-from services.router.replicas.peer_streams import Peers
+from services.router.replicas.peer_reservations import PeerLimits, PeerReservations
+from services.router.replicas.peer_streams import PeerStreams
 from services.router.servicer import RouterServicer
-from services.router.serving.maintenance import Upkeep
+from services.router.serving.maintenance import Maintenance
 from services.router.serving.membership import Membership
 from services.router.settings import RouterSettings
 from tests.simulation.world import World
@@ -36,13 +37,13 @@ class SimulatedRouter:
         generator = world.random(f"router/{router_id}")
         telemetry = Telemetry.create("router")
         self.core = make_core(settings, router_id, generator, run_id=f"run{run}")
-        self.replica = make_replica(settings.sync, self.core)
+        self.replica = PeerReservations(self.core, PeerLimits(blocks_max=settings.sync.blocks_max))
         metrics = RouterMetrics(telemetry.instruments, self.core)
-        metrics.watch_peers(self.replica)
+        metrics.add_peer_gauges(self.replica)
         self._settings = settings
         self._registry = world.agent.registry()
         self._channels = world.network.pool(channel_interceptors(telemetry))
-        self._peers = Peers(
+        self._peers = PeerStreams(
             self.replica,
             self._registry,
             GrpcPeersClient(self._channels),
@@ -60,7 +61,7 @@ class SimulatedRouter:
             generator=generator,
             settings=settings.membership,
         )
-        self._upkeep = Upkeep(self.core, metrics, world.clock, sweep_blocks=settings.sweep_blocks)
+        self._upkeep = Maintenance(self.core, metrics, world.clock)
         self._telemetry = telemetry
         self._health = Health(())
         self._server: Any = None
@@ -73,7 +74,7 @@ class SimulatedRouter:
 
     async def start(self) -> None:
         """Registers once it knows what the others know."""
-        parts = (self._membership, self._peers, self._upkeep, self._servicer.dispatch)
+        parts = (self._membership, self._peers, self._upkeep, self._servicer.dispatcher)
         self._tasks = [asyncio.create_task(part.run()) for part in parts]
         # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
@@ -86,7 +87,7 @@ class SimulatedRouter:
             self._membership,
             self._peers,
             self._presence,
-            self._health.set_serving,
+            set_serving=self._health.set_serving,
             clock=self._world.clock,
             settings=self._settings.joining,
         )
@@ -100,12 +101,12 @@ class SimulatedRouter:
     @property
     def placed(self) -> int:
         """Requests it has placed."""
-        return self.core._placed
+        return self.core._placements
 
     @property
     def has_waiting(self) -> bool:
         """True while an answer is owed to a stream."""
-        return self._servicer.dispatch.is_waiting
+        return self._servicer.dispatcher.has_queued
 
     @property
     def placed_after_waiting(self) -> float:

@@ -22,31 +22,31 @@ Weight = tuple[int, int, int]
 
 @dataclass(slots=True, eq=False)
 class Changes:
-    """Stands between a book and its journal, and notes when how much changed."""
+    """Stands between a book and its listener, and notes when how much changed."""
 
     router: SimulatedRouter
     newest: deque[tuple[float, Weight]] = field(default_factory=deque)
     placed: int = 0
 
     def watch(self) -> "Changes":
-        self.router.core.book.journal = self
+        self.router.core.book.listener = self
         return self
 
-    def added(self, reservation: Reservation) -> None:
+    def on_added(self, reservation: Reservation) -> None:
         self.placed += 1
         self._note(weight_of(reservation))
-        self.router.replica.added(reservation)
+        self.router.replica.on_added(reservation)
 
-    def adopted(self, reservation: Reservation) -> None:
-        self.router.replica.adopted(reservation)
+    def on_adopted(self, reservation: Reservation) -> None:
+        self.router.replica.on_adopted(reservation)
 
-    def prefilled(self, reservation: Reservation) -> None:
+    def on_prefilled(self, reservation: Reservation) -> None:
         self._note((1, reservation.uncached_tokens, 0))
-        self.router.replica.prefilled(reservation)
+        self.router.replica.on_prefilled(reservation)
 
-    def settled(self, reservation: Reservation) -> None:
+    def on_settled(self, reservation: Reservation) -> None:
         self._note(weight_of(reservation))
-        self.router.replica.settled(reservation)
+        self.router.replica.on_settled(reservation)
 
     def within(self, since: float) -> Weight:
         """The sum of what changed since then."""

@@ -99,7 +99,7 @@ class Stage:
         )
         self.tasks.append(asyncio.create_task(membership.run()))
         servicer = RouterServicer(core, metrics, self.clock)
-        self.tasks.append(asyncio.create_task(servicer.dispatch.run()))
+        self.tasks.append(asyncio.create_task(servicer.dispatcher.run()))
         await self.serve(name, lambda server: add_RouterServiceServicer_to_server(servicer, server))
 
     def excluded(self, worker: str) -> set[str]:

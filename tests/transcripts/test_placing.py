@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from kvmesh.core import KvBatch, KvRemoved, Placement, ReportKind
+from kvmesh.core import KvBatch, KvRemoved, Placement, Report, ReportKind
 from kvmesh.errors import MeshError
-from services.router.explain import ReportNote
 from tests.unit.router_fleets import ask, core, holds, join
 
 TRANSCRIPT = Path(__file__).with_name("placing.txt")
@@ -47,7 +46,7 @@ class Stage:
     def report(self, name: str, kind: str) -> None:
         """A tenth of a second after the newest ask."""
         self.now += 0.1
-        assert self.router.report("frontend", self.numbers[name], ReportNote(kind=ReportKind(kind), elapsed_s=0.1))
+        assert self.router.report("frontend", self.numbers[name], Report(kind=ReportKind(kind), elapsed_s=0.1))
 
     def stored(self, name: str, blocks: str) -> None:
         holds(self.router.fleet.workers[name], [int(block) for block in blocks.split(",")])
@@ -58,13 +57,13 @@ class Stage:
         assert feed.apply(KvBatch(epoch=1, sequence=feed.resume_at[1] + 1, events=(event,)))
 
     def broken(self, name: str) -> None:
-        self.router.fleet.broken(self.router.fleet.workers[name], "unreachable")
+        self.router.fleet.disconnected(self.router.fleet.workers[name], "unreachable")
 
     def standing(self, name: str) -> None:
-        self.router.fleet.standing(self.router.fleet.workers[name])
+        self.router.fleet.connected(self.router.fleet.workers[name])
 
     def gone(self, name: str) -> None:
-        self.router.fleet.unregistered(name)
+        self.router.fleet.unregister(name)
 
     def draining(self, name: str) -> None:
         self.mark(name, is_draining=True)
@@ -75,7 +74,7 @@ class Stage:
     def mark(self, name: str, **marks: bool) -> None:
         worker = self.router.fleet.workers[name]
         state = {"is_critical": False, "is_draining": False} | marks
-        self.router.fleet.registered(name, address=worker.address, role=worker.role, labels={}, **state)
+        self.router.fleet.register(name, address=worker.address, role=worker.role, labels={}, **state)
 
     def load(self) -> list[str]:
         return [

@@ -5,7 +5,7 @@ from random import Random
 from kvmesh.core import Ask, Capabilities, Handoff, KvBatch, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
 from services.router.core import RouterCore
 from services.router.queue.subqueues import QueueLimits
-from services.router.workers.fleet import Worker
+from services.router.workers.worker import Worker
 
 BLOCK = 16
 
@@ -46,7 +46,7 @@ def description(name: str, role: str, **options) -> WorkerDescription:
 
 def join(router: RouterCore, name: str, role: str, **options) -> Worker:
     """A worker that the registry lists, that described itself, whose snapshot is empty, and whose streams stand."""
-    worker = router.fleet.registered(
+    worker = router.fleet.register(
         name,
         address=options.get("address", f"{name}:1"),
         role=Role(role),
@@ -54,10 +54,10 @@ def join(router: RouterCore, name: str, role: str, **options) -> Worker:
         is_critical=False,
         is_draining=False,
     )
-    router.fleet.described(worker, description(name, role, **options))
+    router.fleet.describe(worker, description(name, role, **options))
     assert worker.feed is not None
     worker.feed.apply(KvBatch(epoch=1, sequence=0, is_snapshot=True))
-    router.fleet.standing(worker)
+    router.fleet.connected(worker)
     return worker
 
 

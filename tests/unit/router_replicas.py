@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from kvmesh.core import Placement, ReportKind
+from kvmesh.core import Placement, Report, ReportKind
 from kvmesh.errors import LostError
 from services.router.core import CoreLimits, RouterCore
-from services.router.explain import ReportNote
-from services.router.replicas.peer_state import Replica, ReplicaLimits, Session
+from services.router.replicas.peer_reservations import PeerLimits, PeerReservations, PeerSession
 from tests.unit.router_fleets import ask, core, join
 
 GRACE_S = 10.0
@@ -18,7 +17,7 @@ Sums = dict[str, tuple[int, int, int]]
 class Stream:
     """A stream between two routers: each one's session with the other."""
 
-    ends: dict[str, Session]
+    ends: dict[str, PeerSession]
 
     def other(self, name: str) -> str:
         return next(end for end in self.ends if end != name)
@@ -27,12 +26,12 @@ class Stream:
 class Routers:
     """Cores with the same workers, and the streams between them."""
 
-    def __init__(self, *names: str, limits: ReplicaLimits | None = None, workers=WORKERS) -> None:
+    def __init__(self, *names: str, limits: PeerLimits | None = None, workers=WORKERS) -> None:
         self.now = 100.0
         self._limits = limits
         self._runs = 0
         self.cores: dict[str, RouterCore] = {}
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, PeerReservations] = {}
         self.streams: list[Stream] = []
         self._asks = 0
         for name in names:
@@ -46,10 +45,10 @@ class Routers:
         )
         for worker, role in workers:
             join(router, worker, role)
-        self.replicas[name] = Replica(router, self._limits)
+        self.replicas[name] = PeerReservations(router, self._limits)
 
     def connect(self, one: str, other: str) -> Stream:
-        stream = Stream({name: self.replicas[name].began() for name in (one, other)})
+        stream = Stream({name: self.replicas[name].open_session() for name in (one, other)})
         self.streams.append(stream)
         return stream
 
@@ -58,7 +57,7 @@ class Routers:
         self.streams.remove(stream)
         for name, session in stream.ends.items():
             if name in self.replicas:
-                self.replicas[name].ended(session, now=self.now)
+                self.replicas[name].close_session(session, now=self.now)
 
     def kill(self, name: str) -> None:
         """The process dies; who had a stream with it notices."""
@@ -69,7 +68,7 @@ class Routers:
     def sync(self) -> None:
         """Everybody says what is to be said, until nothing is."""
         while any(
-            session.changes or session.changes.is_due for stream in self.streams for session in stream.ends.values()
+            session.updates or session.updates.is_due for stream in self.streams for session in stream.ends.values()
         ):
             for stream in list(self.streams):
                 for name in stream.ends:
@@ -77,10 +76,10 @@ class Routers:
 
     def say(self, stream: Stream, name: str) -> None:
         """One of both says what it has to say."""
-        news = self.replicas[name].next_news(stream.ends[name], now=self.now)
+        news = self.replicas[name].next_message(stream.ends[name], now=self.now)
         other = stream.other(name)
         try:
-            self.replicas[other].heard(stream.ends[other], news, now=self.now)
+            self.replicas[other].on_message(stream.ends[other], news, now=self.now)
         except LostError:
             self.cut(stream)
             raise
@@ -98,7 +97,7 @@ class Routers:
     def report(
         self, name: str, number: int, kind: ReportKind, *, frontend: str = "f", reservation_id: str = "", **options
     ) -> None:
-        note = ReportNote(kind=kind, elapsed_s=0.01, reservation_id=reservation_id, **options)
+        note = Report(kind=kind, elapsed_s=0.01, reservation_id=reservation_id, **options)
         self.cores[name].report(frontend, number, note, now=self.now)
 
     def sums(self, name: str) -> Sums:
@@ -117,4 +116,4 @@ class Routers:
         self.now += seconds
         for name in self.cores:
             list(self.cores[name].expire(now=self.now))
-            self.replicas[name].tick(now=self.now)
+            self.replicas[name].retry_pending(now=self.now)

@@ -4,13 +4,12 @@ import pytest
 
 from kvmesh.cli.explain import main, render
 from kvmesh.cli.status import worker_row
-from kvmesh.core import Handoff, KvTier, Placement, ReportKind, Role, WorkerRef
+from kvmesh.core import Handoff, KvTier, Placement, Report, ReportKind, Role, WorkerRef
 from kvmesh.errors import LostError, UnavailableError
 from kvmesh.rpc.codec.router import (
     Candidate,
     Coefficient,
     Explanation,
-    Report,
     WorkerView,
     from_explanation,
     from_worker_view,

@@ -26,7 +26,7 @@ from services.router.core import RouterCore
 from services.router.metrics import RouterMetrics
 from services.router.queue.subqueues import QueueLimits
 from services.router.servicer import RouterServicer
-from services.router.workers.target import TargetLimits
+from services.router.workers.worker import TargetLimits
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask, join
 
@@ -59,8 +59,8 @@ async def stage(*, is_open: bool = True, queue: int = 8, **settings: float) -> A
     clock = SystemClock()
     servicer = RouterServicer(core, RouterMetrics(Instruments(CollectorRegistry(), "router"), core), clock)
     settings.setdefault("report_delay_s", 0.001)
-    link = HostedRouterLink(servicer.desk, frontend_id="f", clock=clock, settings=RouterLinkSettings(**settings))  # type: ignore[arg-type]
-    running = asyncio.create_task(servicer.dispatch.run())
+    link = HostedRouterLink(servicer.handler, frontend_id="f", clock=clock, settings=RouterLinkSettings(**settings))  # type: ignore[arg-type]
+    running = asyncio.create_task(servicer.dispatcher.run())
     if is_open:
         await link.open()
     try:
@@ -150,8 +150,8 @@ async def test_a_placement_that_crosses_a_cancel_is_given_back():
         crossed = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
-        on.servicer.desk.count_reports()
-        assert on.servicer.dispatch.deliver() == 1
+        on.servicer.handler.apply_reports()
+        assert on.servicer.dispatcher.drain() == 1
         crossed.cancel()
         await asyncio.wait([crossed])
         assert crossed.cancelled()

@@ -11,14 +11,14 @@ SETTINGS = BreakerSettings(failures_max=3, outcomes_min=10, pause_min_s=1, pause
 def opened(now: float = 0.0) -> Breaker:
     breaker = Breaker(SETTINGS)
     for number in range(3):
-        breaker.failed(f"r{number}", now)
+        breaker.on_failure(f"r{number}", now)
     assert breaker.state is BreakerState.OPEN
     return breaker
 
 
 def half_open(now: float = 1.0) -> Breaker:
     breaker = opened()
-    breaker.turn(now)
+    breaker.advance(now)
     assert breaker.state is BreakerState.HALF_OPEN
     return breaker
 
@@ -27,9 +27,9 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
     """Three in a row are needed; one request that went well starts the count anew."""
     breaker = Breaker(SETTINGS)
     for _ in range(3):
-        breaker.failed("a", 0)
-        breaker.failed("b", 0)
-        breaker.succeeded("c", 0)
+        breaker.on_failure("a", 0)
+        breaker.on_failure("b", 0)
+        breaker.on_success("c", 0)
     assert breaker.admits
     assert not opened().admits
 
@@ -38,9 +38,9 @@ def test_half_of_the_newest_outcomes_open_it():
     """A worker that fails every second request never fails three in a row."""
     breaker = Breaker(SETTINGS)
     for number in range(5):
-        breaker.succeeded("a", number)
+        breaker.on_success("a", number)
         assert breaker.admits
-        breaker.failed("b", number)
+        breaker.on_failure("b", number)
     assert breaker.state is BreakerState.OPEN
 
 
@@ -48,54 +48,54 @@ def test_a_first_token_is_no_success_of_an_ordinary_request():
     """Who gives a first token and then dies each time is not well."""
     breaker = Breaker(SETTINGS)
     for _ in range(3):
-        breaker.began("a", 0)
-        breaker.failed("a", 0)
+        breaker.on_first_result("a", 0)
+        breaker.on_failure("a", 0)
     assert breaker.state is BreakerState.OPEN
 
 
 def test_it_half_opens_after_its_pause_with_a_bounded_number_of_probes():
     """Not before, and not more than two at a time; a probe that ends without a verdict gives its place back."""
     breaker = opened()
-    assert breaker.turns_at == 1.0
+    assert breaker.next_change_at == 1.0
     assert breaker.retry_after_s(0.25) == 0.75
-    breaker.turn(0.99)
+    breaker.advance(0.99)
     assert not breaker.admits
-    breaker.turn(1.0)
-    breaker.placed("p1", 1.0)
+    breaker.advance(1.0)
+    breaker.on_placed("p1", 1.0)
     assert breaker.admits
-    breaker.placed("p2", 1.0)
+    breaker.on_placed("p2", 1.0)
     assert not breaker.admits
     assert breaker.retry_after_s(1.0) == 1.0
-    breaker.returned("p1", 1.0)
+    breaker.on_no_verdict("p1", 1.0)
     assert breaker.admits
 
 
 def test_probes_close_it():
     """Two first tokens; what was placed before it opened counts for nothing."""
     breaker = half_open()
-    breaker.placed("p1", 1.0)
-    breaker.began("p1", 1.1)
-    breaker.succeeded("p1", 1.2)
-    breaker.succeeded("placed-long-ago", 1.2)
-    breaker.failed("placed-long-ago", 1.2)
+    breaker.on_placed("p1", 1.0)
+    breaker.on_first_result("p1", 1.1)
+    breaker.on_success("p1", 1.2)
+    breaker.on_success("placed-long-ago", 1.2)
+    breaker.on_failure("placed-long-ago", 1.2)
     assert breaker.state is BreakerState.HALF_OPEN
-    breaker.placed("p2", 1.2)
-    breaker.began("p2", 1.3)
+    breaker.on_placed("p2", 1.2)
+    breaker.on_first_result("p2", 1.3)
     assert breaker.state is BreakerState.CLOSED
-    assert breaker.turns_at == NEVER_S
+    assert breaker.next_change_at == NEVER_S
 
 
 def test_a_probe_counts_in_its_own_round_only():
     """One good probe, then a failed one: after the next pause it takes two good ones again."""
     breaker = half_open()
-    breaker.placed("p1", 1.0)
-    breaker.began("p1", 1.1)
-    breaker.placed("p2", 1.2)
-    breaker.failed("p2", 1.3)
+    breaker.on_placed("p1", 1.0)
+    breaker.on_first_result("p1", 1.1)
+    breaker.on_placed("p2", 1.2)
+    breaker.on_failure("p2", 1.3)
     assert breaker.state is BreakerState.OPEN
-    breaker.turn(breaker.turns_at)
-    breaker.placed("p3", 9.0)
-    breaker.began("p3", 9.1)
+    breaker.advance(breaker.next_change_at)
+    breaker.on_placed("p3", 9.0)
+    breaker.on_first_result("p3", 9.1)
     assert breaker.state is BreakerState.HALF_OPEN
 
 
@@ -103,34 +103,34 @@ def test_the_pause_doubles_up_to_its_bound_and_starts_over_after_a_good_time():
     """1, 2, 4, 8, 8 seconds; a breaker that closed just now goes on doubling, one closed for long starts with 1."""
     breaker, now, pauses = opened(), 0.0, [1.0]
     for _ in range(4):
-        now = breaker.turns_at
-        breaker.turn(now)
-        breaker.placed("p", now)
-        breaker.failed("p", now)
-        pauses.append(breaker.turns_at - now)
+        now = breaker.next_change_at
+        breaker.advance(now)
+        breaker.on_placed("p", now)
+        breaker.on_failure("p", now)
+        pauses.append(breaker.next_change_at - now)
     assert pauses == [1, 2, 4, 8, 8]
     breaker.close(now)
     breaker.trip(now + 1, "silent")
-    assert breaker.turns_at == now + 1 + 8
+    assert breaker.next_change_at == now + 1 + 8
     breaker.close(now)
     breaker.trip(now + 8, "silent")
-    assert breaker.turns_at == now + 8 + 1
+    assert breaker.next_change_at == now + 8 + 1
     assert breaker.cause == "silent"
 
 
 def test_a_lost_probe_makes_room():
     """A probe of which nobody reports does not keep a worker out for ever."""
     breaker = half_open()
-    breaker.placed("p1", 1.0)
-    breaker.placed("p2", 1.0)
-    assert breaker.turns_at == 6.0
-    breaker.turn(6.0)
+    breaker.on_placed("p1", 1.0)
+    breaker.on_placed("p2", 1.0)
+    assert breaker.next_change_at == 6.0
+    breaker.advance(6.0)
     assert breaker.admits
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["placed", "began", "succeeded", "failed", "returned", "trip", "wait"]),
+        st.sampled_from(["placed", "first_result", "success", "failure", "no_verdict", "trip", "wait"]),
         st.integers(0, 5),
         st.floats(0, 20),
     ),
@@ -146,18 +146,18 @@ def test_it_never_stays_shut_for_ever(steps):
         name = f"r{number}"
         if what == "wait":
             now += wait_s
-            breaker.turn(now)
+            breaker.advance(now)
         elif what == "placed":
             if breaker.admits:
-                breaker.placed(name, now)
+                breaker.on_placed(name, now)
         elif what == "trip":
             breaker.trip(now, "silent")
         else:
-            getattr(breaker, what)(name, now)
+            getattr(breaker, f"on_{what}")(name, now)
         assert len(breaker._probes) <= SETTINGS.probes_max
-        assert breaker.admits or breaker.turns_at <= now + SETTINGS.pause_max_s
+        assert breaker.admits or breaker.next_change_at <= now + SETTINGS.pause_max_s
     for _ in range(3):
         if not breaker.admits:
-            now = max(now, breaker.turns_at)
-            breaker.turn(now)
+            now = max(now, breaker.next_change_at)
+            breaker.advance(now)
     assert breaker.admits

@@ -18,13 +18,13 @@ from kvmesh.core import (
     KvTier,
     LoadRecord,
     Placement,
+    Report,
     ReportKind,
     Role,
     WorkerRef,
 )
 from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.rpc.codec.router import (
-    Report,
     WorkerView,
     from_ask,
     from_placement,

@@ -4,19 +4,18 @@ from random import Random
 
 import pytest
 
-from kvmesh.core import KvTier, LoadRecord, PerformanceProfile, ReportKind
+from kvmesh.core import KvTier, LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
-from services.router.placement.links import Distance, Links
-from services.router.placement.placer import Limits
+from services.router.placement.placer import PlacementLimits
 from services.router.workers.coefficients import Coefficients, Source
 from services.router.workers.cost_settings import CostSettings
-from services.router.workers.target import TargetLimits
+from services.router.workers.handoff_times import Distance, HandoffEstimator
+from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
-def note(kind: str, elapsed_s: float, **options) -> ReportNote:
-    return ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s, **options)
+def note(kind: str, elapsed_s: float, **options) -> Report:
+    return Report(kind=ReportKind(kind), elapsed_s=elapsed_s, **options)
 
 
 def learned(true_base_s: float, true_per_token_s: float, *, outliers: float = 0.0, rounds: int = 400) -> Coefficients:
@@ -59,17 +58,17 @@ def test_values_stay_within_bounds_whatever_is_told():
 def test_it_is_said_where_a_value_comes_from():
     """Default, profile, learned, with the number of observations."""
     coefficients = Coefficients(PerformanceProfile(prefill_s_per_token=0.001), CostSettings())
-    told = {each.name: each for each in coefficients.told()}
+    told = {each.name: each for each in coefficients.all()}
     assert told["prefill_base_s"].source is Source.DEFAULT
     assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].value) == (Source.PROFILE, 0.001)
     coefficients.prefill.learn(0.1, 1, 100, 0)
-    told = {each.name: each for each in coefficients.told()}
+    told = {each.name: each for each in coefficients.all()}
     assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].observations) == (Source.LEARNED, 1)
     assert told["decode_step_base_s"].observations == 0
 
 
 def pair(**options) -> RouterCore:
-    router = core(limits=Limits(local_prefill_tokens_max=0, congested_s=1e9), **options)
+    router = core(limits=PlacementLimits(local_prefill_tokens_max=0, congested_s=1e9), **options)
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
     return router
@@ -110,7 +109,7 @@ def test_load_records_teach_steps_and_throughput():
         told = LoadRecord(
             **record, sequence=number, step=number, step_s=0.02 + 0.001 * running, running_requests=running
         )
-        router.fleet.loaded(worker, told, now=number / 10)
+        router.fleet.on_load_record(worker, told, now=number / 10)
     assert target.coefficients.step_s(40, 0) == pytest.approx(0.06, rel=0.1)
     assert target.coefficients.step_s(2, 0) == pytest.approx(0.022, rel=0.25)
     for number in range(400, 700):
@@ -123,7 +122,7 @@ def test_load_records_teach_steps_and_throughput():
             waiting_requests=3,
             waiting_prompt_tokens=5000,
         )
-        router.fleet.loaded(worker, told, now=number / 10)
+        router.fleet.on_load_record(worker, told, now=number / 10)
     assert target.coefficients.prefill_s(100, 100) == pytest.approx(0.1, rel=0.2)
 
 
@@ -137,7 +136,7 @@ def test_learning_can_be_turned_off():
 
 def test_near_pairs_are_taken_and_never_believed_slower():
     """A decode worker on the prefill worker's host receives sooner; slow reads there do not send traffic to other zones."""
-    router = core(limits=Limits(congested_s=1e9))
+    router = core(limits=PlacementLimits(congested_s=1e9))
     join(router, "p1", "prefill", address="h1:1", labels={"zone": "a"})
     join(router, "d1", "decode", address="h1:2", labels={"zone": "a"})
     join(router, "d2", "decode", address="h2:1", labels={"zone": "a"})
@@ -150,10 +149,10 @@ def test_near_pairs_are_taken_and_never_believed_slower():
             == "d1"
         )
         router.report("f", number, note("finished", 0.0))
-    links = Links(CostSettings())
+    links = HandoffEstimator(CostSettings())
     for _ in range(100):
-        links.learn(Distance.HOST, 1e9, 5.0)
-    host, zone, far = links.lines
+        links.learn(Distance.HOST, transfer_bytes=1e9, observed_s=5.0)
+    host, zone, far = links.times
     assert host[1] == pytest.approx(5e-9, rel=0.1)
     assert host <= zone <= far
 
@@ -165,9 +164,9 @@ def test_slower_tiers_count_for_their_credit():
         join(router, name, "decode")
     holds(router.fleet.workers["d1"], [1, 2])
     bit = router.fleet.workers["d2"].feed.bits[0]
-    router.index.tiers[KvTier.HOST].stored(bit, [1, 2, 3, 4])
+    router.index.tiers[KvTier.HOST].store(bit, [1, 2, 3, 4])
     what = ask("r1", [1, 2, 3, 4], tokens=65)
-    held = router._placer._overlap.held_tokens(what).by_bit
+    held = router.placer.cached_tokens.by_bit(what)
     assert held[router.fleet.workers["d1"].feed.bits[0]] == 32
     assert held[bit] == 48
     assert router.ask("f", 1, what, now=0.0, wall=0.0).decode.worker_id == "d2"
@@ -175,7 +174,7 @@ def test_slower_tiers_count_for_their_credit():
 
 def test_a_congested_prefill_pool_is_passed_by():
     """A decode worker computes the prompt itself when the wait is long and its steps have room for chunks."""
-    router = core(limits=Limits(congested_s=0.5))
+    router = core(limits=PlacementLimits(congested_s=0.5))
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
     for number in (1, 2):
@@ -188,10 +187,10 @@ def test_a_congested_prefill_pool_is_passed_by():
 def test_decode_within_its_latency_comes_before_a_congested_pool():
     """A decode worker that runs requests and would miss its inter-token latency with a chunk is left alone."""
     slow = PerformanceProfile(itl_target_s=0.01)
-    router = core(limits=Limits(congested_s=0.1), target_limits=TargetLimits())
+    router = core(limits=PlacementLimits(congested_s=0.1), target_limits=TargetLimits())
     join(router, "p1", "prefill")
     worker = join(router, "d1", "decode", profile=slow)
-    router.fleet.loaded(worker, LoadRecord(worker_id="d1", epoch=1, running_requests=2), now=0.0)
+    router.fleet.on_load_record(worker, LoadRecord(worker_id="d1", epoch=1, running_requests=2), now=0.0)
     for number in range(1, 6):
         assert (
             router.ask("f", number, ask(f"r{number}", [number], tokens=10_000), now=0.0, wall=0.0).prefill is not None

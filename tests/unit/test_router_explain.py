@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.core import ReportKind
+from kvmesh.core import Report, ReportKind
 from kvmesh.errors import MeshError
 from services.router.core import CoreLimits, RouterCore
-from services.router.explain import REPORTS_MAX, Record, ReportNote, candidates_of, margin_of
+from services.router.explain import REPORTS_MAX, DecisionRecord, cost_margin, explain_candidates
 from services.router.placement.policies import POLICIES
 from services.router.queue.subqueues import QueueLimits
-from services.router.workers.target import TargetLimits
+from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -22,7 +22,7 @@ def two_by_two(**options) -> RouterCore:
     return router
 
 
-def decide(router: RouterCore, number: int, **options) -> Record:
+def decide(router: RouterCore, number: int, **options) -> DecisionRecord:
     options.setdefault("hashes", [1, 2])
     name = options.pop("name", f"r{number}")
     with suppress(MeshError):
@@ -32,10 +32,10 @@ def decide(router: RouterCore, number: int, **options) -> Record:
     return record
 
 
-def taken_off(record: Record) -> dict[str, str]:
+def taken_off(record: DecisionRecord) -> dict[str, str]:
     return {
         (candidate.prefill or candidate.decode).worker.worker_id: candidate.removed_by
-        for candidate in candidates_of(record)
+        for candidate in explain_candidates(record)
         if candidate.removed_by
     }
 
@@ -45,12 +45,12 @@ def test_the_requests_own_filters_are_named():
     router = two_by_two()
     join(router, "d3", "decode")
     join(router, "p9", "prefill", hash="other")
-    router.fleet.broken(router.fleet.workers["d3"], "unreachable")
+    router.fleet.disconnected(router.fleet.workers["d3"], "unreachable")
     record = decide(router, 1, excluded_worker_ids=("d1",), pinned_prefill_worker_id="p2")
     assert taken_off(record) == {"d1": "excluded", "p1": "pinned", "d3": "unreachable", "p9": "incompatible"}
-    weighed = [candidate for candidate in candidates_of(record) if not candidate.removed_by]
+    weighed = [candidate for candidate in explain_candidates(record) if not candidate.removed_by]
     assert [(c.prefill.worker.worker_id, c.decode.worker.worker_id) for c in weighed] == [("p2", "d2")]
-    assert margin_of(record.choice) is None
+    assert cost_margin(record.decision) is None
 
 
 def test_every_worker_of_the_model_is_told_of_exactly_once_or_in_pairs():
@@ -58,7 +58,7 @@ def test_every_worker_of_the_model_is_told_of_exactly_once_or_in_pairs():
     router = two_by_two()
     join(router, "d9", "decode", labels={"zone": "b"})
     record = decide(router, 1, excluded_worker_ids=("p1",))
-    told = {t.worker.worker_id for c in candidates_of(record) for t in (c.prefill, c.decode) if t is not None}
+    told = {t.worker.worker_id for c in explain_candidates(record) for t in (c.prefill, c.decode) if t is not None}
     assert told == {"p1", "p2", "d1", "d2", "d9"}
 
 
@@ -82,7 +82,7 @@ def test_a_refusal_says_who_was_taken_off():
     """Nobody is left: each with its reason."""
     router = two_by_two()
     for name in ("d1", "d2"):
-        router.fleet.broken(router.fleet.workers[name], "silent")
+        router.fleet.disconnected(router.fleet.workers[name], "silent")
     record = decide(router, 1)
     assert record.error.reason == "no_worker"
     assert taken_off(record) == {"d1": "silent", "d2": "silent"}
@@ -93,9 +93,9 @@ def test_a_refusal_says_who_was_taken_off():
 def test_what_was_taken_off_then_is_told_although_it_came_back():
     """The explanation is of the decision, not of now."""
     router = two_by_two()
-    router.fleet.broken(router.fleet.workers["p1"], "unreachable")
+    router.fleet.disconnected(router.fleet.workers["p1"], "unreachable")
     record = decide(router, 1)
-    router.fleet.standing(router.fleet.workers["p1"])
+    router.fleet.connected(router.fleet.workers["p1"])
     decide(router, 2)
     assert taken_off(record) == {"p1": "unreachable"}
 
@@ -105,11 +105,11 @@ def test_the_margin_is_the_lead_over_the_second_best():
     router = two_by_two()
     holds(router.fleet.workers["p1"], [1, 2])
     record = decide(router, 1)
-    pairs = [c for c in candidates_of(record) if not c.removed_by]
-    assert margin_of(record.choice) == pytest.approx(pairs[1].cost - pairs[0].cost)
+    pairs = [c for c in explain_candidates(record) if not c.removed_by]
+    assert cost_margin(record.decision) == pytest.approx(pairs[1].cost - pairs[0].cost)
     assert pairs[0].prefill.worker.worker_id == "p1"
     worse = two_by_two(policy="random")
-    assert margin_of(decide(worse, 1).choice) >= 0
+    assert cost_margin(decide(worse, 1).decision) >= 0
 
 
 def test_what_was_observed():
@@ -118,10 +118,10 @@ def test_what_was_observed():
     record = decide(router, 1)
     assert record.observed_ttft_s is None
     for kind, elapsed_s in (("prefilled", 0.1), ("first_token", 0.2)):
-        router.report("f", 1, ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s))
+        router.report("f", 1, Report(kind=ReportKind(kind), elapsed_s=elapsed_s))
     for _ in range(40):
-        router.report("f", 1, ReportNote(kind=ReportKind.PROGRESS, elapsed_s=1.0))
-    router.report("f", 1, ReportNote(kind=ReportKind.FINISHED, elapsed_s=9.0))
+        router.report("f", 1, Report(kind=ReportKind.PROGRESS, elapsed_s=1.0))
+    router.report("f", 1, Report(kind=ReportKind.FINISHED, elapsed_s=9.0))
     assert record.observed_ttft_s == 0.2
     assert len(record.reports) == REPORTS_MAX
     assert record.reports[-1].kind is ReportKind.FINISHED
@@ -133,8 +133,8 @@ def test_one_of_several_prompts_is_found_by_the_id_the_client_has():
     decide(router, 1, name="abc.0")
     decide(router, 2, name="abc.1")
     decide(router, 3, name="abcd")
-    assert router.history.get("abc").request_id == "abc.1"
-    assert router.history.get("abc.0").request_id == "abc.0"
+    assert router.history.get("abc").ask.request_id == "abc.1"
+    assert router.history.get("abc.0").ask.request_id == "abc.0"
     assert router.history.get("ab") is None
 
 
@@ -146,7 +146,7 @@ def test_a_decode_worker_that_does_it_alone_leaves_the_others_out_by_name():
     assert record.placement.prefill is None
     assert record.placement.reasons[0] == "local_prefill"
     assert taken_off(record) == {"p1": "local_prefill", "p2": "local_prefill", "d2": "local_prefill"}
-    assert margin_of(record.choice) is None
+    assert cost_margin(record.decision) is None
 
 
 def test_a_prefill_worker_whose_takers_the_request_excludes_is_in_no_pair():
@@ -156,7 +156,7 @@ def test_a_prefill_worker_whose_takers_the_request_excludes_is_in_no_pair():
         join(router, name, role, hash="seven")
     record = decide(router, 1, excluded_worker_ids=("d7",))
     assert taken_off(record) == {"d7": "excluded", "p7": "incompatible"}
-    assert {c.prefill.worker.worker_id for c in candidates_of(record) if not c.removed_by} == {"p1", "p2"}
+    assert {c.prefill.worker.worker_id for c in explain_candidates(record) if not c.removed_by} == {"p1", "p2"}
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -165,12 +165,12 @@ def test_terms_add_up_under_every_policy(policy):
     router = two_by_two(policy=policy)
     for number in range(1, 8):
         record = decide(router, number, pinned_prefill_worker_id="p1", pinned_decode_worker_id="d2")
-        assert record.choice is not None
-        weighed = [candidate for candidate in candidates_of(record) if not candidate.removed_by]
+        assert record.decision is not None
+        weighed = [candidate for candidate in explain_candidates(record) if not candidate.removed_by]
         assert weighed
         for candidate in weighed:
             assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
-        assert (record.choice.prefill, record.choice.decode) in [(c.prefill, c.decode) for c in weighed]
+        assert (record.decision.prefill, record.decision.decode) in [(c.prefill, c.decode) for c in weighed]
 
 
 def test_the_wait_in_the_queue_is_told_and_counts_in_what_was_observed():
@@ -180,10 +180,10 @@ def test_the_wait_in_the_queue_is_told_and_counts_in_what_was_observed():
     decide(router, 1)
     record = decide(router, 2)
     assert (record.placement, record.error, record.queued_s) == (None, None, None)
-    router.report("f", 1, ReportNote(kind=ReportKind.FINISHED, elapsed_s=3.0), now=3.0)
+    router.report("f", 1, Report(kind=ReportKind.FINISHED, elapsed_s=3.0), now=3.0)
     [answer] = router.drain_queue(now=3.0, wall=9.0)
     record = router.history.get("r2")
     assert (answer.outcome, record.queued_s, record.decided_at_s) == (record.placement, 3.0, 9.0)
-    router.report("f", 2, ReportNote(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.5), now=3.5)
+    router.report("f", 2, Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.5), now=3.5)
     assert record.observed_ttft_s == 3.5
-    assert [c.decode.worker.worker_id for c in candidates_of(record)] == ["d1"]
+    assert [c.decode.worker.worker_id for c in explain_candidates(record)] == ["d1"]

@@ -8,7 +8,7 @@ from services.router.index.kv_feed import KvFeed, KvIndex
 
 
 def make(index: KvIndex | None = None) -> KvFeed:
-    return KvFeed(index or KvIndex(), ranks=1, tells_events=True, remembered_blocks_max=100)
+    return KvFeed(index or KvIndex(), ranks=1, sends_events=True, cache_blocks_max=100)
 
 
 def stored(*hashes: int, tier: KvTier = KvTier.DEVICE) -> KvStored:
@@ -98,8 +98,8 @@ def test_predictions_outlive_a_snapshot_and_end_with_the_event():
     index = KvIndex()
     feed = make(index)
     feed.apply(snapshot(1))
-    feed.placed(0, [1, 2, 3], now=0.0, is_computing=True)
-    feed.placed(0, [7, 8], now=0.0, is_computing=False)
+    feed.on_placed(0, [1, 2, 3], now=0.0, is_computing=True)
+    feed.on_placed(0, [7, 8], now=0.0, is_computing=False)
     feed.apply(snapshot(2, stored(9)))
     assert [(m.depth, m.holders) for m in index.predicted.match([1, 2, 3, 4])] == [(3, 1 << feed.bits[0])]
     assert not index.predicted.match([7, 8])
@@ -107,9 +107,9 @@ def test_predictions_outlive_a_snapshot_and_end_with_the_event():
     assert index.predicted.match([1, 2, 3])
     feed.apply(change(4, KvStored(block_hashes=(3,), parent_hash=2)))
     assert not index.predicted.match([1, 2, 3])
-    feed.placed(0, [1, 2, 3], now=0.0, is_computing=True)
+    feed.on_placed(0, [1, 2, 3], now=0.0, is_computing=True)
     assert not len(index.predicted), "what it told already is not predicted"
-    feed.placed(0, [1, 5], now=0.0, is_computing=True)
+    feed.on_placed(0, [1, 5], now=0.0, is_computing=True)
     index.expire(10.0)
     assert not index.predicted.match([1, 5])
 
@@ -117,19 +117,19 @@ def test_predictions_outlive_a_snapshot_and_end_with_the_event():
 def test_an_engine_that_tells_nothing():
     """Its placements stand for its cache until their time is over, never more blocks than it has, the oldest leave."""
     index = KvIndex()
-    feed = KvFeed(index, ranks=1, tells_events=False, remembered_blocks_max=4)
-    feed.placed(0, [1, 2], now=0.0, is_computing=False)
-    feed.placed(0, [1, 3], now=1.0, is_computing=True)
+    feed = KvFeed(index, ranks=1, sends_events=False, cache_blocks_max=4)
+    feed.on_placed(0, [1, 2], now=0.0, is_computing=False)
+    feed.on_placed(0, [1, 3], now=1.0, is_computing=True)
     assert (feed.trust, feed.reason, feed.blocks) == ("approximate", "no_kv_events", 3)
-    feed.placed(0, [1, 2], now=2.0, is_computing=True)
-    feed.placed(0, [4, 5], now=3.0, is_computing=True)
+    feed.on_placed(0, [1, 2], now=2.0, is_computing=True)
+    feed.on_placed(0, [4, 5], now=3.0, is_computing=True)
     assert feed.blocks == 4
     assert not index.predicted.match([1, 3])[0].depth > 1
-    feed.settled(0, 5)
+    feed.on_settled(0, 5)
     assert feed.blocks == 4
     index.expire(122.5)
     assert feed.blocks == 2
-    feed.placed(0, list(range(10, 30)), now=123.0, is_computing=True)
+    feed.on_placed(0, list(range(10, 30)), now=123.0, is_computing=True)
     assert feed.blocks == 4
 
 

@@ -5,10 +5,9 @@ from math import inf
 
 import pytest
 
-from kvmesh.core import KvBatch, KvStored, KvTier, LoadRecord, ReportKind
+from kvmesh.core import KvBatch, KvStored, KvTier, LoadRecord, Report, ReportKind
 from kvmesh.errors import DeadlineError, InvalidRequestError, KvLostError, LostError, OverloadedError, UnavailableError
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
 from services.router.health.breaker import BreakerSettings, BreakerState
 from services.router.health.monitor import HealthSettings, is_worker_fault
 from services.router.health.overlap import OverlapSettings
@@ -38,7 +37,7 @@ def place(router: RouterCore, now: float, **options):
 
 
 def tell(router: RouterCore, number: int, kind: str, now: float, *, error=None, failed: str = "") -> None:
-    note = ReportNote(kind=ReportKind(kind), elapsed_s=0.1, error=error, failed_worker_id=failed)
+    note = Report(kind=ReportKind(kind), elapsed_s=0.1, error=error, failed_worker_id=failed)
     assert router.report("f", number, note, now=now) is not None
 
 
@@ -55,8 +54,8 @@ def excluded(router: RouterCore, worker: str) -> str:
 def load(router: RouterCore, worker: str, now: float, *, step: int, running: int = 0) -> None:
     entry = router.fleet.workers[worker]
     record = LoadRecord(worker_id=worker, epoch=1, step=step, running_requests=running)
-    router.fleet.loaded(entry, record)
-    router.fleet.health.heard(entry, record, now)
+    router.fleet.on_load_record(entry, record)
+    router.fleet.health.on_load_record(entry, record, now)
 
 
 def kinds(router: RouterCore, now: float) -> list[str]:
@@ -76,7 +75,7 @@ def test_failures_of_one_worker_take_it_out_and_probes_bring_it_back():
     for number in probes:
         tell(router, number, "first_token", 1.5)
     assert excluded(router, "d1") == ""
-    assert router.health.count(BreakerState.CLOSED) == 2
+    assert router.health.count_breakers(BreakerState.CLOSED) == 2
     assert kinds(router, 1.5) == ["breaker_opened", "breaker_closed"]
     assert "d1" in {place(router, 2.0)[1].decode.worker_id for _ in range(40)}
 
@@ -126,7 +125,7 @@ def test_a_placement_whose_frontend_is_gone_says_nothing():
     router = fleet_of("d1")
     load(router, "d1", 0.0, step=1)
     number, _ = place(router, 0.5)
-    router.stream_ended("f", now=1.0)
+    router.on_stream_ended("f", now=1.0)
     for now in range(1, 12):
         assert kinds(router, float(now)) == []
     assert excluded(router, "d1") == ""
@@ -145,7 +144,7 @@ def test_a_cancelled_probe_says_nothing():
         place(router, 1.0)
     tell(router, held[0], "cancelled", 1.1)
     place(router, 1.1)
-    assert router.health.count(BreakerState.HALF_OPEN) == 1
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
 
 
 def test_a_stream_that_went_silent_opens_the_breaker():
@@ -153,9 +152,9 @@ def test_a_stream_that_went_silent_opens_the_breaker():
     router = fleet_of("d1")
     worker = router.fleet.workers["d1"]
     for reason, after in (("unreachable", ""), ("silent", "breaker_open")):
-        router.fleet.broken(worker, reason)
-        router.health.broke(worker, reason, 0.0)
-        router.fleet.standing(worker)
+        router.fleet.disconnected(worker, reason)
+        router.health.on_disconnected(worker, reason, 0.0)
+        router.fleet.connected(worker)
         assert worker.excluded_by == after
 
 
@@ -167,7 +166,7 @@ def test_when_the_router_itself_stood_still_nobody_is_blamed():
         assert kinds(router, now) == []
     number, _ = place(router, 2.5, pinned_decode_worker_id="d2")
     worker = router.fleet.workers["d2"]
-    router.health.broke(worker, "silent", 60.0)
+    router.health.on_disconnected(worker, "silent", 60.0)
     load(router, "d1", 60.0, step=7, running=1)
     assert kinds(router, 60.1) == []
     assert (worker.excluded_by, excluded(router, "d1")) == ("", "")
@@ -179,7 +178,7 @@ def test_when_the_router_itself_stood_still_nobody_is_blamed():
         load(router, "d1", now, step=7, running=1)
         kinds(router, now)
     assert excluded(router, "d1") == "wedged"
-    router.health.broke(worker, "silent", 68.0)
+    router.health.on_disconnected(worker, "silent", 68.0)
     assert worker.excluded_by == "breaker_open"
 
 
@@ -188,9 +187,9 @@ def test_a_new_process_starts_with_a_clean_slate():
     router = fleet_of("d1")
     fail(router, "d1", 3, 0.0)
     worker = router.fleet.workers["d1"]
-    router.fleet.described(worker, description("d1", "decode", epoch=2))
+    router.fleet.describe(worker, description("d1", "decode", epoch=2))
     assert worker.excluded_by == ""
-    assert router.health.turns_at == float("inf")
+    assert router.health._next_change_at == float("inf")
 
 
 @pytest.mark.parametrize(("role", "name"), [("prefill", "p1"), ("decode", "d1")])
@@ -203,7 +202,7 @@ def test_a_worker_with_work_and_no_steps_is_wedged_until_it_steps(role, name):
     for now in (6, 7, 8):
         load(router, name, now, step=7, running=1)
         assert excluded(router, name) == "wedged"
-    assert router.health.wedged() == 1
+    assert router.health.count_wedged() == 1
     placed = [place(router, 8.0)[1] for _ in range(10)]
     assert name not in {p.prefill.worker_id for p in placed} | {p.decode.worker_id for p in placed}
     load(router, name, 9, step=8, running=1)
@@ -220,10 +219,10 @@ def test_a_wedged_worker_whose_work_was_taken_away_is_probed():
     assert excluded(router, "d1") == "wedged"
     load(router, "d1", 8, step=7, running=0)
     assert excluded(router, "d1") == ""
-    assert router.health.count(BreakerState.HALF_OPEN) == 1
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
     place(router, 8.0, pinned_decode_worker_id="d1")
     load(router, "d1", 9, step=8, running=1)
-    assert router.health.count(BreakerState.HALF_OPEN) == 0
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == 0
 
 
 def test_overdue_placements_show_a_wedge_that_load_records_do_not():
@@ -249,7 +248,7 @@ def test_placements_of_which_nobody_here_knows_since_when_show_nothing():
     router = fleet_of("d1")
     load(router, "d1", 0, step=7)
     number, _ = place(router, 1.0)
-    reservation = router.book.get("f", number)
+    reservation = router.book.get_own("f", number)
     reservation.due_at = inf
     for now in range(30):
         assert kinds(router, now) == []

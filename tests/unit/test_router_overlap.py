@@ -4,21 +4,19 @@ from random import Random
 
 from services.router.health.overlap import (
     FULL_FACTOR,
+    PREFIXES_MAX,
     OverlapFault,
     OverlapSettings,
     OverlapWatch,
-    is_repeat,
-    repeated,
-    size_mismatch,
 )
 
-SETTINGS = OverlapSettings(repeats=5, prefixes_max=16, settle_s=1.0)
+SETTINGS = OverlapSettings(repeats=5, settle_s=1.0)
 
 
 def feed(watch: OverlapWatch, first_hash: int, now: float, *, held: bool = False, told: int = 50) -> bool:
-    if watch.has_matched or not is_repeat(watch, SETTINGS, first_hash, now):
+    if watch.has_matched or not watch.is_repeat(SETTINGS, first_hash, now):
         return False
-    return repeated(watch, SETTINGS, is_held=held, blocks_told=told, blocks_total=1000)
+    return watch.on_repeat(SETTINGS, is_cached=held, cached_blocks=told, blocks_total=1000)
 
 
 def test_repeats_that_never_match_are_a_fault_told_once():
@@ -41,7 +39,7 @@ def test_prompts_that_never_repeat_are_no_fault():
     """Unique prompts have no overlap by nature."""
     generator, watch = Random(1), OverlapWatch()
     assert not any(feed(watch, generator.getrandbits(64), 0.1 * n) for n in range(5000))
-    assert len(watch.placed) == SETTINGS.prefixes_max
+    assert len(watch.first_blocks) == PREFIXES_MAX
 
 
 def test_a_burst_of_equal_prompts_is_no_fault():
@@ -57,7 +55,7 @@ def test_one_match_proves_that_hashes_agree():
         feed(watch, 7, 2.0 * n)
     feed(watch, 7, 10.0, held=True)
     assert not any(feed(watch, 7, 20.0 + 2.0 * n) for n in range(1000))
-    assert not watch.placed
+    assert not watch.first_blocks
 
 
 def test_a_full_cache_needs_more_evidence():
@@ -70,8 +68,8 @@ def test_a_full_cache_needs_more_evidence():
 def test_block_sizes_are_compared_at_once():
     """No evidence to wait for; a worker that is asked in its own size again has no fault."""
     watch = OverlapWatch()
-    assert size_mismatch(watch, 32, 16)
-    assert not size_mismatch(watch, 32, 16)
+    assert watch.on_block_size(is_same=False)
+    assert not watch.on_block_size(is_same=False)
     assert watch.fault is OverlapFault.BLOCK_SIZE
-    assert not size_mismatch(watch, 16, 16)
+    assert not watch.on_block_size(is_same=True)
     assert watch.fault is None

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvmesh.core import Handoff, LoadRecord, ReportKind
+from kvmesh.core import Handoff, LoadRecord, Report, ReportKind
 from kvmesh.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -15,9 +15,9 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from services.router.core import CoreLimits, RouterCore
-from services.router.explain import ReportNote, candidates_of
-from services.router.placement.placer import Limits
-from services.router.workers.target import TargetLimits
+from services.router.explain import explain_candidates
+from services.router.placement.placer import PlacementLimits
+from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -26,7 +26,7 @@ def place(router: RouterCore, number: int, what=None, *, now: float = 0.0):
 
 
 def finish(router: RouterCore, number: int) -> None:
-    assert router.report("f", number, ReportNote(kind=ReportKind.FINISHED, elapsed_s=1.0)) is not None
+    assert router.report("f", number, Report(kind=ReportKind.FINISHED, elapsed_s=1.0)) is not None
 
 
 def two_by_two(**options) -> RouterCore:
@@ -48,7 +48,7 @@ def test_round_robin_takes_turns():
 def test_least_loaded_goes_where_the_fewest_requests_are():
     """Told load and own placements count, whichever is more."""
     router = two_by_two(policy="least_loaded")
-    router.fleet.loaded(router.fleet.workers["d1"], LoadRecord(worker_id="d1", epoch=1, running_requests=3))
+    router.fleet.on_load_record(router.fleet.workers["d1"], LoadRecord(worker_id="d1", epoch=1, running_requests=3))
     placed = [place(router, number).decode.worker_id for number in range(1, 5)]
     assert placed[:3] == ["d2", "d2", "d2"]
 
@@ -88,7 +88,7 @@ def test_equal_prompts_spread_once_the_queue_outweighs_the_overlap():
 def test_local_prefill_when_decode_holds_nearly_all():
     """Off by default; with a bound, a decode worker that lacks no more computes the rest itself."""
     for bound, alone in ((0, False), (15, False), (16, True)):
-        router = two_by_two(limits=Limits(local_prefill_tokens_max=bound))
+        router = two_by_two(limits=PlacementLimits(local_prefill_tokens_max=bound))
         holds(router.fleet.workers["d2"], [1, 2])
         placement = place(router, 1, ask("r1", [1, 2, 3]))
         assert (placement.prefill is None) is alone
@@ -115,7 +115,7 @@ def test_the_last_token_is_never_cached():
 def test_full_workers_refuse_with_a_time():
     """Requests per decode worker and tokens per prefill worker are bounded; an idle prefill worker takes any prompt."""
     router = core(
-        limits=Limits(retry_after_s=0.5),
+        limits=PlacementLimits(retry_after_s=0.5),
         target_limits=TargetLimits(requests_per_decode_max=3, prompt_tokens_per_prefill_max=40),
     )
     join(router, "p1", "prefill")
@@ -125,7 +125,7 @@ def test_full_workers_refuse_with_a_time():
     with pytest.raises(OverloadedError) as refusal:
         place(router, 3)
     assert (refusal.value.reason, refusal.value.retry_after_s, refusal.value.request_id) == ("workers_full", 0.5, "r3")
-    router.report("f", 1, ReportNote(kind=ReportKind.PREFILLED, elapsed_s=0.1))
+    router.report("f", 1, Report(kind=ReportKind.PREFILLED, elapsed_s=0.1))
     assert place(router, 3).prefill is not None
     with pytest.raises(OverloadedError):
         place(router, 4)
@@ -138,7 +138,7 @@ def test_a_reservation_is_reported_of_by_its_own_frontend_only():
     """An id that another frontend learnt, by mistake or not, ends nothing."""
     router = two_by_two()
     placed = place(router, 1)
-    note = ReportNote(kind=ReportKind.FINISHED, elapsed_s=1.0, reservation_id=placed.reservation_id)
+    note = Report(kind=ReportKind.FINISHED, elapsed_s=1.0, reservation_id=placed.reservation_id)
     assert router.report("another", 1, note) is None
     assert len(router.book) == 1
     assert router.report("f", 1, note) is not None
@@ -165,7 +165,7 @@ def test_pins_and_exclusions():
         with pytest.raises(NotFoundError) as refusal:
             place(router, 3, ask("r3", [1], **{field: "d9"}))
         assert refusal.value.field == field
-    router.fleet.broken(router.fleet.workers["d2"], "unreachable")
+    router.fleet.disconnected(router.fleet.workers["d2"], "unreachable")
     with pytest.raises(UnavailableError):
         place(router, 4, ask("r4", [1], pinned_decode_worker_id="d2"))
     with pytest.raises(UnavailableError):
@@ -199,8 +199,8 @@ def test_ranks_are_placed_on_one_by_one():
     """Each data-parallel rank has its own cache and its own load."""
     router = core()
     worker = join(router, "d1", "decode", ranks=2)
-    router.index.device.stored(worker.feed.bits[0], [1])
-    router.index.device.stored(worker.feed.bits[1], [1, 2])
+    router.index.device.store(worker.feed.bits[0], [1])
+    router.index.device.store(worker.feed.bits[1], [1, 2])
     assert place(router, 1, ask("r1", [1, 2, 3])).decode.data_parallel_rank == 1
     placed = [place(router, n, ask(f"r{n}", [7, 8])).decode.data_parallel_rank for n in range(2, 6)]
     assert set(placed) == {0, 1}
@@ -237,14 +237,14 @@ def test_reservations_come_to_zero_whatever_happens():
     place(router, 4)
     finish(router, 1)
     assert [r.request_id for r in router.expire(now=3.0)] == ["r2"]
-    router.stream_ended("f", now=4.0)
-    router.report("f", 3, ReportNote(kind=ReportKind.PROGRESS, elapsed_s=1.0))
+    router.on_stream_ended("f", now=4.0)
+    router.report("f", 3, Report(kind=ReportKind.PROGRESS, elapsed_s=1.0))
     assert [r.request_id for r in router.expire(now=9.0)] == ["r4"]
-    router.report("f", 3, ReportNote(kind=ReportKind.FAILED, elapsed_s=1.0))
+    router.report("f", 3, Report(kind=ReportKind.FAILED, elapsed_s=1.0))
     for target in router.fleet.targets():
         sums = (target.requests_in_flight, target.prompt_tokens_in_flight, target.kv_blocks_in_flight)
         assert sums == (0, 0, 0)
-    assert router.report("f", 3, ReportNote(kind=ReportKind.FINISHED, elapsed_s=1.0)) is None
+    assert router.report("f", 3, Report(kind=ReportKind.FINISHED, elapsed_s=1.0)) is None
     assert len(router.book) == 0
 
 
@@ -256,7 +256,7 @@ def test_numbers_in_use():
         place(router, 1, ask("other", [1]))
     place(router, 1)
     assert len(router.book) == 1
-    router.stream_ended("f", now=0.0)
+    router.on_stream_ended("f", now=0.0)
     place(router, 1, ask("other", [1]))
     assert len(router.book) == 1
 
@@ -267,8 +267,8 @@ def test_explanations_hold_terms_that_add_up():
     holds(router.fleet.workers["p1"], [1])
     join(router, "p9", "prefill", hash="other")
     placement = place(router, 1)
-    choice = router.history.get("r1").choice
-    found = candidates_of(router.history.get("r1"))
+    choice = router.history.get("r1").decision
+    found = explain_candidates(router.history.get("r1"))
     assert len(found) == 5
     assert (found[0].prefill.ref, found[0].cost) == (placement.prefill, choice.cost)
     for candidate in found[:4]:

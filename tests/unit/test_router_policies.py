@@ -9,10 +9,10 @@ import pytest
 from bench.policies.dynamo_cost import DynamoCostPolicy
 from kvmesh.errors import InvalidRequestError
 from services.router.core import RouterCore
-from services.router.explain import weighed_candidates
+from services.router.explain import scored_candidates
 from services.router.placement.policies import GROUP, POLICIES, PolicyContext, make_policy
 from services.router.workers.cost_settings import CostSettings
-from services.router.workers.target import TargetLimits
+from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 CONTEXT = PolicyContext(cost=CostSettings(), generator=Random(1))
@@ -39,8 +39,8 @@ def test_every_policy_places_says_so_and_explains(name):
     assert placement.prefill is not None and placement.prefill.worker_id == "p0"
     assert placement.reasons == (("least_loaded",) if name == "kv" else (name,))
     assert (placement.expected_ttft_s is not None) == (name == "kv")
-    choice = router.history.get("r1").choice
-    for candidate in weighed_candidates(choice):
+    choice = router.history.get("r1").decision
+    for candidate in scored_candidates(choice):
         assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
 
 
@@ -59,7 +59,7 @@ def test_a_session_always_hashes_to_the_same_worker_and_few_move_when_one_leaves
     before = {s: where(router, i, session_id=s) for i, s in enumerate(sessions, 1)}
     assert set(before.values()) == {"d0", "d1", "d2", "d3"}
     assert before == {s: where(router, 100 + i, session_id=s) for i, s in enumerate(sessions)}
-    router.fleet.unregistered("d2")
+    router.fleet.unregister("d2")
     after = {s: where(router, 200 + i, session_id=s) for i, s in enumerate(sessions)}
     assert all(after[s] == before[s] for s in sessions if before[s] != "d2")
     assert {after[s] for s in sessions if before[s] == "d2"} == {"d0", "d1", "d3"}
@@ -97,7 +97,7 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path, monke
         "from services.router.placement.policies import Policy\n"
         "class LastNamed(Policy):\n"
         "    name = 'last_named'\n"
-        "    def weigh(self, candidates):\n"
+        "    def terms(self, candidates):\n"
         "        return {'place': -np.arange(len(candidates.targets), dtype=float)}\n"
     )
     metadata = tmp_path / "last_named-1.dist-info"
@@ -125,8 +125,8 @@ def test_the_cost_function_to_compare_with():
     holds(router.fleet.workers["p1"], [1, 2, 3])
     placement = router.ask("f", 1, ask("r1", [1, 2, 3, 4]), now=0.0, wall=0.0)
     assert (placement.prefill.worker_id, placement.cached_tokens) == ("p1", 48)
-    choice = router.history.get("r1").choice
-    costs = {(p.ref.worker_id, d.ref.worker_id): cost for p, d, cost, _ in choice.pairs()}
+    choice = router.history.get("r1").decision
+    costs = {(p.ref.worker_id, d.ref.worker_id): cost for p, d, cost, _ in choice.candidates()}
     assert costs["p1", "d1"] == (4 - 3) + 4 + 4
     assert costs["p2", "d1"] == 4 + 4 + 4
     other = "d2" if placement.decode.worker_id == "d1" else "d1"

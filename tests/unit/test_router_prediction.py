@@ -5,9 +5,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from kvmesh.core import ReportKind
+from kvmesh.core import Report, ReportKind
 from kvmesh.telemetry import Telemetry
-from services.router.explain import ReportNote
 from services.router.health.monitor import HealthSettings
 from services.router.health.prediction_error import OTHER, WorkerLabels, error_ratio
 from services.router.metrics import RouterMetrics
@@ -26,10 +25,10 @@ def test_the_error_is_relative_and_needs_both_times():
 def test_labels_are_bounded_and_leave_with_their_workers():
     """The third of two is `other`; a place comes free when a worker leaves."""
     labels = WorkerLabels(2)
-    assert [labels.label(name) for name in ("a", "b", "c", "a")] == ["a", "b", OTHER, "a"]
-    assert labels.left(["b", "c"]) == ["a"]
-    assert labels.label("c") == "c"
-    assert labels.left(["b", "c"]) == []
+    assert [labels.label_of(name) for name in ("a", "b", "c", "a")] == ["a", "b", OTHER, "a"]
+    assert labels.remove_absent(["b", "c"]) == ["a"]
+    assert labels.label_of("c") == "c"
+    assert labels.remove_absent(["b", "c"]) == []
 
 
 def test_reports_fill_the_histogram_of_the_worker_that_they_are_about():
@@ -49,15 +48,15 @@ def test_reports_fill_the_histogram_of_the_worker_that_they_are_about():
         placement = router.ask("f", number, what, now=0.0, wall=0.0)
         assert placement.expected_ttft_s > 0
         for kind in (ReportKind.PREFILLED, ReportKind.FIRST_TOKEN):
-            note = ReportNote(kind=kind, elapsed_s=2 * placement.expected_ttft_s)
-            metrics.observed(router.report("f", number, note, now=1.0), kind, note.elapsed_s)
+            note = Report(kind=kind, elapsed_s=2 * placement.expected_ttft_s)
+            metrics.observe_prediction(router.report("f", number, note, now=1.0), note)
     assert (count("prefill", "p1"), count("ttft", "d1"), count("ttft", OTHER)) == (3, 2, 1)
     name = "kvmesh_router_prediction_error_ratio_bucket"
     for bound, within in (("0.5", 0), ("1.0", 2)):
         labels = {"phase": "ttft", "worker": "d1", "le": bound}
         assert telemetry.registry.get_sample_value(name, labels) == within
-    router.fleet.unregistered("d1")
-    metrics.forget_workers()
+    router.fleet.unregister("d1")
+    metrics.remove_absent_workers()
     assert (count("prefill", "p1"), count("ttft", "d1")) == (3, None)
 
 

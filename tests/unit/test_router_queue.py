@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kvmesh.core import LoadRecord, Placement, ReportKind
+from kvmesh.core import LoadRecord, Placement, Report, ReportKind
 from kvmesh.errors import (
     CancelledByCallerError,
     DeadlineError,
@@ -13,12 +13,11 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from services.router.core import CoreLimits, RouterCore
-from services.router.explain import ReportNote
-from services.router.queue.admission import PLACED_PER_TURN_MAX, Queued
-from services.router.queue.drain_rate import MEMORY_S, DrainRate
+from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Queued
+from services.router.queue.drain_rate import DECAY_S, DrainRate
 from services.router.queue.round_robin import read_weights
 from services.router.queue.subqueues import QueueLimits
-from services.router.workers.target import TargetLimits
+from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -47,7 +46,7 @@ class Stage:
         return raised.value
 
     def finish(self, name: str) -> None:
-        assert self.router.report("f", self.numbers[name], ReportNote(kind=ReportKind.FINISHED, elapsed_s=0.0))
+        assert self.router.report("f", self.numbers[name], Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
 
     def drain(self) -> list[tuple[str, str]]:
         """Who is answered: its name and the worker or the reason."""
@@ -101,7 +100,7 @@ def test_what_can_never_be_served_is_refused_at_once():
     with pytest.raises(Exception, match="no worker serves a model named"):
         stage.ask("y", model="other")
     stage.ask("b")
-    stage.router.fleet.unregistered("d1")
+    stage.router.fleet.unregister("d1")
     assert stage.drain() == [("b", "no_worker")]
 
 
@@ -166,7 +165,7 @@ def test_a_tenant_pays_for_what_it_really_lacked():
 
 
 def test_a_blocked_kind_blocks_nobody_else():
-    """The head of one model's lane finds no room; asks of another model go past it."""
+    """The head of one model's subqueue finds no room; asks of another model go past it."""
     stage = Stage()
     join(stage.router, "e1", "decode", model="other")
     stage.ask("a")
@@ -175,14 +174,14 @@ def test_a_blocked_kind_blocks_nobody_else():
     stage.ask("p", model="other", priority=-9)
     stage.finish("o")
     assert stage.drain() == [("p", "e1")]
-    # Pinned and excluding asks wait in lanes of their own.
+    # Pinned and excluding asks wait in subqueues of their own.
     join(stage.router, "d2", "decode")
     stage.ask("q", pinned_decode_worker_id="d1", priority=50)
     assert stage.drain() == [("b", "d2")]
 
 
 def test_lanes_that_share_workers_keep_priorities():
-    """Room is offered to the highest head of all lanes first."""
+    """Room is offered to the highest head of all subqueues first."""
     stage = Stage()
     stage.ask("a")
     stage.ask("plain", priority=1)
@@ -193,15 +192,15 @@ def test_lanes_that_share_workers_keep_priorities():
 
 
 def test_the_bounds_and_what_is_said_at_them():
-    """Requests, tokens and lanes are bounded; an empty queue takes any prompt."""
-    stage = Stage(requests_max=2, prompt_tokens_max=100, lanes_max=2)
+    """Requests, tokens and subqueues are bounded; an empty queue takes any prompt."""
+    stage = Stage(requests_max=2, prompt_tokens_max=100, subqueues_max=2)
     stage.ask("a")
     stage.ask("b", tokens=60)
     assert stage.refusal("c", tokens=41).reason == "queue_full"
     stage.ask("d", tokens=40)
     assert stage.refusal("e", tokens=1).retry_after_s == 1.0
     assert (stage.router.queue.requests, stage.router.queue.prompt_tokens) == (2, 100)
-    stage = Stage(prompt_tokens_max=100, lanes_max=1)
+    stage = Stage(prompt_tokens_max=100, subqueues_max=1)
     stage.ask("a")
     stage.ask("huge", tokens=1000)
     stage.finish("a")
@@ -299,10 +298,14 @@ def test_a_withdrawn_ask_is_answered_and_gone():
     stage.ask("c")
     assert stage.router.withdraw("f", 2, now=1.0)
     assert not stage.router.withdraw("f", 2, now=1.0)
-    assert stage.router.withdraw("f", 3, now=1.0, is_answerable=False)
-    [answer] = stage.router.take_answers()
+    assert stage.router.withdraw("f", 3, now=1.0, has_caller=False)
+    [answer] = stage.router.take_queue_outcomes()
     assert isinstance(answer.outcome, CancelledByCallerError)
-    assert (stage.router.queue.requests, stage.router.queue.prompt_tokens, len(stage.router.queue.lanes)) == (0, 0, 0)
+    assert (stage.router.queue.requests, stage.router.queue.prompt_tokens, len(stage.router.queue.subqueues)) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_the_same_ask_again_waits_once():
@@ -327,10 +330,10 @@ def test_one_turn_is_bounded():
         stage.ask(f"r{number}")
     for number in range(200):
         stage.finish(f"r{number}")
-    assert len(stage.drain()) == PLACED_PER_TURN_MAX
+    assert len(stage.drain()) == PLACEMENTS_PER_DRAIN_MAX
     assert stage.router.is_drain_unfinished
-    assert len(stage.drain()) == PLACED_PER_TURN_MAX
-    assert len(stage.drain()) == 150 - 2 * PLACED_PER_TURN_MAX
+    assert len(stage.drain()) == PLACEMENTS_PER_DRAIN_MAX
+    assert len(stage.drain()) == 150 - 2 * PLACEMENTS_PER_DRAIN_MAX
     assert not stage.router.is_drain_unfinished
 
 
@@ -365,13 +368,13 @@ def test_the_drain_rate_fades_and_forgets_idle_time():
     rate = DrainRate()
     assert rate.tokens_per_s(0.0) is None
     for _ in range(200):
-        rate.entered(0.0)
+        rate.on_added(0.0)
     for second in range(1, 101):
-        rate.left(float(second), served_tokens=50)
+        rate.on_removed(float(second), served_tokens=50)
     assert rate.tokens_per_s(100.0) == pytest.approx(50, rel=0.06)
-    assert rate.tokens_per_s(100.0 + MEMORY_S) < 25
+    assert rate.tokens_per_s(100.0 + DECAY_S) < 25
     for _ in range(100):
-        rate.left(110.0)
+        rate.on_removed(110.0, served_tokens=0)
     steady = rate.tokens_per_s(110.0)
     assert rate.tokens_per_s(1000.0) == steady
 
@@ -398,7 +401,7 @@ def test_a_load_record_or_a_seed_changes_nothing_in_the_queue():
         join(stage.router, "d1", "decode")
         for number in range(20):
             stage.ask(f"r{number}", tenant=f"t{number % 3}", tokens=10 * number + 1, priority=number % 2)
-        stage.router.fleet.loaded(
+        stage.router.fleet.on_load_record(
             stage.router.fleet.workers["d1"], LoadRecord(worker_id="d1", epoch=1, running_requests=1)
         )
         stage.finish("r0")

@@ -5,7 +5,7 @@ import pytest
 from kvmesh.core import PeerNews, ReportKind, ReservationNews
 from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.rpc.codec.peers import from_sync, to_sync_request
-from services.router.replicas.peer_state import ReplicaLimits
+from services.router.replicas.peer_reservations import PeerLimits
 from tests.unit.router_fleets import join
 from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
 
@@ -64,22 +64,22 @@ def test_what_begins_and_ends_between_two_messages_is_not_told():
     routers = pair()
     number, _ = routers.place("a")
     routers.report("a", number, ReportKind.FAILED)
-    assert not any(session.changes for stream in routers.streams for session in stream.ends.values())
+    assert not any(session.updates for stream in routers.streams for session in stream.ends.values())
 
 
 def test_a_snapshot_tells_what_was_there_before():
     """In parts, with what changes meanwhile."""
-    routers = Routers("a", "b", limits=ReplicaLimits(batch_max=3))
+    routers = Routers("a", "b", limits=PeerLimits(changes_per_message_max=3))
     numbers = [routers.place("a")[0] for _ in range(8)]
     routers.report("a", numbers[0], ReportKind.PREFILLED)
     stream = routers.connect("a", "b")
     routers.say(stream, "a")
-    assert not routers.replicas["b"].has_heard("a")
+    assert not routers.replicas["b"].has_snapshot_of("a")
     routers.report("a", numbers[1], ReportKind.FINISHED)
     routers.report("a", numbers[7], ReportKind.FINISHED)
     routers.place("a")
     routers.sync()
-    assert routers.replicas["b"].has_heard("a")
+    assert routers.replicas["b"].has_snapshot_of("a")
     assert routers.sums("b") == routers.sums("a")
     assert len(routers.cores["b"].book) == 7
 
@@ -157,7 +157,7 @@ def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
-    routers.cores["a"].stream_ended("f", now=routers.now)
+    routers.cores["a"].on_stream_ended("f", now=routers.now)
     routers.report("b", number, ReportKind.PREFILLED, reservation_id=placement.reservation_id)
     routers.sync()
     routers.later(GRACE_S + 1)
@@ -171,7 +171,7 @@ def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
     routers.sync()
     routers.kill("a")
     routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
-    routers.cores["b"].stream_ended("f", now=routers.now)
+    routers.cores["b"].on_stream_ended("f", now=routers.now)
     routers.later(GRACE_S + 1)
     assert routers.sums("b") == NOTHING
 
@@ -228,21 +228,21 @@ def test_the_same_ask_at_another_router_replaces_the_first():
 
 def test_reservations_of_unknown_workers_wait_for_them():
     """The registry may be ahead at one router; they are bounded, and they end as others do."""
-    routers = Routers("a", "b", limits=ReplicaLimits(strangers_max=2))
+    routers = Routers("a", "b", limits=PeerLimits(pending_max=2))
     for worker in ("d1", "d2"):
-        routers.cores["b"].fleet.unregistered(worker)
+        routers.cores["b"].fleet.unregister(worker)
     routers.connect("a", "b")
     numbers = [routers.place("a")[0] for _ in range(3)]
     routers.sync()
     replica = routers.replicas["b"]
-    assert (len(routers.cores["b"].book), replica.strangers, replica.counts.ignored) == (0, 2, 1)
+    assert (len(routers.cores["b"].book), replica.pending, replica.counts.ignored) == (0, 2, 1)
     routers.report("a", numbers[0], ReportKind.PREFILLED)
     routers.report("a", numbers[1], ReportKind.FINISHED)
     routers.sync()
     for worker, role in WORKERS[1:]:
         join(routers.cores["b"], worker, role)
     routers.later(0.1)
-    assert (len(routers.cores["b"].book), replica.strangers) == (1, 0)
+    assert (len(routers.cores["b"].book), replica.pending) == (1, 0)
     assert routers.sums("b")["p1"] == (0, 0, 0)
 
 
@@ -253,7 +253,7 @@ def test_only_the_keepers_word_ends_a_reservation():
     number, _ = routers.place("a")
     routers.sync()
     routers.report("b", number, ReportKind.FIRST_TOKEN)
-    routers.cores["a"].stream_ended("f", now=routers.now)
+    routers.cores["a"].on_stream_ended("f", now=routers.now)
     routers.later(GRACE_S)
     assert routers.sums("a") == NOTHING
     routers.say(stream, "a")
@@ -279,7 +279,7 @@ def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
 
 def test_ends_follow_their_beginnings_over_many_messages():
     """Adoptions go out in the order in which they were made, ends in theirs: no end is told before its adoption."""
-    routers = pair(limits=ReplicaLimits(batch_max=1))
+    routers = pair(limits=PeerLimits(changes_per_message_max=1))
     numbers = [routers.place("a")[0] for _ in range(3)]
     routers.sync()
     for number in numbers:
@@ -296,7 +296,7 @@ def test_a_gap_ends_the_stream():
     routers = pair()
     routers.place("a")
     stream = routers.streams[0]
-    routers.replicas["a"].next_news(stream.ends["a"], now=routers.now)  # Lost on the way.
+    routers.replicas["a"].next_message(stream.ends["a"], now=routers.now)  # Lost on the way.
     with pytest.raises(LostError) as lost:
         routers.say(stream, "a")
     assert lost.value.reason == "sequence_gap"
@@ -304,8 +304,8 @@ def test_a_gap_ends_the_stream():
 
 def test_a_peer_that_takes_nothing_is_given_up():
     """What is kept for it is bounded."""
-    routers = pair(limits=ReplicaLimits(changes_max=5))
-    changes = routers.streams[0].ends["a"].changes
+    routers = pair(limits=PeerLimits(changes_max=5))
+    changes = routers.streams[0].ends["a"].updates
     for _ in range(6):
         routers.place("a")
     assert changes.is_overrun
@@ -319,7 +319,7 @@ def test_the_first_message_says_who_speaks():
     for router_id, run_id, field in (("", "x", "router_id"), ("b", "", "run_id"), ("a", "x", "router_id")):
         news = PeerNews(sequence=1, router_id=router_id, run_id=run_id)
         with pytest.raises(InvalidRequestError) as refused:
-            replica.heard(replica.began(), news, now=0.0)
+            replica.on_message(replica.open_session(), news, now=0.0)
         assert refused.value.field == field
 
 
@@ -327,7 +327,7 @@ def test_peers_cannot_fill_the_book():
     """Beyond the limit of reservations what peers tell is not counted, and ends without harm."""
     routers = pair()
     core = routers.cores["b"]
-    core._core_limits = type(core.limits)(reservations_max=1)
+    core.limits = type(core.limits)(reservations_max=1)
     numbers = [routers.place("a")[0] for _ in range(2)]
     routers.sync()
     assert len(core.book) == 1
@@ -357,8 +357,8 @@ def test_news_of_unknown_ids_is_ignored():
     routers = pair()
     stream = routers.streams[0]
     session = stream.ends["b"]
-    news = PeerNews(sequence=session.heard + 1, prefilled_ids=["x"], settled_ids=["y"])
-    routers.replicas["b"].heard(session, news, now=routers.now)
+    news = PeerNews(sequence=session.received + 1, prefilled_ids=["x"], settled_ids=["y"])
+    routers.replicas["b"].on_message(session, news, now=routers.now)
     assert routers.sums("b") == NOTHING
     unknown_rank = ReservationNews(
         reservation_id="z",
@@ -369,8 +369,8 @@ def test_news_of_unknown_ids_is_ignored():
         decode_rank=7,
         ends_after_s=5,
     )
-    routers.replicas["b"].heard(
-        session, PeerNews(sequence=session.heard + 1, reservations=[unknown_rank]), now=routers.now
+    routers.replicas["b"].on_message(
+        session, PeerNews(sequence=session.received + 1, reservations=[unknown_rank]), now=routers.now
     )
     assert routers.sums("b") == NOTHING
-    assert routers.replicas["b"].strangers == 1
+    assert routers.replicas["b"].pending == 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.router.placement.pairing import Selector
+from services.router.placement.pair_search import Selector
 from services.router.placement.sessions import Sessions
 from services.router.workers.cost_settings import CostSettings
 
@@ -19,9 +19,9 @@ def target(requests: int, placed_last: int = 0) -> Any:
 
 def taken(costs: list[float], targets: list[Any], held: list[float] | None = None) -> set[int | None]:
     """All places that a hundred draws give."""
-    selector = Selector(CostSettings(tie_ratio=0.05), Random(1), estimates=True)
-    tokens = None if held is None else np.array(held)
-    return {selector.lowest(np.array(costs), tokens, targets) for _ in range(100)}
+    selector = Selector(CostSettings(tie_ratio=0.05), Random(1), estimates_time=True)
+    tokens = np.zeros(len(costs)) if held is None else np.array(held)
+    return {selector.choose(np.array(costs), tokens, targets) for _ in range(100)}
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_sessions_are_bounded_in_number_and_time() -> None:
     """The one unused longest goes first; a session that is too old is none."""
     sessions, worker = Sessions(sessions_max=2, session_s=10.0), target(0)
     for number, name in enumerate(("a", "b")):
-        sessions.bind(name, None, worker, float(number))
-    sessions.bind("a", None, worker, 2.0)
-    sessions.bind("c", None, worker, 3.0)
+        sessions.bind(name, None, worker, now=float(number))
+    sessions.bind("a", None, worker, now=2.0)
+    sessions.bind("c", None, worker, now=3.0)
     assert len(sessions) == 2
     assert sessions.get("b", 3.0) is None
     assert sessions.get("a", 11.9) == (None, worker)

@@ -4,15 +4,15 @@ from itertools import count
 
 import pytest
 
-from kvmesh.core import Handoff, ReportKind
+from kvmesh.core import Handoff, Report, ReportKind
 from kvmesh.errors import LostError, OverloadedError
 from services.router.core import RouterCore
-from services.router.explain import ReportNote, candidates_of
+from services.router.explain import explain_candidates
 from services.router.health.breaker import BreakerSettings, BreakerState
 from services.router.health.monitor import HealthSettings
 from services.router.queue.admission import Queued
 from services.router.queue.subqueues import QueueLimits
-from services.router.workers.target import TargetLimits
+from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, join
 
 BREAKER = BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=1)
@@ -37,7 +37,7 @@ def place(router: RouterCore, now: float = 0.0, *, tokens: int = 1) -> int:
 def tell(
     router: RouterCore, number: int, kind: str, *, now: float = 0.0, answered: bool = False, elapsed_s=0.1, **more
 ) -> None:
-    note = ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s, is_answered_by_prefill=answered, **more)
+    note = Report(kind=ReportKind(kind), elapsed_s=elapsed_s, is_answered_by_prefill=answered, **more)
     assert router.report("f", number, note, now=now) is not None
 
 
@@ -70,10 +70,10 @@ def test_it_is_no_sign_of_life_of_the_decode_worker(answered):
     for _ in range(3):
         tell(router, place(router), "failed", error=LostError("gone"), failed_worker_id="d1")
     number = place(router, 2.0)
-    assert router.health.count(BreakerState.HALF_OPEN) == 1
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
     tell(router, number, "prefilled", now=2.1)
     tell(router, number, "finished", now=2.1, answered=answered)
-    assert router.health.count(BreakerState.HALF_OPEN) == (1 if answered else 0)
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == (1 if answered else 0)
     for _ in range(2):  # Its probe was given back.
         place(router, 2.2)
 
@@ -86,7 +86,7 @@ def test_it_closes_the_prefill_workers_breaker():
     number = place(router, 2.0)
     tell(router, number, "prefilled", now=2.1)
     tell(router, number, "finished", now=2.1, answered=True)
-    assert router.health.count(BreakerState.CLOSED) == 2
+    assert router.health.count_breakers(BreakerState.CLOSED) == 2
 
 
 def test_no_handoff_is_learned_from_it():
@@ -100,7 +100,7 @@ def test_no_handoff_is_learned_from_it():
             if not answered:
                 tell(router, number, "first_token", elapsed_s=0.2)
             tell(router, number, "finished", answered=answered)
-        learned[answered] = [each.observations for each in router._placer.links.told()]
+        learned[answered] = [each.observations for each in router.placer.handoffs.coefficients()]
         (target,) = router.fleet.workers["p1"].targets
         assert max(target.coefficients.prefill.observations) > 0
     assert not any(learned[True]) and any(learned[False])
@@ -155,5 +155,5 @@ def test_the_choice_is_explained():
     number = place(router)
     record = router.history.get(f"r{number}")
     assert record is not None
-    (candidate,) = candidates_of(record)
+    (candidate,) = explain_candidates(record)
     assert candidate.removed_by == "" and candidate.cost < 60

@@ -5,16 +5,15 @@ from random import Random
 
 import pytest
 
-from kvmesh.core import LoadRecord, PerformanceProfile, ReportKind
+from kvmesh.core import LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
-from services.router.placement.placer import Limits
+from services.router.placement.placer import PlacementLimits
 from services.router.workers.cost_settings import CostSettings
 from tests.unit.router_fleets import ask, core, holds, join
 
 
-def note(kind: str, elapsed_s: float) -> ReportNote:
-    return ReportNote(kind=ReportKind(kind), elapsed_s=elapsed_s)
+def note(kind: str, elapsed_s: float) -> Report:
+    return Report(kind=ReportKind(kind), elapsed_s=elapsed_s)
 
 
 def decodes(count: int, **options) -> RouterCore:
@@ -84,7 +83,7 @@ def test_a_holder_is_preferred_while_it_is_free():
 
 def test_faster_workers_get_more():
     """A prefill worker twice as fast takes about twice the prompts."""
-    router = core(limits=Limits(congested_s=1e9))
+    router = core(limits=PlacementLimits(congested_s=1e9))
     join(router, "d0", "decode")
     for name, per_token_s in (("p1", 0.0001), ("p2", 0.00005)):
         profile = PerformanceProfile(prefill_base_s=0.0001, prefill_s_per_token=per_token_s)
@@ -121,12 +120,12 @@ def test_a_worker_that_is_late_still_has_its_queue():
 
 
 def test_work_of_others_counts():
-    """Waiting requests that this router did not place are ahead of its own ones too."""
+    """QueuedAsk requests that this router did not place are ahead of its own ones too."""
     router = core()
     join(router, "d0", "decode")
     worker = join(router, "p1", "prefill")
     record = LoadRecord(worker_id="p1", epoch=1, waiting_requests=4, waiting_prompt_tokens=40_000)
-    router.fleet.loaded(worker, record, now=5.0)
+    router.fleet.on_load_record(worker, record, now=5.0)
     assert worker.targets[0].queue_s(5.0) == pytest.approx(4 * 0.004 + 40_000 * 0.00004)
     assert worker.targets[0].queue_s(6.0) == pytest.approx(0.616)
     join(router, "p2", "prefill")
@@ -137,7 +136,7 @@ def test_a_full_batch_is_a_wait():
     """A decode worker whose slots are taken costs the time until one is free."""
     router = decodes(2)
     record = LoadRecord(worker_id="d0", epoch=1, running_requests=8, running_requests_max=8)
-    router.fleet.loaded(router.fleet.workers["d0"], record, now=0.0)
+    router.fleet.on_load_record(router.fleet.workers["d0"], record, now=0.0)
     [target] = router.fleet.workers["d0"].targets
     assert target.wait_s() == pytest.approx(256 * (0.006 + 8 * 0.00002) / 8)
     assert router.ask("f", 1, ask("r1", [1]), now=0.0, wall=0.0).decode.worker_id == "d1"
@@ -149,7 +148,7 @@ def test_a_worker_whose_blocks_run_out_gets_nothing_until_they_are_back():
     worker = router.fleet.workers["d0"]
     router.ask("f", 1, ask("r1", [1], pinned_decode_worker_id="d0"), now=0.0, wall=0.0)
     for used, takes in ((960, False), (500, True)):
-        router.fleet.loaded(
+        router.fleet.on_load_record(
             worker, LoadRecord(worker_id="d0", epoch=1, kv_blocks_used=used, kv_blocks_total=1000), now=1.0
         )
         assert worker.targets[0].takes_requests is takes
@@ -157,7 +156,7 @@ def test_a_worker_whose_blocks_run_out_gets_nothing_until_they_are_back():
 
 def test_a_session_leans_to_where_it_was_until_it_is_forgotten():
     """A preference with a time: it wins between equals, loses against a queue, and ends."""
-    router = decodes(4, limits=Limits(session_s=100.0), cost=CostSettings(preference_s=0.05))
+    router = decodes(4, limits=PlacementLimits(session_s=100.0), cost=CostSettings(preference_s=0.05))
     first = router.ask("f", 1, ask("r1", [1], session_id="s"), now=0.0, wall=0.0).decode.worker_id
     router.report("f", 1, note("finished", 1.0))
     for number in range(2, 10):

@@ -14,31 +14,31 @@ def record(step: int, **fields) -> LoadRecord:
 def test_work_without_a_step_is_stuck_and_a_step_ends_it():
     """The time counts from the last step, or from when work came."""
     watch = StepWatch(SETTINGS)
-    watch.told(record(1, running_requests=0), 0)
+    watch.on_load_record(record(1, running_requests=0), 0)
     assert not watch.is_stuck(100, 2)
-    watch.told(record(1), 100)
+    watch.on_load_record(record(1), 100)
     assert not watch.is_stuck(102, 2)
     assert watch.is_stuck(102.1, 2)
-    assert not watch.told(record(1), 103)
-    assert watch.told(record(2), 104)
+    assert not watch.on_load_record(record(1), 103)
+    assert watch.on_load_record(record(2), 104)
     assert not watch.is_stuck(106, 2)
 
 
 def test_waiting_requests_are_work_and_no_work_is_never_stuck():
     """An idle engine makes no steps and is well."""
     watch = StepWatch(SETTINGS)
-    watch.told(record(1, running_requests=0, waiting_requests=1), 0)
+    watch.on_load_record(record(1, running_requests=0, waiting_requests=1), 0)
     assert watch.is_stuck(3, 2)
-    watch.told(record(1, running_requests=0), 3)
+    watch.on_load_record(record(1, running_requests=0), 3)
     assert not watch.is_stuck(1000, 2)
 
 
 def test_waiting_for_leases_is_not_the_engines_fault():
     """Blocks that nobody fetches hold requests up; once the leases are over there is no excuse."""
     watch = StepWatch(SETTINGS)
-    watch.told(record(1, running_requests=0, waiting_requests=1, kv_blocks_leased=9), 0)
+    watch.on_load_record(record(1, running_requests=0, waiting_requests=1, kv_blocks_leased=9), 0)
     assert not watch.is_stuck(1000, 2)
-    watch.told(record(1, running_requests=0, waiting_requests=1), 1000)
+    watch.on_load_record(record(1, running_requests=0, waiting_requests=1), 1000)
     assert watch.is_stuck(1003, 2)
 
 
@@ -46,13 +46,13 @@ def test_the_time_allowed_follows_the_slowest_step_within_bounds():
     """Ten times the slowest step lately, never under two seconds nor over a minute."""
     watch = StepWatch(SETTINGS)
     assert watch.allowed_s(None, 0) == 2
-    watch.told(record(1, step_s=0.5), 0)
-    watch.told(record(2, step_s=0.01), 0)
+    watch.on_load_record(record(1, step_s=0.5), 0)
+    watch.on_load_record(record(2, step_s=0.01), 0)
     assert 4.5 < watch.allowed_s(None, 0) < 5
     for step in range(3, 200):
-        watch.told(record(step, step_s=0.01), 0)
+        watch.on_load_record(record(step, step_s=0.01), 0)
     assert watch.allowed_s(None, 0) == 2
-    watch.told(record(200, step_s=100), 0)
+    watch.on_load_record(record(200, step_s=100), 0)
     assert watch.allowed_s(None, 0) == 60
 
 
@@ -65,8 +65,8 @@ def test_a_long_prompt_may_be_one_long_step():
 def test_overdue_work_counts_until_a_step_is_made():
     """A placement whose report was lost must not shut a worker out that has stepped since."""
     watch = StepWatch(SETTINGS)
-    watch.told(record(1, running_requests=0), 0)
+    watch.on_load_record(record(1, running_requests=0), 0)
     assert not watch.is_overdue(12, 2, due_at=10)
     assert watch.is_overdue(12.1, 2, due_at=10)
-    watch.told(record(2, running_requests=0), 13)
+    watch.on_load_record(record(2, running_requests=0), 13)
     assert not watch.is_overdue(1000, 2, due_at=10)

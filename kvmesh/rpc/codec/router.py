@@ -5,14 +5,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
 from kvmesh.api.errors.v1 import errors_pb2
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length, check_range
-from kvmesh.core import Ask, KvTier, LoadRecord, Placement, ReportKind, Role, WorkerRef
+from kvmesh.core import Ask, KvTier, LoadRecord, Placement, Report, ReportKind, Role, WorkerRef
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.codec.scalars import (
     fill_duration,
@@ -39,7 +38,6 @@ from kvmesh.rpc.codec.worker import (
 )
 from kvmesh.rpc.status import from_detail, to_detail
 
-T_co = TypeVar("T_co", covariant=True)
 EXCLUDED_MAX = 64
 LABELS_MAX = 64
 FEATURES_MAX = 64
@@ -79,20 +77,6 @@ SOURCES = {
     pb.COEFFICIENT_SOURCE_LEARNED: "learned",
 }
 SOURCE_NUMBERS = {source: number for number, source in SOURCES.items()}
-
-
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """News of a placed request. Nobody changes it; three are made per request, in half the time that frozen ones take."""
-
-    kind: ReportKind
-    elapsed_s: float
-    cached_tokens: int | None = None
-    output_tokens: int = 0
-    error: MeshError | None = None
-    failed_worker_id: str = ""
-    reservation_id: str = ""
-    is_answered_by_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,36 +323,11 @@ def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
 
 
 def from_report(message: pb.Report) -> Report:
-    """The value, checked."""
-    return report_as(Report, message)
-
-
-class MakesReport(Protocol[T_co]):
-    """A class with the fields of `Report`."""
-
-    def __call__(
-        self,
-        *,
-        kind: ReportKind,
-        elapsed_s: float,
-        cached_tokens: int | None,
-        output_tokens: int,
-        error: MeshError | None,
-        failed_worker_id: str,
-        reservation_id: str,
-        is_answered_by_prefill: bool,
-    ) -> T_co:
-        """One of them."""
-        ...
-
-
-def report_as(make: MakesReport[T_co], message: pb.Report) -> T_co:
-    """The same as a value of the caller's own, which spares him to copy each of them."""
     elapsed_s, kind = from_duration(message.elapsed), REPORT_KINDS.get(message.kind)
     if kind is None or not 0 <= elapsed_s <= _ELAPSED_S_MAX:
         check_range(elapsed_s, "report.elapsed", 0, _ELAPSED_S_MAX)
         kind = known_enum(message.kind, REPORT_KINDS, "report.kind")
-    return make(
+    return Report(
         kind=kind,
         elapsed_s=elapsed_s,
         cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,

@@ -1,12 +1,12 @@
-"""Whether a worker is trusted with requests after failures: a breaker per worker. Pure; times are arguments.
+"""A circuit breaker per worker. Pure; times are arguments.
 
     CLOSED --failures in a row, or their share of the newest outcomes, or `trip`--> OPEN
     OPEN --pause over--> HALF_OPEN --enough probes succeeded--> CLOSED
                          HALF_OPEN --a probe failed--> OPEN, with a pause twice as long
 
-1. While OPEN nothing is placed; while HALF_OPEN at most `probes_max` requests are under way.
-2. In OPEN nothing that was placed before counts, in HALF_OPEN only probes do: what a worker broke yesterday says nothing new.
-3. A probe of which nothing is heard for `probe_s_max` gives its place back without a verdict.
+1. While OPEN nothing is placed; while HALF_OPEN at most `probes_max` requests are in flight, the probes.
+2. While OPEN no outcome counts; while HALF_OPEN only those of probes do. Requests placed before say nothing new.
+3. A probe without a report for `probe_s_max` gives its place back without a verdict.
 """
 
 from collections import deque
@@ -19,36 +19,34 @@ NEVER_S = float("inf")
 
 
 class BreakerState(StrEnum):
-    """Whether the worker gets requests: all, none, a few."""
+    """Whether the worker gets requests: all, none, or probes."""
 
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
 
 
-CLOSED = BreakerState.CLOSED
-"""To look a member up takes as long as the rest of a report's verdict."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerSettings:
     """When a worker's breaker opens, and how it closes again."""
 
-    failures_max: int = setting(5, "So many failures in a row, all the worker's own fault, open its breaker.", min=1)
+    failures_max: int = setting(
+        5, "Consecutive failures for which the worker is to blame that open its breaker.", min=1
+    )
     failed_fraction: float = setting(
         0.5,
-        "So large a share of failures among its newest outcomes opens it, also when they are not in a row.",
+        "Share of failures among the newest outcomes that opens the breaker, also when they are not consecutive.",
         min=0.01,
         max=1,
     )
     outcomes_min: int = setting(20, "Outcomes before their share of failures counts; also how many are kept.", min=2)
     pause_min_s: float = setting(1.0, "First pause of an open breaker; it doubles each time a probe fails.", min=0.001)
     pause_max_s: float = setting(
-        60.0, "Longest pause; a breaker closed for so long starts with the first pause again.", min=0.001
+        60.0, "Longest pause; a breaker that was closed for so long starts with the first pause again.", min=0.001
     )
     probes_max: int = setting(2, "Requests at a time that try whether the worker is well again.", min=1)
-    probe_successes: int = setting(2, "Probes that must reach their first token before it is closed.", min=1)
-    probe_s_max: float = setting(60.0, "A probe of which nothing is heard for so long makes room for another.", min=0.1)
+    probe_successes: int = setting(2, "Probes that must reach their first token before the breaker closes.", min=1)
+    probe_s_max: float = setting(60.0, "Longest time that a probe without a report blocks another one.", min=0.1)
 
 
 class Breaker:
@@ -58,8 +56,8 @@ class Breaker:
         self._settings = settings
         self.state = BreakerState.CLOSED
         self.cause = ""
-        """Why it is not closed: `failures` or what `trip` was given."""
-        self._failures_in_row = 0
+        """Why it is not closed: `failures` or the cause given to `trip`."""
+        self._consecutive_failures = 0
         self._outcomes: deque[bool] = deque(maxlen=settings.outcomes_min)
         self._pause_s = 0.0
         self._half_open_at = NEVER_S
@@ -75,86 +73,86 @@ class Breaker:
         return self.state is BreakerState.CLOSED
 
     @property
-    def turns_at(self) -> float:
-        """When `turn` will change something; infinity: only outcomes can."""
+    def next_change_at(self) -> float:
+        """When `advance` will change something. Infinite: only outcomes can."""
         if self.state is BreakerState.OPEN:
             return self._half_open_at
         return min(self._probes.values(), default=NEVER_S)
 
     def retry_after_s(self, now: float) -> float:
-        """When a request refused now may be placed, at the earliest. Full of probes: a first pause is a good guess."""
+        """When a request that is refused now may be placed, at the earliest. With all probes in flight, the first pause is the guess."""
         if self.state is BreakerState.OPEN:
             return max(0.0, self._half_open_at - now)
         return 0.0 if self.admits else self._settings.pause_min_s
 
-    def turn(self, now: float) -> None:
-        """The time's own changes."""
+    def advance(self, now: float) -> None:
+        """Half-opens after the pause, and drops probes that are too old."""
         if self.state is BreakerState.OPEN and now >= self._half_open_at:
             self.state = BreakerState.HALF_OPEN
             self._succeeded_probes = 0
         for probe in [probe for probe, ends_at in self._probes.items() if now >= ends_at]:
             del self._probes[probe]
 
-    def placed(self, reservation_id: str, now: float) -> None:
-        """A request was placed: a probe, while half open."""
+    def on_placed(self, reservation_id: str, now: float) -> None:
+        """A request was placed; while half open it is a probe."""
         if self.state is BreakerState.HALF_OPEN:
             self._probes[reservation_id] = now + self._settings.probe_s_max
 
-    def began(self, reservation_id: str, now: float) -> None:
-        """A request got its first result: enough for a probe, no verdict on an ordinary one, which may fail yet."""
+    def on_first_result(self, reservation_id: str, now: float) -> None:
+        """A request got its first result: a success for a probe, no verdict for others, which may still fail."""
         if self._probes.pop(reservation_id, None) is not None and self.state is BreakerState.HALF_OPEN:
             self._succeeded_probes += 1
             if self._succeeded_probes >= self._settings.probe_successes:
                 self.close(now)
 
-    def succeeded(self, reservation_id: str, now: float) -> None:
-        """A request was served to its end."""
-        if self.state is CLOSED:
-            self._failures_in_row = 0
+    def on_success(self, reservation_id: str, now: float) -> None:
+        """The worker did its part of a request."""
+        if self.state is BreakerState.CLOSED:
+            self._consecutive_failures = 0
             self._outcomes.append(True)
         else:
-            self.began(reservation_id, now)
+            self.on_first_result(reservation_id, now)
 
-    def failed(self, reservation_id: str, now: float) -> None:
-        """A request failed by the worker's fault."""
+    def on_failure(self, reservation_id: str, now: float) -> None:
+        """A request failed, and the worker is to blame."""
         if self.state is BreakerState.CLOSED:
-            self._failures_in_row += 1
+            self._consecutive_failures += 1
             self._outcomes.append(False)
-            if self._failures_in_row >= self._settings.failures_max or self._fails_too_often():
+            if self._consecutive_failures >= self._settings.failures_max or self._fails_too_often():
                 self._open(now, "failures")
         elif self._probes.pop(reservation_id, None) is not None and self.state is BreakerState.HALF_OPEN:
             self._open(now, "failures")
 
-    def returned(self, reservation_id: str, now: float) -> None:
-        """A request ended without telling anything about the worker. `now` is there for likeness with the other three."""
+    def on_no_verdict(self, reservation_id: str, now: float) -> None:
+        """A request ended in a way that says nothing about the worker."""
         self._probes.pop(reservation_id, None)
 
     def trip(self, now: float, cause: str) -> None:
-        """Opens it for another reason than a failed request."""
+        """Opens the breaker for another cause than a failed request."""
         if self.state is not BreakerState.OPEN:
             self._open(now, cause)
 
     def close(self, now: float) -> None:
-        """The worker is well: a new process, or one that has shown it."""
+        """The worker is well."""
         if self.state is not BreakerState.CLOSED:
             self._closed_at = now
         self.state, self.cause = BreakerState.CLOSED, ""
-        self._failures_in_row = 0
-        self._outcomes.clear()
-        self._probes.clear()
+        self._reset_counts()
 
     def _fails_too_often(self) -> bool:
-        outcomes = self._outcomes
-        share = self._settings.failed_fraction * self._settings.outcomes_min
-        return len(outcomes) == self._settings.outcomes_min and outcomes.count(False) >= share
+        outcomes, outcomes_min = self._outcomes, self._settings.outcomes_min
+        return len(outcomes) == outcomes_min and outcomes.count(False) >= self._settings.failed_fraction * outcomes_min
 
     def _open(self, now: float, cause: str) -> None:
         settings = self._settings
         is_fresh = self.state is BreakerState.CLOSED and now - self._closed_at >= settings.pause_max_s
-        self._pause_s = min(settings.pause_max_s, settings.pause_min_s if is_fresh else 2 * self._pause_s)
-        self._pause_s = max(self._pause_s, settings.pause_min_s)
+        pause_s = settings.pause_min_s if is_fresh else 2 * self._pause_s
+        self._pause_s = max(settings.pause_min_s, min(settings.pause_max_s, pause_s))
         self.state, self.cause = BreakerState.OPEN, cause
         self._half_open_at = now + self._pause_s
-        self._failures_in_row = 0
+        self._reset_counts()
+
+    def _reset_counts(self) -> None:
+        self._consecutive_failures = 0
         self._outcomes.clear()
         self._probes.clear()

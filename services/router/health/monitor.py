@@ -1,15 +1,14 @@
-"""What is known of the workers' health beyond registry and streams: breakers, wedges, overlap that cannot be. Pure.
+"""Decides which workers get no requests although they are registered and connected: circuit breakers, wedged engines, and caches whose
+hashes cannot match. Pure; times are arguments.
 
-The one owner of `Worker.health_fault`, by which a worker leaves and enters the pools. News goes to `events`, which the
-router's clockwork logs and counts; the newest `EVENTS_MAX` are kept when nobody does.
+Only this module writes `Worker.health_fault`. Changes are kept as events, which the maintenance loop logs and counts.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from kvmesh.core import Ask, LoadRecord, ReportKind, Role
+from kvmesh.core import Ask, LoadRecord, Report, ReportKind, Role
 from kvmesh.core.routing import FINISHED, FIRST_TOKEN, PREFILLED
 from kvmesh.errors import (
     DeadlineError,
@@ -20,33 +19,23 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.settings import setting
-from services.router.health.breaker import CLOSED, NEVER_S, Breaker, BreakerSettings, BreakerState
-from services.router.health.overlap import (
-    ADVICE,
-    OverlapFault,
-    OverlapSettings,
-    OverlapWatch,
-    is_repeat,
-    repeated,
-    size_mismatch,
-)
+from services.router.health.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
+from services.router.health.overlap import ADVICE, OverlapFault, OverlapSettings, OverlapWatch
 from services.router.health.wedge import StepWatch, WedgeSettings
-
-if TYPE_CHECKING:
-    from services.router.workers.fleet import Worker
-    from services.router.workers.reservations import Reservation
-    from services.router.workers.target import Target
+from services.router.workers.reservations import Reservation
+from services.router.workers.worker import Target, Worker
 
 EVENTS_MAX = 1000
+"""Newest events that are kept until somebody takes them."""
 STALL_S = 2.0
-"""`check` comes each second. When it did not for so long the router itself stood still, and what it did not hear meanwhile is
-nobody's silence."""
-TOLD_MAX = 1000
+"""`check` is called every second. After a pause of this length the router itself stood still, and silence of workers proves nothing."""
+ANNOUNCED_FAULTS_MAX = 1000
+"""Pairs of model and overlap fault that were announced; beyond, they are announced again."""
 BREAKER_OPEN, WEDGED = "breaker_open", "wedged"
 WORKER_FAULTS = (UnavailableError, LostError, KvLostError, DeadlineError, InternalError)
-"""Failures that a worker answers for; a refusal for load or of a wrong request is none."""
-NO_FAULTS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed"})
-"""Reasons of such failures that belong to an orderly stop, or to the frontend's own."""
+"""Errors that a worker is to blame for; a refusal for load, or of a wrong request, is not among them."""
+NO_FAULT_REASONS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed"})
+"""Reasons of such errors that belong to an orderly stop, or to the frontend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +46,16 @@ class HealthSettings:
     wedge: WedgeSettings = field(default_factory=WedgeSettings)
     overlap: OverlapSettings = field(default_factory=OverlapSettings)
     labelled_workers_max: int = setting(
-        64, "Workers that the metric of prediction errors tells apart; those beyond share one label.", min=0, max=10_000
+        64,
+        "Workers with a label of their own in the metric of prediction errors; the others share one.",
+        min=0,
+        max=10_000,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthEvent:
-    """News of a worker, for log and metrics. `kind` is from a closed set and in the past tense."""
+    """A change of a worker's health, for log and metrics. `kind` is from a closed set."""
 
     kind: str
     worker_id: str
@@ -72,13 +64,13 @@ class HealthEvent:
     message: str = ""
 
 
-GOOD_NEWS = frozenset({"breaker_closed", "worker_recovered"})
-BAD_NEWS = frozenset({"breaker_opened", "worker_wedged", "overlap_impossible"})
+GOOD_EVENTS = frozenset({"breaker_closed", "worker_recovered"})
+BAD_EVENTS = frozenset({"breaker_opened", "worker_wedged", "overlap_impossible"})
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class WorkerHealth:
-    """One worker's, since its process began."""
+    """The health of one worker process."""
 
     breaker: Breaker
     steps: Sequence[StepWatch]
@@ -87,7 +79,7 @@ class WorkerHealth:
 
     @property
     def fault(self) -> str:
-        """Why it gets no requests; empty: it gets some."""
+        """Why the worker gets no requests; empty when it gets some."""
         if self.is_wedged:
             return WEDGED
         if self.breaker.admits:
@@ -95,271 +87,254 @@ class WorkerHealth:
         return WEDGED if self.breaker.cause == WEDGED else BREAKER_OPEN
 
 
-class Health:
-    """All workers' health. `workers` is the fleet's own table, `on_change` is called when a worker leaves or enters the pools."""
+class HealthMonitor:
+    """The health of all workers. `workers` is the fleet's table; `on_change` is called when a worker leaves or enters the pools."""
 
-    def __init__(
-        self, settings: HealthSettings, workers: Mapping[str, "Worker"], on_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, settings: HealthSettings, workers: Mapping[str, Worker], on_change: Callable[[], None]) -> None:
         self.settings = settings
         self._workers = workers
         self._on_change = on_change
-        self._known: dict[str, WorkerHealth] = {}
-        self._shut: dict[str, WorkerHealth] = {}
+        self._health: dict[str, WorkerHealth] = {}
+        self._not_closed: dict[str, WorkerHealth] = {}
         """Those whose breaker is not closed."""
-        self._told: set[tuple[str, OverlapFault]] = set()
+        self._announced_faults: set[tuple[str, OverlapFault]] = set()
         self._checked_at = NEVER_S
         self._resumed_at = -NEVER_S
-        self.turns_at = NEVER_S
-        """When `turn` has something to do."""
+        self._next_change_at = NEVER_S
         self.events: deque[HealthEvent] = deque(maxlen=EVENTS_MAX)
 
-    def of(self, worker: "Worker") -> WorkerHealth:
-        """A worker's health."""
-        health = self._known.get(worker.worker_id)
-        if health is None:
-            health = self.began(worker)
-        return health
+    def health_of(self, worker: Worker) -> WorkerHealth:
+        return self._health.get(worker.worker_id) or self.reset_worker(worker)
 
-    def began(self, worker: "Worker") -> WorkerHealth:
-        """The worker is a new process: what the one before did is forgotten."""
-        health = self._known[worker.worker_id] = WorkerHealth(
+    def reset_worker(self, worker: Worker) -> WorkerHealth:
+        """The worker is a new process, with a closed breaker."""
+        health = self._health[worker.worker_id] = WorkerHealth(
             breaker=Breaker(self.settings.breaker),
             steps=[StepWatch(self.settings.wedge) for _ in range(max(1, len(worker.targets)))],
         )
         self._update(worker, health)
         return health
 
-    def left(self, worker_id: str) -> None:
-        """The worker is no longer listed."""
-        self._known.pop(worker_id, None)
-        self._shut.pop(worker_id, None)
+    def remove_worker(self, worker_id: str) -> None:
+        self._health.pop(worker_id, None)
+        self._not_closed.pop(worker_id, None)
 
-    def turn(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Lets open breakers try again whose pause is over."""
-        if now < self.turns_at:
+        if now < self._next_change_at:
             return
-        for worker_id, health in list(self._shut.items()):
-            health.breaker.turn(now)
+        for worker_id, health in list(self._not_closed.items()):
+            health.breaker.advance(now)
             self._update(self._workers[worker_id], health)
 
-    def placed(self, reservation: "Reservation", ask: Ask, now: float, holders: Callable[[int], int]) -> None:
-        """A request was placed. `holders` gives the bit set of those whose events name a block."""
-        if self._shut:
+    def on_placed(self, reservation: Reservation, ask: Ask, now: float, holders_of: Callable[[int], int]) -> None:
+        """A request was placed. `holders_of` returns the bits of the holders whose events named a block."""
+        if self._not_closed:
             for target in (reservation.prefill, reservation.decode):
-                if target is not None and target.worker.worker_id in self._shut:
-                    self._judge(target.worker, Breaker.placed, reservation.reservation_id, now)
+                if target is not None and target.worker.worker_id in self._not_closed:
+                    self._apply(target.worker, Breaker.on_placed, reservation, now)
         if ask.block_hashes:
-            self._watch_overlap(reservation.prefill or reservation.decode, ask, now, holders)
+            self._check_overlap(reservation.computing_prompt, ask, now, holders_of)
 
-    def reported(
-        self, reservation: "Reservation", kind: ReportKind, error: MeshError | None, failed: str, now: float
-    ) -> None:
-        """News of a placed request. `failed` is the worker that the frontend blames; empty: none."""
-        prefill, decode = reservation.prefill, reservation.decode
-        name = reservation.reservation_id
-        if kind is PREFILLED:
+    def on_report(self, reservation: Reservation, report: Report, now: float) -> None:
+        """Counts a report as success or failure of the workers that it is about."""
+        prefill, decode, kind = reservation.prefill, reservation.decode, report.kind
+        if report.is_answered_by_prefill:
+            self._apply(decode.worker, Breaker.on_no_verdict, reservation, now)
+        elif kind is PREFILLED:
             if prefill is not None:
-                self._judge(prefill.worker, Breaker.succeeded, name, now)
+                self._apply(prefill.worker, Breaker.on_success, reservation, now)
         elif kind is FIRST_TOKEN:
-            if self._shut:
-                self._judge(decode.worker, Breaker.began, name, now)
+            if self._not_closed:
+                self._apply(decode.worker, Breaker.on_first_result, reservation, now)
         elif kind is FINISHED:
-            self._judge(decode.worker, Breaker.succeeded, name, now)
+            self._apply(decode.worker, Breaker.on_success, reservation, now)
         elif kind.settles:
-            culprit = failed if kind is ReportKind.FAILED and is_worker_fault(error) else ""
+            is_fault = kind is ReportKind.FAILED and is_worker_fault(report.error)
             for target in (prefill, decode):
                 if target is not None:
-                    worker = target.worker
-                    verdict = Breaker.failed if worker.worker_id == culprit else Breaker.returned
-                    self._judge(worker, verdict, name, now)
+                    is_blamed = is_fault and target.worker.worker_id == report.failed_worker_id
+                    self._apply(
+                        target.worker, Breaker.on_failure if is_blamed else Breaker.on_no_verdict, reservation, now
+                    )
 
-    def spared(self, reservation: "Reservation", now: float) -> None:
-        """It ended well without its decode worker, of which that says nothing."""
-        self._judge(reservation.decode.worker, Breaker.returned, reservation.reservation_id, now)
-
-    def heard(self, worker: "Worker", record: LoadRecord, now: float) -> None:
-        """A load record came: does the worker step?"""
-        self.turn(now)
-        health = self.of(worker)
+    def on_load_record(self, worker: Worker, record: LoadRecord, now: float) -> None:
+        """Checks whether the worker makes steps while it has work."""
+        self.advance(now)
+        health = self.health_of(worker)
         rank = record.data_parallel_rank
         if rank >= len(health.steps) or rank >= len(worker.targets):
             return
-        if self._stands_still(now):
+        if self._stood_still(now):
             for watch in health.steps:
                 watch.excuse(now)
-        has_moved = health.steps[rank].told(record, now)
+        has_stepped = health.steps[rank].on_load_record(record, now)
         is_stuck = any(
             watch.is_stuck(now, self._allowed_s(target, watch))
             for target, watch in zip(worker.targets, health.steps, strict=False)
         )
         if is_stuck and not health.is_wedged:
             health.is_wedged = True
-            self._tell(worker, "worker_wedged", cause="told_work")
+            self._add_event(worker, "worker_wedged", cause="told_work")
         elif health.is_wedged and not is_stuck:
             health.is_wedged = False
-            if has_moved:
-                self._recovered(worker, health, now)
+            if has_stepped:
+                self._recover(worker, health, now)
             else:
-                # Its work is gone, not done: whether it lives is for probes to show.
+                # The work disappeared without a step: probes must show that the worker is alive.
                 health.breaker.trip(now, WEDGED)
-        elif has_moved and health.breaker.cause == WEDGED:
-            self._recovered(worker, health, now)
+        elif has_stepped and health.breaker.cause == WEDGED:
+            self._recover(worker, health, now)
         self._update(worker, health)
 
-    def broke(self, worker: "Worker", reason: str, now: float) -> None:
-        """A stream of it broke. Silence opens its breaker; a dead process is a new one when it is back."""
-        if reason == "silent" and worker.worker_id in self._known and not self._stands_still(now):
+    def on_disconnected(self, worker: Worker, reason: str, now: float) -> None:
+        """A stream of the worker broke. Silence opens its breaker; a process that died is a new one when it is back."""
+        if reason == "silent" and worker.worker_id in self._health and not self._stood_still(now):
             self._trip(worker, "silent", now)
 
-    def check(self, reservations: Iterable["Reservation"], now: float) -> None:
-        """Once in a while: lets breakers turn, and looks for placements that are overdue on workers that show no work."""
-        self.turn(now)
-        is_excused = self._stands_still(now)
+    def check(self, reservations: Iterable[Reservation], now: float) -> None:
+        """Finds placements that are overdue on workers that report no work. To be called regularly."""
+        self.advance(now)
+        stood_still = self._stood_still(now)
         self._checked_at = now
-        if is_excused:
+        if stood_still:
             return
         suspects = {
             target: watch
             for worker in self._workers.values()
-            if not worker.excluded_by and worker.worker_id in self._known
-            for target, watch in zip(worker.targets, self._known[worker.worker_id].steps, strict=False)
+            if not worker.excluded_by and worker.worker_id in self._health
+            for target, watch in zip(worker.targets, self._health[worker.worker_id].steps, strict=False)
             if target.requests_in_flight and not watch.has_stepped_since(now - self.settings.wedge.wait_min_s)
         }
         if not suspects:
             return
         for reservation in reservations:
-            target = reservation.computing
+            target = reservation.working
             watch = suspects.get(target)
             if watch is None or reservation.is_orphaned:
                 continue
             allowed_s = self._allowed_s(target, watch)
             if now - self._resumed_at > allowed_s and watch.is_overdue(now, allowed_s, reservation.due_at):
                 del suspects[target]
-                self._tell(target.worker, "worker_wedged", cause="overdue_placements")
+                self._add_event(target.worker, "worker_wedged", cause="overdue_placements")
                 self._trip(target.worker, WEDGED, now)
 
     def refusal(self, error: MeshError, model: str, now: float) -> MeshError:
-        """What a request is refused with: says so, and for how long, when it is for breakers that nobody takes it."""
+        """The error for the caller: says when to retry if only breakers and wedges leave no worker."""
         if error.reason != "no_worker":
             return error
         waits = [
-            self.of(worker).breaker.retry_after_s(now)
+            self.health_of(worker).breaker.retry_after_s(now)
             for worker in self._workers.values()
-            if worker.role is Role.DECODE and worker.excluded_by in (BREAKER_OPEN, WEDGED) and _model(worker) == model
+            if worker.role is Role.DECODE
+            and worker.excluded_by in (BREAKER_OPEN, WEDGED)
+            and worker.model_name == model
         ]
         if not waits:
             return error
         wait_s = max(min(waits), self.settings.breaker.pause_min_s / 10)
-        message = f"all decode workers of model {model!r} that are left failed or hang; the next is tried again in {wait_s:.1f} s"
+        message = f"all available decode workers of model {model!r} failed or hang; the router tries the next one in {wait_s:.1f} s"
         return UnavailableError(message, reason="breakers_open", retry_after_s=wait_s)
 
-    def count(self, state: BreakerState) -> int:
+    def count_breakers(self, state: BreakerState) -> int:
         """Workers whose breaker is in that state."""
-        return sum(1 for health in self._known.values() if health.breaker.state is state)
+        return sum(1 for health in self._health.values() if health.breaker.state is state)
 
-    def wedged(self) -> int:
-        """Workers that count as wedged."""
-        return sum(1 for health in self._known.values() if health.fault == WEDGED)
+    def count_wedged(self) -> int:
+        return sum(1 for health in self._health.values() if health.fault == WEDGED)
 
-    def faulty(self, fault: OverlapFault) -> int:
+    def count_overlap_faults(self, fault: OverlapFault) -> int:
         """Workers whose blocks can never match, for that reason."""
-        return sum(1 for health in self._known.values() if health.overlap.fault is fault)
+        return sum(1 for health in self._health.values() if health.overlap.fault is fault)
 
-    def _stands_still(self, now: float) -> bool:
-        """True when the router itself did nothing for a while, up to a moment ago."""
+    def _stood_still(self, now: float) -> bool:
+        """True when the router itself stood still until a moment ago."""
         if now - self._checked_at > STALL_S:
             self._resumed_at = now
         return now - self._resumed_at < STALL_S
 
-    def _allowed_s(self, target: "Target", watch: StepWatch) -> float:
+    def _allowed_s(self, target: Target, watch: StepWatch) -> float:
         description = target.worker.description
         return watch.allowed_s(description.profile if description else None, target.prompt_tokens_queued)
 
-    def _judge(
-        self, worker: "Worker", verdict: Callable[[Breaker, str, float], None], reservation_id: str, now: float
+    def _apply(
+        self, worker: Worker, change: Callable[[Breaker, str, float], None], reservation: Reservation, now: float
     ) -> None:
-        health = self._known.get(worker.worker_id)
+        health = self._health.get(worker.worker_id)
         if health is None or self._workers.get(worker.worker_id) is not worker:
-            return  # The worker has left; its reservations outlive it.
-        breaker = health.breaker
-        before = breaker.state
-        verdict(breaker, reservation_id, now)
-        if before is not CLOSED or breaker.state is not CLOSED:
-            self._turned(worker, health, before)
+            return  # The worker has left; reservations on it may exist longer.
+        before = health.breaker.state
+        change(health.breaker, reservation.reservation_id, now)
+        if before is not BreakerState.CLOSED or health.breaker.state is not BreakerState.CLOSED:
+            self._on_breaker_change(worker, health, before)
 
-    def _trip(self, worker: "Worker", cause: str, now: float) -> None:
-        health = self.of(worker)
+    def _trip(self, worker: Worker, cause: str, now: float) -> None:
+        health = self.health_of(worker)
         before = health.breaker.state
         health.breaker.trip(now, cause)
-        self._turned(worker, health, before)
+        self._on_breaker_change(worker, health, before)
 
-    def _turned(self, worker: "Worker", health: WorkerHealth, before: BreakerState) -> None:
+    def _on_breaker_change(self, worker: Worker, health: WorkerHealth, before: BreakerState) -> None:
         after = health.breaker.state
         if after is not before and after is BreakerState.OPEN:
-            self._tell(worker, "breaker_opened", cause=health.breaker.cause)
+            self._add_event(worker, "breaker_opened", cause=health.breaker.cause)
         elif after is not before and after is BreakerState.CLOSED:
-            self._tell(worker, "breaker_closed")
+            self._add_event(worker, "breaker_closed")
         self._update(worker, health)
 
-    def _recovered(self, worker: "Worker", health: WorkerHealth, now: float) -> None:
+    def _recover(self, worker: Worker, health: WorkerHealth, now: float) -> None:
         if health.breaker.cause in ("", WEDGED):
             health.breaker.close(now)
-        self._tell(worker, "worker_recovered")
+        self._add_event(worker, "worker_recovered")
 
-    def _watch_overlap(self, target: "Target", ask: Ask, now: float, holders: Callable[[int], int]) -> None:
+    def _check_overlap(self, target: Target, ask: Ask, now: float, holders_of: Callable[[int], int]) -> None:
         worker = target.worker
-        health = self.of(worker)
-        watch = health.overlap
-        if watch.has_matched and watch.fault is None and ask.block_size_tokens == target.block_size_tokens:
-            return  # As it is with nearly all.
+        watch = self.health_of(worker).overlap
+        has_same_size = ask.block_size_tokens == target.block_size_tokens
+        if watch.has_matched and watch.fault is None and has_same_size:
+            return  # The ordinary case.
         feed, description = worker.feed, worker.description
-        if ask.block_size_tokens != target.block_size_tokens or watch.fault is OverlapFault.BLOCK_SIZE:
-            if size_mismatch(watch, ask.block_size_tokens, target.block_size_tokens):
-                self._overlap_fault(worker, health)
+        if not has_same_size or watch.fault is OverlapFault.BLOCK_SIZE:
+            is_new_fault = watch.on_block_size(is_same=has_same_size)
+        elif watch.has_matched or feed is None or description is None or feed.trust != "exact":
             return
-        if watch.has_matched or feed is None or description is None or feed.trust != "exact":
-            return
-        first_hash = ask.block_hashes[0]
-        if is_repeat(watch, self.settings.overlap, first_hash, now) and repeated(
-            watch,
-            self.settings.overlap,
-            is_held=bool(holders(first_hash) >> target.bits[target.rank] & 1),
-            blocks_told=feed.blocks,
-            blocks_total=description.kv_blocks_total,
-        ):
-            self._overlap_fault(worker, health)
+        else:
+            first_hash = ask.block_hashes[0]
+            is_new_fault = watch.is_repeat(self.settings.overlap, first_hash, now) and watch.on_repeat(
+                self.settings.overlap,
+                is_cached=bool(holders_of(first_hash) >> target.bits[target.rank] & 1),
+                cached_blocks=feed.blocks,
+                blocks_total=description.kv_blocks_total,
+            )
+        if is_new_fault and watch.fault is not None:
+            self._announce_overlap_fault(worker, watch.fault)
 
-    def _overlap_fault(self, worker: "Worker", health: WorkerHealth) -> None:
-        fault = health.overlap.fault
-        key = (_model(worker), fault)
-        if fault is None or key in self._told:
+    def _announce_overlap_fault(self, worker: Worker, fault: OverlapFault) -> None:
+        """Once per model and fault."""
+        key = (worker.model_name, fault)
+        if key in self._announced_faults:
             return
-        if len(self._told) >= TOLD_MAX:
-            self._told.clear()
-        self._told.add((_model(worker), fault))
-        self._tell(worker, "overlap_impossible", cause=fault.value, message=ADVICE[fault])
+        if len(self._announced_faults) >= ANNOUNCED_FAULTS_MAX:
+            self._announced_faults.clear()
+        self._announced_faults.add(key)
+        self._add_event(worker, "overlap_impossible", cause=fault.value, message=ADVICE[fault])
 
-    def _tell(self, worker: "Worker", kind: str, *, cause: str = "", message: str = "") -> None:
+    def _add_event(self, worker: Worker, kind: str, *, cause: str = "", message: str = "") -> None:
         self.events.append(
-            HealthEvent(kind=kind, worker_id=worker.worker_id, model=_model(worker), cause=cause, message=message)
+            HealthEvent(kind=kind, worker_id=worker.worker_id, model=worker.model_name, cause=cause, message=message)
         )
 
-    def _update(self, worker: "Worker", health: WorkerHealth) -> None:
+    def _update(self, worker: Worker, health: WorkerHealth) -> None:
         if health.breaker.state is BreakerState.CLOSED:
-            self._shut.pop(worker.worker_id, None)
+            self._not_closed.pop(worker.worker_id, None)
         else:
-            self._shut[worker.worker_id] = health
-        self.turns_at = min((shut.breaker.turns_at for shut in self._shut.values()), default=NEVER_S)
+            self._not_closed[worker.worker_id] = health
+        self._next_change_at = min((each.breaker.next_change_at for each in self._not_closed.values()), default=NEVER_S)
         if worker.health_fault != health.fault:
             worker.health_fault = health.fault
             self._on_change()
 
 
 def is_worker_fault(error: MeshError | None) -> bool:
-    """True for a failure that the blamed worker answers for."""
-    return isinstance(error, WORKER_FAULTS) and error.reason not in NO_FAULTS
-
-
-def _model(worker: "Worker") -> str:
-    return worker.description.model.name if worker.description is not None else ""
+    """True for an error that the named worker is to blame for."""
+    return isinstance(error, WORKER_FAULTS) and error.reason not in NO_FAULT_REASONS

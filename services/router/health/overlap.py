@@ -1,9 +1,9 @@
-"""Notices that prompts and cache can never meet: overlap that is zero by construction, not by chance. Pure.
+"""Detects caches that can never match: zero overlap by construction, not by chance. Pure; times are arguments.
 
-The first block of a prompt that a worker has computed is in its cache, and so in the events that it tells. When the same
-first block is asked for again and again and the worker's events never name it, then frontend and engine do not mean the
-same thing by a hash. Chance is ruled out: a prompt that never came twice says nothing, nor does a worker whose blocks are
-not exactly known, and while a cache has never been full nothing was evicted from it.
+A worker that computed a prompt caches its first block and names it in its events. When prompts with the same first block are placed
+again and again and the worker's events never name it, frontend and engine compute different hashes. Chance is ruled out: prompts that
+come once do not count, nor workers whose index is not exact; a cache that is nearly full may have evicted the block, so many more
+misses are needed then.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,11 @@ from enum import StrEnum
 from kvmesh.settings import setting
 
 FULL_FACTOR = 10
-"""With a cache that is or was nearly full, misses may be evictions: so many times as many are needed."""
+"""Times as many misses are needed of a cache that is or was nearly full."""
+PREFIXES_MAX = 512
+"""First blocks remembered for each worker: enough to see repeats, 50 kB."""
+FULL_FRACTION = 0.9
+"""A cache filled so far may have evicted blocks."""
 
 
 class OverlapFault(StrEnum):
@@ -25,81 +29,69 @@ class OverlapFault(StrEnum):
 
 
 ADVICE = {
-    OverlapFault.BLOCK_SIZE: "frontend and worker cut prompts into blocks of different size",
-    OverlapFault.HASHES: "the worker tells of blocks, and never of those that prompts name: the hash seed, the salt or "
-    "the template that the frontend and the engine use differ",
-    OverlapFault.NO_BLOCKS: "the worker says that it tells its cache and tells of no block: its prefix caching is off",
+    OverlapFault.BLOCK_SIZE: "frontend and worker cut prompts into blocks of different sizes",
+    OverlapFault.HASHES: "the worker's cache events never name the blocks of the prompts that it computes: frontend and engine use "
+    "different hash seeds, salts or chat templates",
+    OverlapFault.NO_BLOCKS: "the worker announces cache events and names no block: its prefix caching is off",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapSettings:
-    """When zero overlap counts as a fault of the set-up."""
+    """When zero overlap counts as a fault of the configuration."""
 
     repeats: int = setting(
-        20,
-        "Prompts that begin like an earlier one on the same worker and match nothing, until it is called a fault.",
-        min=1,
+        20, "Prompts that repeat a first block on one worker without a match before that is a fault.", min=1
     )
-    prefixes_max: int = setting(512, "Beginnings of prompts remembered for each worker.", min=1)
     settle_s: float = setting(
-        2.0, "A prompt placed less than this ago may not have been told of yet and says nothing.", min=0
-    )
-    full_fraction: float = setting(
-        0.9, "A cache filled so far may have evicted blocks, so that misses are weaker evidence.", min=0.01, max=1
+        2.0, "Age of a placement from which on the worker's cache events must have named its blocks.", min=0
     )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class OverlapWatch:
-    """One worker, since its process began."""
+    """The overlap of one worker process."""
 
     fault: OverlapFault | None = None
     has_matched: bool = False
     was_full: bool = False
     misses: int = 0
-    placed: "OrderedDict[int, float]" = field(default_factory=OrderedDict)
+    first_blocks: "OrderedDict[int, float]" = field(default_factory=OrderedDict)
+    """First blocks of prompts placed on the worker, with the time of the placement."""
 
+    def on_block_size(self, *, is_same: bool) -> bool:
+        """Compares the block sizes of prompt and worker. True: the fault is new."""
+        if is_same:
+            if self.fault is OverlapFault.BLOCK_SIZE:
+                self.fault = None
+            return False
+        is_new = self.fault is not OverlapFault.BLOCK_SIZE
+        self.fault = OverlapFault.BLOCK_SIZE
+        return is_new
 
-def size_mismatch(watch: OverlapWatch, ask_block_size: int, worker_block_size: int) -> bool:
-    """True when this is news: hashes of one block size cannot match blocks of another."""
-    if ask_block_size == worker_block_size:
-        if watch.fault is OverlapFault.BLOCK_SIZE:
-            watch.fault = None
-        return False
-    is_news = watch.fault is not OverlapFault.BLOCK_SIZE
-    watch.fault = OverlapFault.BLOCK_SIZE
-    return is_news
+    def is_repeat(self, settings: OverlapSettings, first_hash: int, now: float) -> bool:
+        """Whether a prompt with this first block was placed here so long ago that the worker's events must have named it."""
+        placed_at = self.first_blocks.get(first_hash)
+        if placed_at is not None and now - placed_at < settings.settle_s:
+            return False
+        self.first_blocks[first_hash] = now
+        self.first_blocks.move_to_end(first_hash)
+        if len(self.first_blocks) > PREFIXES_MAX:
+            self.first_blocks.popitem(last=False)
+        return placed_at is not None
 
+    def on_repeat(self, settings: OverlapSettings, *, is_cached: bool, cached_blocks: int, blocks_total: int) -> bool:
+        """A repeat was placed. True: the fault is new.
 
-def is_repeat(watch: OverlapWatch, settings: OverlapSettings, first_hash: int, now: float) -> bool:
-    """Remembers how a prompt begins that is placed on the worker. True: one that began so was placed there before, and long enough
-    ago that the worker must have told of it."""
-    placed = watch.placed
-    before = placed.get(first_hash)
-    if before is not None and now - before < settings.settle_s:
-        return False
-    placed[first_hash] = now
-    placed.move_to_end(first_hash)
-    if len(placed) > settings.prefixes_max:
-        placed.popitem(last=False)
-    return before is not None
-
-
-def repeated(
-    watch: OverlapWatch, settings: OverlapSettings, *, is_held: bool, blocks_told: int, blocks_total: int
-) -> bool:
-    """A repeat was placed on a worker whose blocks are exactly known. True: a fault is found just now.
-
-    `is_held`: the worker's own events name the prompt's first block. Once that was so, hashes agree for good.
-    """
-    if is_held:
-        watch.has_matched, watch.fault, watch.misses = True, None, 0
-        watch.placed.clear()
-        return False
-    watch.was_full = watch.was_full or blocks_told >= settings.full_fraction * blocks_total
-    watch.misses += 1
-    if watch.fault is not None or watch.misses < settings.repeats * (FULL_FACTOR if watch.was_full else 1):
-        return False
-    watch.fault = OverlapFault.HASHES if blocks_told else OverlapFault.NO_BLOCKS
-    return True
+        `is_cached`: the worker's events named the first block, so hashes agree from then on. `cached_blocks`: blocks its events named.
+        """
+        if is_cached:
+            self.has_matched, self.fault, self.misses = True, None, 0
+            self.first_blocks.clear()
+            return False
+        self.was_full = self.was_full or cached_blocks >= FULL_FRACTION * blocks_total
+        self.misses += 1
+        if self.fault is not None or self.misses < settings.repeats * (FULL_FACTOR if self.was_full else 1):
+            return False
+        self.fault = OverlapFault.HASHES if cached_blocks else OverlapFault.NO_BLOCKS
+        return True

@@ -1,35 +1,34 @@
-"""How far what the router expected is from what came. Pure."""
+"""How far the router's predictions are from what is observed. Pure."""
 
 from collections.abc import Iterable
 
 OTHER = "other"
 RATIO_BUCKETS = (-0.9, -0.75, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""(observed - expected) / expected: -0.5 took half the time expected, 1 took twice. Prometheus keeps no sum beside buckets below
-zero; quantiles are what one reads here."""
+"""Of (observed - expected) / expected: -0.5 took half the expected time, 1 took twice. Prometheus keeps no sum for a histogram with
+buckets below zero; read quantiles."""
 EXPECTED_MIN_S = 1e-4
-"""Below it a relative error says nothing."""
+"""The relative error of a shorter time says nothing."""
 
 
 def error_ratio(expected_s: float | None, observed_s: float | None) -> float | None:
-    """The relative error; None: there is nothing to compare."""
+    """The relative error. None: there is nothing to compare."""
     if expected_s is None or observed_s is None or expected_s < EXPECTED_MIN_S:
         return None
     return (observed_s - expected_s) / expected_s
 
 
 class WorkerLabels:
-    """Worker ids as values of a metric's label: at most so many at a time, the rest is `other`.
+    """Worker ids as values of a metric's label.
 
-    Ids are not a closed set, so they do not belong into labels; the error of a prediction says something only about one
-    worker, so here they do. What bounds them: a number, and that a worker that leaves takes its own along.
+    Ids are not a closed set, but the error of a prediction says something only about one worker. Two things bound the number of labels:
+    beyond `workers_max` at a time workers share the label `other`, and a worker that leaves takes its label along.
     """
 
     def __init__(self, workers_max: int) -> None:
         self._workers_max = workers_max
         self._known: set[str] = set()
 
-    def label(self, worker_id: str) -> str:
-        """The label's value."""
+    def label_of(self, worker_id: str) -> str:
         if worker_id in self._known:
             return worker_id
         if len(self._known) >= self._workers_max:
@@ -37,8 +36,8 @@ class WorkerLabels:
         self._known.add(worker_id)
         return worker_id
 
-    def left(self, present: Iterable[str]) -> list[str]:
-        """Forgets and gives the values of workers that are no longer there."""
-        gone = sorted(self._known.difference(present))
-        self._known.difference_update(gone)
-        return gone
+    def remove_absent(self, present: Iterable[str]) -> list[str]:
+        """Removes and returns the labels of workers that are not present."""
+        absent = sorted(self._known.difference(present))
+        self._known.difference_update(absent)
+        return absent

@@ -1,133 +1,116 @@
-"""How much of a prompt each holder has, in tokens, as an array by holder bit: what all tiers and predictions say together.
+"""How many tokens of a prompt each holder has cached, over all tiers and predictions. Pure.
 
-A block on the device counts fully; blocks that only a slower tier has count for that tier's credit. The last token of a prompt
-is always computed.
+A block on the device counts fully; a block that only a slower tier has counts for that tier's credit. The last token of a prompt is
+always computed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvmesh.core import Ask, KvTier
-from services.router.index.kv_feed import KvIndex
-from services.router.index.lookup_cache import NOBODY, Prefixes
-from services.router.workers.board import Floats, Positions
-from services.router.workers.cost_settings import CostSettings
+from services.router.index.kv_index import KvIndex
+from services.router.index.lookup_cache import NO_PREFIXES, Prefixes
 
-_DIGITS: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float64)
-"""The eight binary digits of every byte, the lowest first."""
+Floats = NDArray[np.float64]
+
+_BITS_OF_BYTES: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(
+    np.float64
+)
+"""The eight bits of every byte, the lowest first."""
 
 
-REMEMBERED_FLOATS_MAX = 1 << 20
-"""Bound of the remembered lookups, in floats: 8 MiB."""
+CACHED_FLOATS_MAX = 1 << 20
+"""Bound of the cache: 8 MiB."""
 ENTRY_FLOATS = 128
-"""What an entry takes beside its arrays: its key, the objects and the array headers, about 1 KiB."""
+"""What an entry takes beside its array: 1 KiB."""
+
+Key = tuple[int, int, int, Prefixes, Prefixes, tuple[Prefixes, ...]]
 
 
-@dataclass(slots=True, eq=False)
-class Held:
-    """Tokens by holder bit, and what of that is the candidates' of the pool that asked last (`Pool.held`)."""
+class CachedTokens:
+    """Combines the lookups of all tiers.
 
-    by_bit: Floats
-    block_size_tokens: int
-    bits: Positions | None = None
-    """Those of the pool's candidates."""
-    tokens: Floats | None = None
-    """By candidate, the prefill side first; None: nobody of the pool holds any."""
-    decode_most: float = 0.0
-    """The most of a decode candidate."""
-
-
-class Overlap:
-    """Looks prompts up.
-
-    Prompts that begin alike find the same holders at the same depths until an event or a placement changes that, so what a lookup
-    comes to is remembered by what it found. All of it is dropped when a holder joins: what was found of the holders that left
-    before is never found again, and would stay for as long as the bound allows.
+    Prompts with a common prefix find the same holders at the same depths until an event or a placement changes that, so the arrays are
+    cached by what the lookups found: this saves a third of a decision. The cache is emptied when a holder is added, since the prefixes
+    of holders that left will not be found again.
     """
 
-    def __init__(self, index: KvIndex, settings: CostSettings) -> None:
+    def __init__(self, index: KvIndex, tier_credits: Mapping[KvTier, float]) -> None:
+        """Tiers are counted in the order of `tier_credits`: what a tier has beyond what is counted already counts for its credit."""
         self._index = index
-        tiers = (KvTier.PEER, KvTier.HOST, KvTier.DISK, KvTier.OBJECT)
-        self._slower = [index.tiers[tier] for tier in tiers]
-        self._slower_blocks = [blocks for tier in self._slower for blocks in (tier.holders, tier.heads)]
-        self._credits = (settings.peer_credit, settings.host_credit, settings.disk_credit, settings.object_credit)
-        self._remembered: dict[tuple[int, int, int, Prefixes, Prefixes, Sequence[Prefixes]], Held] = {}
+        self._slower = [(index.tiers[tier], credit) for tier, credit in tier_credits.items()]
+        self._cache: dict[Key, Floats] = {}
         self._holders_version = index.device.holders_version
 
-    def forget(self) -> None:
-        """Drops all remembered lookups."""
-        self._remembered.clear()
-
     def __len__(self) -> int:
-        """Lookups that are remembered."""
-        return len(self._remembered)
+        """Entries of the cache."""
+        return len(self._cache)
 
-    def held_tokens(self, ask: Ask) -> Held | None:
-        """Not to be written to. None: nobody holds any."""
-        hashes = ask.block_hashes
+    def clear_cache(self) -> None:
+        self._cache.clear()
+
+    def by_bit(self, ask: Ask) -> Floats | None:
+        """Cached tokens by holder bit, read only. None: nobody has cached any."""
+        hashes, index = ask.block_hashes, self._index
         if not hashes:
             return None
-        index, size = self._index, ask.block_size_tokens
-        known, believed = index.device.prefixes(hashes), index.predicted.prefixes(hashes)
-        slower: Sequence[Prefixes] = ()
-        if any(self._slower_blocks):
-            slower = tuple([tier.prefixes(hashes) for tier in self._slower])
-        if known is NOBODY and believed is NOBODY and all(found is NOBODY for found in slower):
+        device, predicted = index.device.prefixes(hashes), index.predicted.prefixes(hashes)
+        slower: tuple[Prefixes, ...] = ()
+        if any(tier for tier, _ in self._slower):
+            slower = tuple([tier.prefixes(hashes) for tier, _ in self._slower])
+        if device is NO_PREFIXES and predicted is NO_PREFIXES and all(found is NO_PREFIXES for found in slower):
             return None
-        tokens_max = ask.prompt_tokens - 1 if len(hashes) * size >= ask.prompt_tokens else -1
         if self._holders_version != index.device.holders_version:
             self._holders_version = index.device.holders_version
-            self._remembered.clear()
-        found = (size, index.device.bits_end, tokens_max, known, believed, slower)
-        held = self._remembered.get(found)
-        if held is None:
-            width = (index.device.bits_end >> 3) + 1
-            if (len(self._remembered) + 1) * (16 * width + ENTRY_FLOATS) > REMEMBERED_FLOATS_MAX:
-                self._remembered.clear()
-            by_bit = self._by_bit(known, believed, slower, size, width)
+            self._cache.clear()
+        size, bits_end = ask.block_size_tokens, index.device.bits_end
+        # A prompt that is held as a whole, and ends with a block: its last token is computed.
+        tokens_max = ask.prompt_tokens - 1 if len(hashes) * size >= ask.prompt_tokens else -1
+        key = (size, bits_end, tokens_max, device, predicted, slower)
+        tokens = self._cache.get(key)
+        if tokens is None:
+            width = (bits_end >> 3) + 1
+            if (len(self._cache) + 1) * (8 * width + ENTRY_FLOATS) > CACHED_FLOATS_MAX:
+                self._cache.clear()
+            tokens = self._cache[key] = self._combine(device, predicted, slower, size, width)
             if tokens_max >= 0:
-                np.minimum(by_bit, tokens_max, by_bit)
-            held = self._remembered[found] = Held(by_bit, size)
-        return held
+                np.minimum(tokens, tokens_max, tokens)
+        return tokens
 
-    def _by_bit(self, known: Prefixes, believed: Prefixes, slower: Sequence[Prefixes], size: int, width: int) -> Floats:
-        """What a slower tier has beyond what is counted already counts for its credit; the dearest tier comes first."""
-        if believed is not NOBODY:
-            known = with_predicted(known, believed)
-        held = np.zeros(width * 8) if known is NOBODY else by_holder(*known, size, width)
-        for found, credit in zip(slower, self._credits, strict=False):
-            if found is not NOBODY:
-                there = by_holder(*found, size, width)
-                held += credit * np.maximum(there - held, 0)
-        return held
+    def _combine(
+        self, device: Prefixes, predicted: Prefixes, slower: Sequence[Prefixes], size: int, width: int
+    ) -> Floats:
+        tokens = tokens_by_bit(deepest_prefixes(device, predicted), size, width)
+        for found, (_, credit) in zip(slower, self._slower, strict=False):
+            tokens += credit * np.maximum(tokens_by_bit(found, size, width) - tokens, 0)
+        return tokens
 
 
-def by_holder(depths: Sequence[int], sets: Sequence[int], size: int, width: int) -> Floats:
-    """Tokens held by holder bit, from one index: no holder is in two sets. As long as `width` bytes have bits."""
-    if len(sets) == 1 and not (holders := sets[0]) & (holders - 1):
-        held = np.zeros(width * 8)
-        held[holders.bit_length() - 1] = depths[0] * size
-        return held
-    # One row of zeros and ones per set; their product with the depths is several times faster than going set by set.
+def tokens_by_bit(prefixes: Prefixes, block_size_tokens: int, width: int) -> Floats:
+    """Tokens by holder bit, as many as `width` bytes have bits. No holder is in two of the sets."""
+    depths, sets = prefixes
+    if not depths:
+        return np.zeros(width * 8)
+    # One row of zeros and ones per set, times the depths: several times faster than one set after the other.
     packed = b"".join([holders.to_bytes(width, "little") for holders in sets])
-    rows = _DIGITS.take(np.frombuffer(packed, np.uint8), 0).reshape(len(sets), width * 8)
-    summed: Floats = np.array(depths, np.float64).dot(rows)
-    summed *= size
-    return summed
+    rows = _BITS_OF_BYTES.take(np.frombuffer(packed, np.uint8), 0).reshape(len(sets), width * 8)
+    tokens: Floats = np.array(depths, np.float64).dot(rows)
+    tokens *= block_size_tokens
+    return tokens
 
 
-def with_predicted(known: Prefixes, believed: Prefixes) -> Prefixes:
-    """What is believed beside what is known. A holder stays in one set, that of its greater depth."""
+def deepest_prefixes(known: Prefixes, predicted: Prefixes) -> Prefixes:
+    """Both together; a holder stays in one set, the one with its greater depth."""
     depths, sets = list(known[0]), list(known[1])
-    before = range(len(depths))
-    for depth, holders in zip(*believed, strict=True):
-        for i in before:
+    of_known = range(len(depths))
+    for depth, holders in zip(*predicted, strict=True):
+        for i in of_known:
             if depths[i] >= depth:
                 holders &= ~sets[i]
         if holders:
-            for i in before:
+            for i in of_known:
                 sets[i] &= ~holders
             depths.append(depth)
             sets.append(holders)

@@ -1,53 +1,54 @@
-"""Which workers hold which KV blocks: chained block hash -> bit set of holders, and a longest-prefix match per holder.
+"""Which workers have which KV blocks cached: chained block hash -> bit set of holders, with a longest-prefix match per holder.
 
-A holder is one data-parallel rank of one worker; it has a bit. Sets are plain integers: blocks of a run share one integer
-object, so a block held once costs its two dictionary slots and its key.
+A holder is one data-parallel rank of one worker; it has one bit. Sets are plain integers. The blocks of a run share one integer object,
+so a block with one holder costs its two dictionary slots and its key.
 
-The match jumps along the chain: where the holders at both ends of a stretch are the same, it takes them for the holders of
-all blocks between. That is right when everybody who holds a block holds its ancestors too. A holder that evicted a block
-and kept a child of it breaks this; such a block is remembered as a *cut* of the holder, and holders with cuts are checked.
+The match jumps along the chain: where both ends of a stretch have the same holders, they are taken as the holders of all blocks between.
+That is correct if every holder of a block holds the block's ancestors too. A holder that evicted a block and kept a child of it breaks
+this. Such a block is recorded as a *cut* of the holder, and holders with cuts are checked block by block.
 
 Invariants:
 1. For every block in the index with a known parent, `_children` leads from the parent to it.
 2. A holder that holds a block but not its parent has the parent among its cuts; a cut is never held by its holder.
-3. A bit that is not in `_live` counts nowhere. It is among `traces` until a whole sweep has taken it off all sets.
+3. A bit that is not in `_live` counts nowhere. It is among `traces` until a whole sweep has removed it from all sets.
 """
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from services.router.index.lookup_cache import NOBODY, Prefixes, Recall
+from services.router.index.lookup_cache import NO_PREFIXES, LookupCache, Prefixes
 
-_CHECKED_FIRST = 64
+_PRUNE_FIRST = 64
+"""Size at which a set of children or cuts is pruned for the first time; later each time it has doubled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Holders (a bit set) whose longest held prefix is `depth` blocks; depth is at least 1."""
+    """Holders (a bit set) whose longest cached prefix has `depth` blocks, at least 1."""
 
     depth: int
     holders: int
 
 
 def bits(holders: int) -> list[int]:
-    """Bit numbers of a set, ascending. Reading the digits is several times faster than shifting."""
+    """The bit numbers of a set, ascending. Reading the digits is several times faster than shifting."""
     return [bit for bit, digit in enumerate(bin(holders)[:1:-1]) if digit == "1"]
 
 
 class HolderIndex:
-    """The index of one tier. Block counts are per holder. Whoever owns the index gives the bits out."""
+    """The index of one tier. The owner of the index assigns the bits."""
 
     __slots__ = (
-        "_checked_at",
         "_children",
         "_counts",
         "_cut_mask",
         "_cuts",
-        "_cuts_checked_at",
+        "_cuts_pruned_at",
         "_dead",
         "_live",
-        "_recall",
+        "_lookup_cache",
+        "_pruned_at",
         "_sweeper",
         "bits_end",
         "holders",
@@ -56,66 +57,65 @@ class HolderIndex:
 
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
-        """By block, those of dropped holders included until they are swept. Others only read, and do not keep a view."""
+        """By block, including bits of dropped holders until they are swept. Read only for others."""
         self._children: dict[int, int | set[int]] = {}
         self._counts: list[int] = []
         self.bits_end = 0
-        """All bits given out so far are below it."""
+        """All bits assigned so far are smaller."""
         self._cuts: dict[int, set[int]] = {}
         self._cut_mask = 0
-        self._checked_at: dict[int, int] = {}
-        self._cuts_checked_at: dict[int, int] = {}
+        self._pruned_at: dict[int, int] = {}
+        self._cuts_pruned_at: dict[int, int] = {}
         self._live = 0
         self._dead = 0
         self._sweeper: Generator[None, None, None] | None = None
-        self._recall = Recall()
+        self._lookup_cache = LookupCache()
         self.holders_version = 0
-        """Counts up whenever a bit is given out: whoever remembers bits looks them up again."""
+        """Increases when a bit is assigned. Callers that keep bits of holders must read them again then."""
 
     def __len__(self) -> int:
-        """Distinct blocks, those of dropped holders included until they are swept."""
+        """Distinct blocks, including those of dropped holders until they are swept."""
         return len(self.holders)
 
     @property
     def traces(self) -> int:
-        """Dropped holders of which something is left; their bits must not be given out again."""
+        """Dropped holders that are not fully swept; their bits must not be assigned again."""
         return self._dead
 
     def add_holder(self, bit: int) -> None:
-        """Takes in a new, empty holder. Its bit is not in `traces`."""
+        """Adds an empty holder. Its bit must not be in `traces`."""
         self.holders_version += 1
         self._counts.extend([0] * (bit + 1 - len(self._counts)))
         self.bits_end = len(self._counts)
         self._live |= 1 << bit
-        self._recall.clear()
+        self._lookup_cache.clear()
 
     def drop_holder(self, bit: int) -> None:
-        """Forgets all of a holder's blocks in O(1); the memory comes back with `sweep`."""
+        """Drops a holder with all its blocks in O(1); `sweep` frees the memory."""
         self._live &= ~(1 << bit)
-        self._recall.clear()
+        self._lookup_cache.clear()
         if self._counts[bit]:
             self._dead |= 1 << bit
         self._counts[bit] = 0
         self._forget_cuts(bit)
 
     def count(self, bit: int) -> int:
-        """Blocks that the holder holds."""
+        """Cached blocks of the holder."""
         return self._counts[bit]
 
     def blocks_of(self, bit: int) -> set[int]:
-        """All blocks of a holder, found by looking at every block: for checks."""
+        """All cached blocks of the holder. Slow: for checks."""
         return {block for block, holders in self.holders.items() if holders & self._live & 1 << bit}
 
     def holds(self, bit: int, block_hash: int) -> bool:
-        """True when the holder holds the block."""
         return bool(self.holders.get(block_hash, 0) >> bit & 1)
 
     def has_cuts(self, bit: int) -> bool:
-        """True when some held block of it may lack an ancestor."""
+        """True when a block of the holder may lack an ancestor."""
         return bool(self._cut_mask >> bit & 1)
 
-    def stored(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
-        """The holder holds these too, each the child of the one before. Storing again changes nothing."""
+    def store(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
+        """Adds blocks to a holder, each the child of the one before. Idempotent."""
         mask = 1 << bit
         if self._cut_mask & mask:
             self._heal_cuts(bit, block_hashes)
@@ -126,12 +126,12 @@ class HolderIndex:
             if not self.holders.get(parent_hash, 0) & mask:
                 self._add_cut(bit, parent_hash)
 
-    def removed(self, bit: int, block_hashes: Sequence[int]) -> int:
-        """The holder holds these no more. Gives how many it did not hold."""
+    def remove(self, bit: int, block_hashes: Sequence[int]) -> int:
+        """Removes blocks from a holder. Returns how many it did not hold."""
         return len(self._remove(bit, block_hashes))
 
     def _remove(self, bit: int, block_hashes: Sequence[int]) -> list[int]:
-        """The same. Gives those that it did not hold."""
+        """Removes blocks from a holder. Returns those that it did not hold."""
         mask = 1 << bit
         if self._remove_run(bit, mask, block_hashes):
             return []
@@ -161,36 +161,36 @@ class HolderIndex:
         return unknown
 
     def match(self, block_hashes: Sequence[int]) -> list[Match]:
-        """Leading blocks held consecutively, per holder; holders of none are left out. Deepest last."""
+        """The longest cached prefix of each holder, the deepest last. Holders without the first block are left out."""
         return list(map(Match, *self.prefixes(block_hashes)))
 
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
-        """The same as depths and sets of holders.
+        """The longest cached prefixes, as depths and sets of holders.
 
-        Probes grow with the number of distinct depths times the logarithm of the length over that number; a prompt that begins
-        like one of late and ends at the same places takes two per depth.
+        Takes about depths * log(length / depths) probes for that many distinct depths; two per depth when the lookup cache has an
+        earlier prompt whose holders end at the same places.
         """
         get = self.holders.get
         alive = get(block_hashes[0], 0) & self._live if block_hashes else 0
         if not alive:
-            return NOBODY
-        found = self._recall.find(block_hashes, get)
+            return NO_PREFIXES
+        found = self._lookup_cache.find(block_hashes, get)
         if found is None:
             found = self._search(block_hashes, alive)
-            self._recall.keep(block_hashes, found, get)
+            self._lookup_cache.add(block_hashes, found, get)
         return self._without_cuts(block_hashes, *found) if self._cut_mask else found
 
-    def forget_lookups(self) -> None:
-        """The next lookups are made anew."""
-        self._recall.clear()
+    def clear_lookup_cache(self) -> None:
+        """Empties the lookup cache: for measurements."""
+        self._lookup_cache.clear()
 
     def _search(self, block_hashes: Sequence[int], alive: int) -> Prefixes:
-        """The jump search. `alive`: those who hold the first block, at least one."""
+        """The jump search. `alive`: the holders of the first block, at least one."""
         get = self.holders.get
         depths: list[int] = []
         sets: list[int] = []
         low, last = 0, len(block_hashes) - 1
-        # `alive` holds block `low`. Ends looked at and not yet reached, the nearest last, with those of `alive` who hold there.
+        # The holders in `alive` hold block `low`. `ends` are probed blocks further on, the nearest last, with their holders.
         ends = [(last, get(block_hashes[last], 0))]
         while ends and alive:
             high, there = ends.pop()
@@ -216,7 +216,7 @@ class HolderIndex:
         return tuple(depths), tuple(sets)
 
     def _without_cuts(self, block_hashes: Sequence[int], depths: Sequence[int], sets: Sequence[int]) -> Prefixes:
-        """The same with holders that have cuts looked at block by block."""
+        """Checks holders with cuts block by block."""
         exact: dict[int, int] = {}
         for found, holders in zip(depths, sets, strict=True):
             sure = holders & ~self._cut_mask
@@ -229,14 +229,14 @@ class HolderIndex:
         return order, tuple([exact[depth] for depth in order])
 
     def _checked_depth(self, bit: int, block_hashes: Sequence[int], depth: int) -> int:
-        """The true depth, at most `depth`. A missing block before a held one is a cut or leads to one further on."""
+        """The exact depth, at most `depth`. A missing block before a cached one is a cut, or a cut follows."""
         if self._cuts[bit].isdisjoint(block_hashes[:depth]):
             return depth
         get, mask = self.holders.get, 1 << bit
         return next((i for i in range(depth) if not get(block_hashes[i], 0) & mask), depth)
 
     def _store_new_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
-        """Stores a run of blocks that nobody knows, at the speed of the dictionary. False: not such a run."""
+        """Stores a run of blocks that are all new, at the speed of the dictionary. False: they are not."""
         if not (self.holders.keys().isdisjoint(block_hashes) and self._children.keys().isdisjoint(block_hashes)):
             return False
         run = dict.fromkeys(block_hashes, mask)
@@ -248,7 +248,7 @@ class HolderIndex:
         return True
 
     def _remove_run(self, bit: int, mask: int, block_hashes: Sequence[int]) -> bool:
-        """Removes blocks that all have the same holders, at the speed of the dictionary. False: they are not such."""
+        """Removes blocks that all have the same holders, at the speed of the dictionary. False: they have not."""
         holders, children = self.holders, self._children
         shared = holders.get(block_hashes[0], 0) if block_hashes else 0
         left = shared ^ mask
@@ -275,7 +275,7 @@ class HolderIndex:
         holders = self.holders
         added = 0
         previous: int | None = None
-        # Neighbours mostly have the same holders: they share one integer object, and the union is made once.
+        # Neighbours mostly have the same holders: they share one integer object, and the union is computed once.
         shared_old, shared_new = 0, mask
         for block in block_hashes:
             old = holders.get(block)
@@ -303,14 +303,14 @@ class HolderIndex:
             self._children[parent] = {known, child}
 
     def _prune_children(self, parent: int, known: set[int]) -> None:
-        """Takes blocks that left the index off a large set of children, each time it has doubled."""
-        if len(known) >= self._checked_at.get(parent, _CHECKED_FIRST):
+        """Removes blocks that left the index from a large set of children."""
+        if len(known) >= self._pruned_at.get(parent, _PRUNE_FIRST):
             alive = {child for child in known if child in self.holders}
             self._children[parent] = alive
-            self._checked_at[parent] = max(_CHECKED_FIRST, 2 * len(alive))
+            self._pruned_at[parent] = max(_PRUNE_FIRST, 2 * len(alive))
 
     def _after_removal(self, bit: int, mask: int, block: int) -> None:
-        """A block with several children left a holder: a cut if it kept one of them."""
+        """A block with several children was removed from a holder: a cut, if the holder kept a child."""
         if self._holds_child(mask, block):
             self._add_cut(bit, block)
         elif block not in self.holders:
@@ -325,16 +325,16 @@ class HolderIndex:
         return any(get(child, 0) & mask for child in self._children_of(block))
 
     def _forget_childless(self, block: int) -> None:
-        """Frees the entry of a block that left the index, unless somebody still holds a child of it."""
+        """Frees the entry of a block that left the index, unless a child of it is still cached somewhere."""
         if not any(child in self.holders for child in self._children_of(block)):
             self._children.pop(block, None)
-            self._checked_at.pop(block, None)
+            self._pruned_at.pop(block, None)
 
     def _add_cut(self, bit: int, block: int) -> None:
         cuts = self._cuts.setdefault(bit, set())
         cuts.add(block)
         self._cut_mask |= 1 << bit
-        if len(cuts) >= self._cuts_checked_at.get(bit, _CHECKED_FIRST):
+        if len(cuts) >= self._cuts_pruned_at.get(bit, _PRUNE_FIRST):
             self._prune_cuts(bit)
 
     def _heal_cuts(self, bit: int, block_hashes: Sequence[int]) -> None:
@@ -344,23 +344,23 @@ class HolderIndex:
             self._forget_cuts(bit)
 
     def _prune_cuts(self, bit: int) -> None:
-        """Takes off cuts whose children the holder has lost since. Each time the set has doubled."""
+        """Removes cuts whose children the holder has lost since."""
         cuts = self._cuts[bit]
         for block in [block for block in cuts if not self._holds_child(1 << bit, block)]:
             cuts.discard(block)
             if block not in self.holders:
                 self._forget_childless(block)
-        self._cuts_checked_at[bit] = max(_CHECKED_FIRST, 2 * len(cuts))
+        self._cuts_pruned_at[bit] = max(_PRUNE_FIRST, 2 * len(cuts))
         if not cuts:
             self._forget_cuts(bit)
 
     def _forget_cuts(self, bit: int) -> None:
         self._cuts.pop(bit, None)
-        self._cuts_checked_at.pop(bit, None)
+        self._cuts_pruned_at.pop(bit, None)
         self._cut_mask &= ~(1 << bit)
 
     def sweep(self, blocks_max: int) -> bool:
-        """Looks at up to `blocks_max` blocks for bits of dropped holders. False: nothing is left to be swept."""
+        """Removes bits of dropped holders from up to `blocks_max` blocks. False: nothing is left to sweep."""
         if self._sweeper is None:
             if not self._dead:
                 return False
@@ -370,7 +370,7 @@ class HolderIndex:
         return self._sweeper is not None or bool(self._dead)
 
     def _swept_blocks(self, dead: int) -> Generator[None, None, None]:
-        """One whole sweep; yields once per block looked at. The index may change between two steps."""
+        """One whole sweep; yields once per block. The index may change between two steps."""
         holders = self.holders
         for block in list(holders):
             old = holders.get(block, 0)

@@ -1,18 +1,18 @@
-"""Prefixes that workers are believed to hold because requests were placed there: bounded in time and in number.
+"""Prompts that are predicted to be cached because requests were placed: bounded in time and in number. Pure; times are arguments.
 
-Two uses. For a worker whose engine tells its cache events a placement is *predicted* to be cached from the moment it is
-made until the engine's own event arrives: the second of a burst of equal prompts then finds the first. For a worker whose
-engine tells nothing, placements *stand for* its cache, for longer, and for no more blocks than it has (approximate mode).
+For a worker with cache events a placement is predicted to be cached until the worker's own event arrives, so the second of a burst of
+equal prompts finds the first. For a worker without events, placements take the place of its cache: for longer, and for no more blocks
+than it has (approximate mode).
 
-Block names are chained, so two prompts that agree at one position agree before it. Placements therefore form a tree of
-stretches, split where prompts part; to add, match or take off one costs the stretches on its path, each with a binary
-search, whatever its length in blocks.
+Block hashes are chained, so two prompts that are equal at one position are equal before it. Placements therefore form a radix tree: its
+nodes are stretches of blocks, split where prompts differ. To add, match or remove a placement takes a binary search in each stretch on its
+path, whatever its length in blocks.
 
 Invariants:
-1. A placement ends exactly at the end of its stretch; `counts[bit]` of a stretch are the placements of `bit` that end in it
-   or below it, and `holders` are the bits with a count.
+1. A placement ends exactly at the end of its stretch. `counts[bit]` of a stretch are the placements of `bit` that end in it or below it, and
+   `holders` are the bits with a count.
 2. A stretch without holders is not in the tree. `count(bit)` is the length of all stretches that have `bit`.
-3. A placement is in its holder's records and in one queue, or it is gone. Queues are in the order of their ends.
+3. A placement is in its holder's records and in one queue, or in neither. Queues are in the order of their ends.
 """
 
 from collections import OrderedDict
@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from math import inf
 
 from services.router.index.holder_index import Match
-from services.router.index.lookup_cache import NOBODY, Prefixes
+from services.router.index.lookup_cache import NO_PREFIXES, Prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lifetime:
-    """How long placements are believed, and how many of all workers together. The oldest go first.
+    """How long placements are kept, and how many of all workers; beyond, the oldest is removed.
 
-    Each is a queue of its own. It is looked up at every placement, so it is compared by identity.
+    Each lifetime has a queue of its own. It is a key at every placement, so it is compared by identity.
     """
 
     ttl_s: float
@@ -37,7 +37,7 @@ class Lifetime:
 
 @dataclass(slots=True, eq=False)
 class _Stretch:
-    """Blocks `start` to `end` of some prompts; `blocks[0]` is block `offset` of them."""
+    """A node of the tree: blocks `start` to `end` of some prompts. `blocks[0]` is their block `offset`."""
 
     blocks: Sequence[int]
     offset: int
@@ -49,7 +49,7 @@ class _Stretch:
     children: dict[int, "_Stretch"] = field(default_factory=dict)
 
     def shared(self, asked: Sequence[int], count: int) -> int:
-        """Blocks from the prompt's start that `asked` shares; its block `start` is known to be equal."""
+        """Blocks from the prompt's start that `asked` has in common; its block `start` is known to be equal."""
         blocks, offset = self.blocks, self.offset
         high = self.end if self.end < count else count
         if blocks[high - 1 - offset] == asked[high - 1]:
@@ -65,8 +65,8 @@ class _Stretch:
 
 
 @dataclass(slots=True, eq=False)
-class _Placed:
-    """One placement: the prompt that ends with `last`, on `bit`."""
+class _Prediction:
+    """One placement of the prompt that ends with the block `last`, on the holder `bit`."""
 
     bit: int
     last: int
@@ -76,47 +76,47 @@ class _Placed:
 
 
 class PredictedIndex:
-    """Placements as an index: the same bits and the same `match` as the tiers' indexes. Times are arguments."""
+    """Has the same bits and the same `match` as the indexes of the tiers."""
 
     def __init__(self, *, blocks_max: int) -> None:
-        """`blocks_max` bounds the blocks in the tree, each counted once, and with them its memory (40 bytes a block)."""
+        """`blocks_max` bounds the blocks in the tree, each counted once, and so its memory (40 bytes a block)."""
         self._blocks_max = blocks_max
         self._blocks = 0
         self._placements = 0
         self._first: dict[int, _Stretch] = {}
-        self._records: dict[int, OrderedDict[int, _Placed]] = {}
-        self._queues: dict[Lifetime, OrderedDict[_Placed, None]] = {}
+        self._records: dict[int, OrderedDict[int, _Prediction]] = {}
+        self._queues: dict[Lifetime, OrderedDict[_Prediction, None]] = {}
         self._counts: dict[int, int] = {}
         self._live = 0
         self._ends_first = inf
-        """No placement ends before."""
+        """No placement ends before this time."""
 
     def __len__(self) -> int:
-        """Placements believed, those of dropped holders included until they are swept."""
+        """Placements, including those of dropped holders until they are swept."""
         return self._placements
 
     @property
     def traces(self) -> int:
-        """Dropped holders of which something is left; their bits must not be given out again."""
+        """Dropped holders that are not fully swept; their bits must not be assigned again."""
         return sum(1 << bit for bit in self._records if not self._live >> bit & 1)
 
     def count(self, bit: int) -> int:
-        """Distinct blocks that the holder is believed to hold."""
+        """Distinct blocks that are predicted for the holder."""
         return self._counts.get(bit, 0) if self._live >> bit & 1 else 0
 
     def add_holder(self, bit: int) -> None:
-        """Takes in a new, empty holder. Its bit is not in `traces`."""
+        """Adds an empty holder. Its bit must not be in `traces`."""
         self._live |= 1 << bit
 
     def drop_holder(self, bit: int) -> None:
-        """Forgets all of a holder in O(1); the memory comes back with `sweep`."""
+        """Drops a holder in O(1); `sweep` frees the memory."""
         self._live &= ~(1 << bit)
 
     def sweep(self, records_max: int) -> bool:
-        """Takes off up to `records_max` placements of dropped holders. False: nothing is left to be swept."""
+        """Removes up to `records_max` placements of dropped holders. False: nothing is left to sweep."""
         for bit in [bit for bit in self._records if not self._live >> bit & 1]:
             while records_max and bit in self._records:
-                self._forget(next(iter(self._records[bit].values())))
+                self._remove(next(iter(self._records[bit].values())))
                 records_max -= 1
             if not records_max:
                 return bool(self.traces)
@@ -131,10 +131,10 @@ class PredictedIndex:
         lifetime: Lifetime,
         holder_blocks_max: int | None = None,
     ) -> None:
-        """Believes that the holder will have these, from the prompt's first block. Adding again renews.
+        """Predicts that the holder will have these blocks, from the prompt's first one on. Adding them again renews the prediction.
 
-        A prompt longer than `holder_blocks_max` counts with that many blocks; the holder's oldest placements make room. Nobody
-        changes `block_hashes` any more.
+        Only the first `holder_blocks_max` blocks count; the holder's oldest placements make room. The caller must not change
+        `block_hashes` any more.
         """
         if holder_blocks_max is not None and len(block_hashes) > holder_blocks_max:
             block_hashes = block_hashes[:holder_blocks_max]
@@ -148,9 +148,9 @@ class PredictedIndex:
             self._renew(known, now)
             return
         stretch = self._stretch_for(block_hashes)
-        self._count_in(stretch, bit)
+        self._add_count(stretch, bit)
         ends_at = now + lifetime.ttl_s
-        placed = records[last] = _Placed(bit, last, stretch, lifetime, ends_at)
+        placed = records[last] = _Prediction(bit, last, stretch, lifetime, ends_at)
         queue = self._queues.get(lifetime)
         if queue is None:
             queue = self._queues[lifetime] = OrderedDict()
@@ -160,49 +160,49 @@ class PredictedIndex:
             self._ends_first = ends_at
         self._keep_bounds(placed, holder_blocks_max)
 
-    def stored(self, bit: int, block_hashes: Sequence[int]) -> None:
-        """The holder told that it has these: placements that end with one of them are known now, no longer believed."""
+    def confirm(self, bit: int, block_hashes: Sequence[int]) -> None:
+        """The holder's events named these blocks: removes the predictions that end with one of them."""
         records = self._records.get(bit)
         if records and not records.keys().isdisjoint(block_hashes):
             for last in records.keys() & set(block_hashes):
-                self._forget(records[last])
+                self._remove(records[last])
 
-    def ended(self, bit: int, last: int) -> None:
-        """The same of one block."""
+    def end(self, bit: int, last: int) -> None:
+        """Removes the prediction that ends with a block."""
         records = self._records.get(bit)
         if records is not None and (placed := records.get(last)) is not None:
-            self._forget(placed)
+            self._remove(placed)
 
     def expire(self, now: float) -> None:
-        """Takes off placements whose time is over."""
+        """Removes placements whose time is over."""
         if now < self._ends_first:
             return
         for queue in self._queues.values():
             while queue and (placed := next(iter(queue))).ends_at <= now:
-                self._forget(placed)
+                self._remove(placed)
         self._ends_first = min((next(iter(queue)).ends_at for queue in self._queues.values() if queue), default=inf)
 
     def rename(self, old: int, new: int) -> None:
-        """The placements of holder `old` are those of `new`, a holder without any."""
+        """Moves the placements of `old` to `new`, a holder without any."""
         if old not in self._records:
             return
         records = self._records[new] = self._records.pop(old)
         for placed in records.values():
-            self._count_in(placed.stretch, new)
-            self._count_out(placed.stretch, old)
+            self._add_count(placed.stretch, new)
+            self._remove_count(placed.stretch, old)
             placed.bit = new
         del self._counts[old]
 
     def match(self, block_hashes: Sequence[int]) -> list[Match]:
-        """Leading blocks believed to be held, per holder; holders of none are left out. Deepest last."""
+        """The longest predicted prefix of each holder, the deepest last. Holders without the first block are left out."""
         return list(map(Match, *self.prefixes(block_hashes)))
 
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
-        """The same as depths and sets of holders."""
+        """The longest predicted prefixes, as depths and sets of holders."""
         stretch = self._first.get(block_hashes[0]) if block_hashes else None
         alive = self._live & stretch.holders if stretch is not None else 0
         if not alive:
-            return NOBODY
+            return NO_PREFIXES
         depths: list[int] = []
         sets: list[int] = []
         count, depth = len(block_hashes), 0
@@ -222,14 +222,14 @@ class PredictedIndex:
         return tuple(depths), tuple(sets)
 
     def _stretch_for(self, block_hashes: Sequence[int]) -> _Stretch:
-        """The stretch that ends with the prompt, made when there is none."""
+        """The stretch that ends with the prompt; adds it if there is none."""
         count, depth = len(block_hashes), 0
         parent: _Stretch | None = None
         while True:
             siblings = parent.children if parent is not None else self._first
             stretch = siblings.get(block_hashes[depth])
             if stretch is None:
-                # To copy a long prompt takes as long as the rest of a decision. What hangs on it is at most as long as what counts.
+                # To copy a long prompt takes as long as the rest of a decision, so the prompt is shared unless most of it would be unused.
                 blocks, offset = (block_hashes, 0) if 2 * depth <= count else (tuple(block_hashes[depth:]), depth)
                 new = _Stretch(blocks, offset, depth, count, parent)
                 siblings[block_hashes[depth]] = new
@@ -243,7 +243,7 @@ class PredictedIndex:
             parent = stretch
 
     def _split(self, lower: _Stretch, depth: int) -> _Stretch:
-        """Parts a stretch at `depth`. Gives the new upper one; the lower one keeps the placements that end in it."""
+        """Splits a stretch at `depth`. Returns the new upper one; the lower one keeps the placements that end in it."""
         parent, first = lower.parent, lower.blocks[lower.start - lower.offset]
         upper = _Stretch(lower.blocks, lower.offset, lower.start, depth, parent, lower.holders, dict(lower.counts))
         upper.children[lower.blocks[depth - lower.offset]] = lower
@@ -251,7 +251,7 @@ class PredictedIndex:
         lower.start, lower.parent = depth, upper
         return upper
 
-    def _count_in(self, stretch: _Stretch | None, bit: int) -> None:
+    def _add_count(self, stretch: _Stretch | None, bit: int) -> None:
         while stretch is not None:
             before = stretch.counts.get(bit, 0)
             stretch.counts[bit] = before + 1
@@ -260,8 +260,8 @@ class PredictedIndex:
                 self._counts[bit] = self._counts.get(bit, 0) + stretch.end - stretch.start
             stretch = stretch.parent
 
-    def _count_out(self, stretch: _Stretch | None, bit: int) -> None:
-        """One placement less on the path; stretches that nobody holds leave the tree."""
+    def _remove_count(self, stretch: _Stretch | None, bit: int) -> None:
+        """Removes one placement from the path, and stretches without holders from the tree."""
         while stretch is not None:
             stretch.counts[bit] -= 1
             if not stretch.counts[bit]:
@@ -275,28 +275,28 @@ class PredictedIndex:
                     self._blocks -= length
             stretch = stretch.parent
 
-    def _renew(self, placed: _Placed, now: float) -> None:
+    def _renew(self, placed: _Prediction, now: float) -> None:
         placed.ends_at = now + placed.lifetime.ttl_s
         self._queues[placed.lifetime].move_to_end(placed)
         self._records[placed.bit].move_to_end(placed.last)
 
-    def _keep_bounds(self, placed: _Placed, holder_blocks_max: int | None) -> None:
-        """The newest placement stays whatever its length."""
+    def _keep_bounds(self, placed: _Prediction, holder_blocks_max: int | None) -> None:
+        """Removes old placements. The newest one stays whatever its length."""
         records, queue = self._records[placed.bit], self._queues[placed.lifetime]
         while holder_blocks_max is not None and self._counts[placed.bit] > holder_blocks_max and len(records) > 1:
-            self._forget(next(iter(records.values())))
+            self._remove(next(iter(records.values())))
         while len(queue) > placed.lifetime.placements_max:
-            self._forget(next(iter(queue)))
+            self._remove(next(iter(queue)))
         while self._blocks > self._blocks_max and self._placements > 1:
             longest = sorted(self._queues.values(), key=len)[-1]
-            self._forget(next(iter(longest)))
+            self._remove(next(iter(longest)))
 
-    def _forget(self, placed: _Placed) -> None:
+    def _remove(self, placed: _Prediction) -> None:
         records = self._records[placed.bit]
         del records[placed.last]
         del self._queues[placed.lifetime][placed]
         self._placements -= 1
-        self._count_out(placed.stretch, placed.bit)
+        self._remove_count(placed.stretch, placed.bit)
         if not records:
             del self._records[placed.bit]
             self._counts.pop(placed.bit, None)

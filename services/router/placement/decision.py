@@ -1,23 +1,26 @@
-"""What was decided and what was weighed for it. Arrays are kept as they were weighed; who wants to read them expands them."""
+"""A placement decision with the scores it was based on. Explanations are worked out from it when somebody asks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from kvmesh.core import Handoff
-from services.router.placement.learning import Forecast
+from services.router.placement.pair_search import ScoredLeg
 from services.router.placement.pools import Pool
 from services.router.placement.topology import Group
-from services.router.placement.weighed import WeighedLeg
-from services.router.workers.target import Target
+from services.router.workers.handoff_times import HandoffTimes
+from services.router.workers.reservations import Forecast
+from services.router.workers.worker import Target
 
 PAIRS_PER_SIDE = 32
-"""Of each side's best, in an explanation: a pair of two others is worse than one of these."""
+"""Best candidates of each side in an explanation: a pair of two others is worse than one of these."""
+PREFERENCE = "preference"
+
+Terms = Sequence[tuple[str, float]]
 
 
-@dataclass(slots=True, eq=False)
-class Choice:
-    """The decision. Seconds are 0 where the policy does not estimate them."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Decision:
+    """Where a request goes, and why. `prefill` None: the decode worker computes the prompt."""
 
     prefill: Target | None
     decode: Target
@@ -27,55 +30,46 @@ class Choice:
     uncached_tokens: int
     cost: float
     expected_ttft_s: float | None
+    """None: the policy does not estimate it."""
     prefill_s: float
     forecast: Forecast
     reasons: tuple[str, ...]
-    weighed: Callable[[], Sequence[WeighedLeg]]
-    """Gives the legs; working them out is left to those who ask for explanations."""
+    legs: Sequence[ScoredLeg]
+    """One where the decode worker computes the prompt, else prefill and decode."""
     pool: Pool
-    lines: Sequence[tuple[float, float]] | None
-    """Time of a handoff by distance as it was then (`Links.lines`). None: not counted."""
+    handoff_times: HandoffTimes | None
+    """The handoff times that the cost contains. None: the cost contains no transfer."""
 
-    @property
-    def legs(self) -> Sequence[WeighedLeg]:
-        """One where the decode worker computes the prompt, else prefill and decode."""
-        return self.weighed()
-
-    def pairs(self) -> Iterator[tuple[Target | None, Target, float, Sequence[tuple[str, float]]]]:
-        """Candidates with cost and terms, in no order; of many the best ones."""
-        legs = self.legs
-        if len(legs) == 1:
-            (leg,) = legs
+    def candidates(self) -> Iterator[tuple[Target | None, Target, float, Terms]]:
+        """Prefill target, decode target, cost and terms of the candidates, in no order; of many only the best."""
+        if len(self.legs) == 1:
+            (leg,) = self.legs
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
-                yield None, leg.candidates.targets[i], float(leg.costs[i]), tuple(_terms(leg, i))
+                yield None, leg.targets[i], leg.costs.item(i), tuple(_terms(leg, i))
             return
         for group in self.pool.groups:
-            yield from self._pairs_of(group, *legs)
+            yield from self._pairs_of(group, *self.legs)
 
     def _pairs_of(
-        self, group: Group, left: WeighedLeg, right: WeighedLeg
-    ) -> Iterator[tuple[Target | None, Target, float, Sequence[tuple[str, float]]]]:
-        for i in left.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
-            for j in right.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
-                first, second = i + group.prefills.start, j + group.decodes.start
-                terms = [*_terms(left, first, right), *_terms(right, second, left)]
-                cost = float(left.costs[first] + right.costs[second])
-                if self.lines is not None:
-                    base_s, s_per_byte = self.lines[group.distance(i, j)]
-                    held = right.candidates.held
-                    lacking = self.forecast.prompt_tokens - (0.0 if held is None else float(held[second]))
-                    transfer_s = base_s + lacking * group.kv_bytes_per_token * s_per_byte
+        self, group: Group, prefill_leg: ScoredLeg, decode_leg: ScoredLeg
+    ) -> Iterator[tuple[Target, Target, float, Terms]]:
+        for i in prefill_leg.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
+            for j in decode_leg.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
+                prefill, decode = i + group.prefills.start, j + group.decodes.start
+                terms = [*_terms(prefill_leg, prefill, decode_leg), *_terms(decode_leg, decode, prefill_leg)]
+                cost = prefill_leg.costs.item(prefill) + decode_leg.costs.item(decode)
+                if self.handoff_times is not None:
+                    uncached = self.forecast.prompt_tokens - decode_leg.cached_tokens.item(decode)
+                    time = self.handoff_times[group.distance(i, j)]
+                    transfer_s = time.seconds(uncached, group.kv_bytes_per_token)
                     terms.append(("transfer", transfer_s))
                     cost += transfer_s
-                yield left.candidates.targets[first], right.candidates.targets[second], cost, terms
+                yield prefill_leg.targets[prefill], decode_leg.targets[decode], cost, terms
 
 
-def _terms(leg: WeighedLeg, position: int, other: WeighedLeg | None = None) -> Iterator[tuple[str, float]]:
-    """Terms that both legs have (`turn`) carry the leg's name."""
-    kind, rest = leg.kind.value, float(leg.costs[position])
-    others = () if other is None else other.columns
-    for name, column in leg.columns.items():
-        rest -= (value := float(column[position]))
-        yield f"{kind}_{name}" if name in others else name, value
-    if 1e-9 < rest < inf:
-        yield "preference" if other is None else f"{kind}_preference", rest
+def _terms(leg: ScoredLeg, position: int, other: ScoredLeg | None = None) -> Iterator[tuple[str, float]]:
+    """The terms of one candidate. A term that both legs have carries the leg's name; a preference of zero is left out."""
+    for name, values in leg.terms.items():
+        value = values.item(position)
+        if name != PREFERENCE or value:
+            yield f"{leg.kind.value}_{name}" if other is not None and name in other.terms else name, value

@@ -1,44 +1,42 @@
-"""The decision: which pair of workers serves a request. Pure; time and randomness are arguments.
+"""Chooses the workers that serve a request. Pure; time and randomness are arguments.
 
-1. Take the pool of the request's kind, less the workers it excludes, and those not pinned when one is.
-2. Look up how much of the prompt each candidate holds.
-3. Weigh the decode candidates alone where nobody can hand KV to anybody, or where computing at most `local_prefill_tokens_max`
-   tokens there is all there is to do; else weigh both legs and take the cheapest pair (`pairing.py`).
-4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it itself.
-5. When the cheapest pair waits long for its prefill worker, a decode worker that computes the prompt itself, in chunks that
-   keep its inter-token latency, may be cheaper.
-6. Full workers cost infinitely much; when all do, the ask is refused as overloaded.
+1. Take the pool of the request's kind, without the workers that the request excludes; only the pinned worker where one is pinned.
+2. Look up how many tokens of the prompt each candidate has cached.
+3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens, score the decode candidates for
+   the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
+4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it by itself.
+5. Where the cheapest pair waits long for its prefill worker, or no pair has room, a decode worker that computes the prompt by itself,
+   in chunks that keep its inter-token latency, may be cheaper.
+6. Full workers cost infinitely much. When all are full the request is refused as overloaded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from random import Random
 
 import numpy as np
 
-from kvmesh.core import Ask, Handoff
+from kvmesh.core import Ask, Handoff, KvTier
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
-from services.router.index.cached_tokens import Overlap
-from services.router.index.kv_feed import KvIndex
-from services.router.placement.decision import Choice
-from services.router.placement.learning import Forecast
-from services.router.placement.links import Links
-from services.router.placement.pairing import Lines, Pair, Selector, best_pair
+from services.router.index.cached_tokens import CachedTokens
+from services.router.index.kv_index import KvIndex
+from services.router.placement.decision import PREFERENCE, Decision
+from services.router.placement.pair_search import Pair, ScoredLeg, Selector, find_pair
 from services.router.placement.policies import Candidates, LegKind, Policy
-from services.router.placement.policies.kv import KvPolicy
-from services.router.placement.pools import Kind, Pool, Pools, Side
+from services.router.placement.pools import Pool, Pools, PoolSide
 from services.router.placement.sessions import Sessions
-from services.router.placement.sheet import Swept
-from services.router.placement.weighed import WeighedLeg
-from services.router.workers.board import CHUNK, FLOOR, PER_TOKEN, WAIT, Floats
 from services.router.workers.cost_settings import CostSettings
-from services.router.workers.fleet import Fleet, Worker
-from services.router.workers.target import Target
+from services.router.workers.fleet import Fleet
+from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstimator
+from services.router.workers.reservations import Forecast
+from services.router.workers.target_arrays import NO_DECODE_NUMBERS, NO_PREFILL_NUMBERS, Floats
+from services.router.workers.worker import Target, Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When a decode worker computes the prompt itself, what callers are told to wait, and how long sessions are known."""
+class PlacementLimits:
+    """When a decode worker computes the prompt, how long refused callers wait, and how long sessions are remembered."""
 
     local_prefill_tokens_max: int = 15
     congested_s: float = 0.5
@@ -47,236 +45,268 @@ class Limits:
     session_s: float = 600.0
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Query:
+    """An ask, its candidates, and what they have cached of the prompt."""
+
+    ask: Ask
+    now: float
+    pool: Pool
+    prefill_cached: Floats
+    decode_cached: Floats
+
+
 class Placer:
-    """Places requests on a fleet. Changes nothing but the generator's state."""
+    """Places requests on a fleet. Only the generator's state changes."""
 
     def __init__(
         self,
         fleet: Fleet,
         index: KvIndex,
         policy: Policy,
-        limits: Limits,
+        *,
+        limits: PlacementLimits,
+        cost: CostSettings,
         generator: Random,
-        cost: CostSettings | None = None,
     ) -> None:
         self.policy = policy
         self._index = index
         self._fleet = fleet
         self._limits = limits
-        self._cost = cost or CostSettings()
+        self._cost = cost
+        tier_credits = {
+            KvTier.PEER: cost.peer_credit,
+            KvTier.HOST: cost.host_credit,
+            KvTier.DISK: cost.disk_credit,
+            KvTier.OBJECT: cost.object_credit,
+        }
+        self.cached_tokens = CachedTokens(index, tier_credits)
         self._pools = Pools(fleet, retry_after_s=limits.retry_after_s)
-        self._overlap = Overlap(index, self._cost)
-        self._selector = Selector(self._cost, generator, estimates=policy.cost_unit == "s")
-        self._sweeping = policy if type(policy) is KvPolicy else None
-        """The policy whose costs sheets know; a subclass may have changed them."""
-        self.links = Links(self._cost)
-        self.considered: Pool | None = None
-        """The pool of the kind asked for last, before the request's own filters: for explanations."""
+        self._selector = Selector(cost, generator, estimates_time=policy.cost_unit == "s")
+        self.handoffs = HandoffEstimator(cost)
         self.sessions = Sessions(sessions_max=limits.sessions_max, session_s=limits.session_s)
+        self.considered: Pool | None = None
+        """The pool of the newest request's kind, before the request's own filters, for explanations."""
 
     def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
-        """Who was taken off when a request of this kind was refused last, and by which filter."""
-        return self._pools.removed(Kind.of(ask))
+        """The workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
+        return self._pools.removed(ask)
 
-    def choose(self, ask: Ask, *, now: float) -> Choice:
-        """The choice. Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError."""
+    def choose(self, ask: Ask, *, now: float) -> Decision:
+        """Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError."""
         self.considered = None
         self.policy.check(ask)
-        self.considered = pool = self._pools.pool_of(ask)
-        if ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id:
-            pool = self._narrowed(pool, ask)
-        held, decode_most = None, 0.0
-        if (found := self._overlap.held_tokens(ask)) is not None:
-            found = pool.held(found, self._index.device.holders_version)
-            held, decode_most = found.tokens, found.decode_most
-        if not pool.groups:
-            return self._alone(ask, pool, held, now, "no_prefill_pool")
+        self.considered = self._pools.get(ask)
+        query = self._query(ask, self._filtered(self.considered, ask), now)
+        if not query.pool.groups:
+            return self._alone(query, "no_prefill_pool")
         may_be_alone = not ask.pinned_prefill_worker_id
-        if may_be_alone and ask.prompt_tokens - decode_most <= self._limits.local_prefill_tokens_max:
-            choice = self._near_alone(ask, pool, held, now)
-            if choice is not None:
-                return choice
+        if may_be_alone and (decision := self._local_prefill(query)) is not None:
+            return decision
         try:
-            choice = self._pair(ask, pool, held, now)
+            decision = self._pair(query)
         except OverloadedError:
-            instead = self._answered(ask, pool, held, now) if ask.expected_output_tokens == 1 else None
+            instead = self._answered_by_prefill(query) if ask.expected_output_tokens == 1 else None
             if instead is None and may_be_alone:
-                instead = self._chunked_alone(ask, pool, held, now)
+                instead = self._chunked_prefill(query)
             if instead is None:
                 raise
             return instead
-        # Only costs in seconds compare: another policy's pair costs two draws or turns where one worker alone costs one.
-        if may_be_alone and self.policy.counts_transfer and choice.forecast.queue_s >= self._limits.congested_s:
-            alone = self._chunked_alone(ask, pool, held, now)
-            if alone is not None and alone.cost < choice.cost:
+        # Only costs in seconds compare: for other policies a pair costs two draws or turns, and one worker alone costs one.
+        if may_be_alone and self.policy.counts_transfer and decision.forecast.queue_s >= self._limits.congested_s:
+            alone = self._chunked_prefill(query)
+            if alone is not None and alone.cost < decision.cost:
                 return alone
-        return choice
+        return decision
 
-    def _pair(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice:
-        policy, sheet = self.policy, pool.sheet
-        lines = self.links.lines if policy.counts_transfer else None
-        pair: Pair | Swept | None
-        if self._sweeping is None or sheet is None or lines is None or self._is_special(ask):
-            left_held, right_held = (None, None) if held is None else (held[: pool.split], held[pool.split :])
-            left = self._weigh(LegKind.PREFILL, ask, pool.prefills, left_held, now)
-            right = self._weigh(LegKind.DECODE, ask, pool.decodes, right_held, now)
-            pair = best_pair(self._selector, pool.groups, left, right, ask.prompt_tokens, lines)
-            if pair is None:
-                raise self._full(ask)
-            weighed: Callable[[], Sequence[WeighedLeg]] = lambda: (left, right)  # noqa: E731
-        else:
-            known = self.sessions.get(ask.session_id, now) if ask.session_id else None
-            pair = sheet.best(ask, now, held, lines, self._sweeping, self._selector, known)
-            if pair is None:
-                raise self._full(ask)
-            weighed = pair.legs
-        return self._paired(ask, pool, held, now, pair, weighed, lines)
+    def _query(self, ask: Ask, pool: Pool, now: float) -> _Query:
+        prefill_cached, decode_cached = pool.cached_tokens(
+            self.cached_tokens.by_bit(ask),
+            block_size_tokens=ask.block_size_tokens,
+            holders_version=self._index.device.holders_version,
+        )
+        return _Query(ask=ask, now=now, pool=pool, prefill_cached=prefill_cached, decode_cached=decode_cached)
 
-    def _answered(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
-        """The cheapest prefill worker, with any decode worker beside it in case it should not answer. None: those are full too."""
-        left = self._weigh(LegKind.PREFILL, ask, pool.prefills, None if held is None else held[: pool.split], now)
-        right = self._weigh(LegKind.DECODE, ask, pool.decodes, None if held is None else held[pool.split :], now)
-        right.costs = np.zeros_like(right.costs)
-        groups = [group for group in pool.groups if group.handoff is Handoff.SEQUENTIAL]
-        pair = best_pair(self._selector, groups, left, right, ask.prompt_tokens, None)
-        return None if pair is None else self._paired(ask, pool, held, now, pair, lambda: (left, right), None)
+    def _pair(self, query: _Query) -> Decision:
+        """The cheapest pair."""
+        handoff_times = self.handoffs.times if self.policy.counts_transfer else None
+        prefill_leg = self._score(query, LegKind.PREFILL)
+        decode_leg = self._score(query, LegKind.DECODE)
+        pair = find_pair(
+            self._selector,
+            query.pool.groups,
+            prefill_leg=prefill_leg,
+            decode_leg=decode_leg,
+            prompt_tokens=query.ask.prompt_tokens,
+            handoff_times=handoff_times or NO_HANDOFF_TIMES,
+        )
+        if pair is None:
+            raise self._full(query.ask)
+        return self._pair_decision(query, pair, (prefill_leg, decode_leg), counts_transfer=handoff_times is not None)
 
-    def _paired(
-        self,
-        ask: Ask,
-        pool: Pool,
-        held: Floats | None,
-        now: float,
-        pair: Pair | Swept,
-        weighed: Callable[[], Sequence[WeighedLeg]],
-        lines: Lines | None,
-    ) -> Choice:
-        prefill, decode = pool.prefills.targets[pair.prefill], pool.decodes.targets[pair.decode]
-        cached = decode_cached = 0
-        if held is not None:
-            cached, decode_cached = int(held.item(pair.prefill)), int(held.item(pool.split + pair.decode))
+    def _answered_by_prefill(self, query: _Query) -> Decision | None:
+        """The cheapest prefill worker, with any decode worker in case it does not answer. None: the prefill workers are full too."""
+        prefill_leg = self._score(query, LegKind.PREFILL)
+        decode_leg = self._score(query, LegKind.DECODE)
+        decode_leg.costs = np.zeros_like(decode_leg.costs)
+        pair = find_pair(
+            self._selector,
+            [group for group in query.pool.groups if group.handoff is Handoff.SEQUENTIAL],
+            prefill_leg=prefill_leg,
+            decode_leg=decode_leg,
+            prompt_tokens=query.ask.prompt_tokens,
+            handoff_times=NO_HANDOFF_TIMES,
+        )
+        if pair is None:
+            return None
+        return self._pair_decision(query, pair, (prefill_leg, decode_leg), counts_transfer=False)
+
+    def _pair_decision(
+        self, query: _Query, pair: Pair, legs: tuple[ScoredLeg, ScoredLeg], *, counts_transfer: bool
+    ) -> Decision:
+        ask, now = query.ask, query.now
+        prefill, decode = legs[0].targets[pair.prefill], legs[1].targets[pair.decode]
+        cached = int(query.prefill_cached.item(pair.prefill))
         uncached = ask.prompt_tokens - cached
         queue_s, wait_s = prefill.queue_s(now), decode.wait_s()
         prefill_s = prefill.coefficients.prefill_s(uncached, ask.prompt_tokens)
         expected_ttft_s = None
-        if lines is not None:
-            expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + decode.coefficients.decode.values[0]
-        return Choice(
-            prefill,
-            decode,
-            pair.group.handoff,
-            cached,
-            decode_cached,
-            uncached,
-            pair.cost,
-            expected_ttft_s,
-            prefill_s,
-            Forecast(ask.prompt_tokens, queue_s, wait_s, pair.distance, pair.transfer_bytes),
-            self._reasons(ask, cached, prefill, decode, now),
-            weighed,
-            pool,
-            lines,
+        if counts_transfer:
+            step_s = decode.coefficients.decode.values[0]
+            expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + step_s
+        return Decision(
+            prefill=prefill,
+            decode=decode,
+            handoff=pair.group.handoff,
+            cached_tokens=cached,
+            decode_cached_tokens=int(query.decode_cached.item(pair.decode)),
+            uncached_tokens=uncached,
+            cost=pair.cost,
+            expected_ttft_s=expected_ttft_s,
+            prefill_s=prefill_s,
+            forecast=Forecast(
+                prompt_tokens=ask.prompt_tokens,
+                queue_s=queue_s,
+                wait_s=wait_s,
+                distance=pair.distance,
+                transfer_bytes=pair.transfer_bytes if counts_transfer else 0.0,
+            ),
+            reasons=self._reasons(query, cached, prefill, decode),
+            legs=legs,
+            pool=query.pool,
+            handoff_times=self.handoffs.times if counts_transfer else None,
         )
 
     def _alone(
-        self,
-        ask: Ask,
-        pool: Pool,
-        held: Floats | None,
-        now: float,
-        reason: str,
-        without: Sequence[bool] | np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
-    ) -> Choice:
-        """The decode candidate that computes the prompt itself at the lowest cost, `without` those marked."""
-        held = None if held is None else held[pool.split :]
-        leg = self._weigh(LegKind.ALONE, ask, pool.decodes, held, now)
-        if without is not None:
-            leg.costs = np.where(without, np.inf, leg.costs)
-        chosen = self._selector.lowest(leg.costs, held, pool.decodes.targets)
+        self, query: _Query, reason: str, left_out: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+    ) -> Decision:
+        """The decode worker that computes the prompt at the lowest cost. `left_out` marks candidates that must not."""
+        ask, now = query.ask, query.now
+        leg = self._score(query, LegKind.ALONE)
+        if left_out is not None:
+            leg.costs = np.where(left_out, np.inf, leg.costs)
+        chosen = self._selector.choose(leg.costs, query.decode_cached, leg.targets)
         if chosen is None:
             raise self._full(ask)
-        target = pool.decodes.targets[chosen]
-        cached = 0 if held is None else int(held[chosen])
+        target = leg.targets[chosen]
+        cached = int(query.decode_cached.item(chosen))
         uncached = ask.prompt_tokens - cached
         queue_s, wait_s = target.queue_s(now), target.wait_s()
         prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
-        expected_ttft_s = queue_s + prefill_s + wait_s if self.policy.cost_unit == "s" else None
-        return Choice(
-            None,
-            target,
-            None,
-            cached,
-            0,
-            uncached,
-            float(leg.costs[chosen]),
-            expected_ttft_s,
-            prefill_s,
-            Forecast(ask.prompt_tokens, queue_s, wait_s, None, 0.0),
-            (reason, *self._reasons(ask, cached, None, target, now)),
-            lambda: (leg,),
-            pool,
-            None,
+        return Decision(
+            prefill=None,
+            decode=target,
+            handoff=None,
+            cached_tokens=cached,
+            decode_cached_tokens=0,
+            uncached_tokens=uncached,
+            cost=leg.costs.item(chosen),
+            expected_ttft_s=queue_s + prefill_s + wait_s if self.policy.cost_unit == "s" else None,
+            prefill_s=prefill_s,
+            forecast=Forecast(
+                prompt_tokens=ask.prompt_tokens, queue_s=queue_s, wait_s=wait_s, distance=None, transfer_bytes=0.0
+            ),
+            reasons=(reason, *self._reasons(query, cached, None, target)),
+            legs=(leg,),
+            pool=query.pool,
+            handoff_times=None,
         )
 
-    def _is_special(self, ask: Ask) -> bool:
-        """Whether something counts that sheets know nothing of."""
-        return bool(ask.preferred_labels or ask.adapter or self._fleet.board.has_pairs)
-
-    def _near_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
-        """On a decode worker that lacks so little that no other is worth asking. None: those that do are full."""
-        lacking, most = None, self._limits.local_prefill_tokens_max
-        reason = "short_prompt" if ask.prompt_tokens <= most else "local_prefill"
-        if held is not None:
-            lacking = ask.prompt_tokens - held[pool.split :] > most
+    def _local_prefill(self, query: _Query) -> Decision | None:
+        """A decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
+        tokens_max = self._limits.local_prefill_tokens_max
+        cached, prompt_tokens = query.decode_cached, query.ask.prompt_tokens
+        if prompt_tokens - cached.item(cached.argmax()) > tokens_max:
+            return None
         try:
-            return self._alone(ask, pool, held, now, reason, lacking)
+            reason = "short_prompt" if prompt_tokens <= tokens_max else "local_prefill"
+            return self._alone(query, reason, prompt_tokens - cached > tokens_max)
         except OverloadedError:
             return None
 
-    def _chunked_alone(self, ask: Ask, pool: Pool, held: Floats | None, now: float) -> Choice | None:
-        """On a decode worker whose steps stay within its target with a chunk of the prompt in each. None: there is none."""
-        rows = self._fleet.board.values.take(pool.decodes.columns, 1)
-        uncached = ask.prompt_tokens if held is None else ask.prompt_tokens - held[pool.split :]
-        too_slow = rows[PER_TOKEN] * np.minimum(uncached, self._cost.chunk_tokens) > rows[CHUNK]
+    def _chunked_prefill(self, query: _Query) -> Decision | None:
+        """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
+        columns = query.pool.decodes.columns
+        s_per_token = self._fleet.arrays.take_prefill(columns).s_per_token
+        step_room_s = self._fleet.arrays.take_decode(columns).step_room_s
+        chunk_tokens = np.minimum(query.ask.prompt_tokens - query.decode_cached, self._cost.chunk_tokens)
         try:
-            return self._alone(ask, pool, held, now, "prefill_congested", too_slow)
+            return self._alone(query, "prefill_congested", s_per_token * chunk_tokens > step_room_s)
         except OverloadedError:
             return None
 
-    def _weigh(self, kind: LegKind, ask: Ask, side: Side, held: Floats | None, now: float) -> WeighedLeg:
-        board = self._fleet.board
-        rows = board.values.take(side.columns, 1)
-        candidates = Candidates(kind, ask, now, side.targets, held, rows, board.has_pairs)
-        costs = self.policy.costs(candidates)
+    def _score(self, query: _Query, kind: LegKind) -> ScoredLeg:
+        """The cost of every candidate for a leg: the policy's terms and the request's preferences; infinite for full ones."""
+        is_prefill = kind is LegKind.PREFILL
+        side = query.pool.prefills if is_prefill else query.pool.decodes
+        cached_tokens = query.prefill_cached if is_prefill else query.decode_cached
+        arrays = self._fleet.arrays
+        candidates = Candidates(
+            kind=kind,
+            ask=query.ask,
+            now=query.now,
+            targets=side.targets,
+            cached_tokens=cached_tokens,
+            prefill=arrays.take_prefill(side.columns) if kind is not LegKind.DECODE else NO_PREFILL_NUMBERS,
+            decode=arrays.take_decode(side.columns) if kind is not LegKind.PREFILL else NO_DECODE_NUMBERS,
+        )
+        terms = self.policy.terms(candidates)
+        if (preference := self._preference(kind, query, side)) is not None:
+            terms = {**terms, PREFERENCE: preference}
+        costs = reduce(np.add, terms.values())
         if not self.policy.counts_transfer:
-            costs = _without_full(candidates, costs)
-        if ask.preferred_labels or ask.session_id or ask.adapter:
-            costs = self._preferring(kind, ask, side, costs, now)
-        return WeighedLeg(candidates, costs, self.policy)
+            # Such a policy does not read the numbers that are infinite for full targets.
+            for infinite_if_full in (candidates.prefill.queue_s_min, candidates.decode.wait_s):
+                if len(infinite_if_full):
+                    costs = np.where(np.isinf(infinite_if_full), np.inf, costs)
+        return ScoredLeg(kind=kind, targets=side.targets, cached_tokens=cached_tokens, terms=terms, costs=costs)
 
-    def _preferring(self, kind: LegKind, ask: Ask, side: Side, costs: Floats, now: float) -> Floats:
-        """Something on top for those that lack a preferred label, have not run the adapter lately, or are not the session's."""
+    def _preference(self, kind: LegKind, query: _Query, side: PoolSide) -> Floats | None:
+        """Cost on top for a missing preferred label, an adapter that did not run lately, and for another target than the session's."""
+        ask = query.ask
+        if not (ask.preferred_labels or ask.session_id or ask.adapter):
+            return None
+        preference = np.zeros(len(side.targets))
         if ask.preferred_labels:
-            costs = costs + self.policy.preference * side.lacking(ask.preferred_labels)
+            preference += self.policy.preference * side.lacking_labels(ask.preferred_labels)
         if ask.adapter and self.policy.counts_transfer:
-            costs = costs + self._cost.adapter_s * side.not_warm(ask.adapter)
-        known = self.sessions.get(ask.session_id, now) if ask.session_id else None
-        if known is not None:
-            target = known[0] if kind is LegKind.PREFILL else known[1]
-            place = side.place_of(target) if target is not None else None
-            if place is not None:
-                costs = costs + self.policy.preference
-                costs[place] -= self.policy.preference
-        return costs
+            preference += self._cost.adapter_s * side.lacking_adapter(ask.adapter)
+        if (pair := self.sessions.get(ask.session_id, query.now)) is not None:
+            position = side.position_of(pair[0] if kind is LegKind.PREFILL else pair[1])
+            if position is not None:
+                preference += self.policy.preference
+                preference[position] -= self.policy.preference
+        return preference
 
-    def _reasons(self, ask: Ask, held: int, prefill: Target | None, decode: Target, now: float) -> tuple[str, ...]:
+    def _reasons(self, query: _Query, cached: int, prefill: Target | None, decode: Target) -> tuple[str, ...]:
+        ask = query.ask
         if ask.pinned_decode_worker_id or ask.pinned_prefill_worker_id:
             return ("pinned",)
         if self.policy.name != "kv":
             return (self.policy.name,)
-        reason = "kv_overlap" if held else "least_loaded"
-        known = self.sessions.get(ask.session_id, now) if ask.session_id else None
-        follows = known is not None and (decode is known[1] or (prefill is not None and prefill is known[0]))
+        reason = "kv_overlap" if cached else "least_loaded"
+        pair = self.sessions.get(ask.session_id, query.now)
+        follows = pair is not None and (decode is pair[1] or (prefill is not None and prefill is pair[0]))
         return (reason, "session") if follows else (reason,)
 
     def _full(self, ask: Ask) -> OverloadedError:
@@ -286,7 +316,10 @@ class Placer:
             retry_after_s=self._limits.retry_after_s,
         )
 
-    def _narrowed(self, pool: Pool, ask: Ask) -> Pool:
+    def _filtered(self, pool: Pool, ask: Ask) -> Pool:
+        """The pool with the request's own filters."""
+        if not (ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id):
+            return pool
         prefills = self._allowed(pool.prefills, ask, "pinned_prefill_worker_id")
         decodes = self._allowed(pool.decodes, ask, "pinned_decode_worker_id")
         if not decodes or (ask.pinned_prefill_worker_id and not prefills):
@@ -295,12 +328,12 @@ class Placer:
                 reason="no_worker",
                 retry_after_s=self._limits.retry_after_s,
             )
-        narrowed = Pool(prefills, decodes, pool.removed, self._fleet.board)
-        if ask.pinned_prefill_worker_id and not narrowed.groups:
+        filtered = Pool(prefills, decodes, removed=pool.removed)
+        if ask.pinned_prefill_worker_id and not filtered.groups:
             raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
-        return narrowed
+        return filtered
 
-    def _allowed(self, side: Side, ask: Ask, field: str) -> Sequence[Target]:
+    def _allowed(self, side: PoolSide, ask: Ask, field: str) -> Sequence[Target]:
         excluded, pinned = ask.excluded_worker_ids, getattr(ask, field)
         if pinned and pinned not in self._fleet.workers:
             raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found", field=field)
@@ -309,10 +342,3 @@ class Placer:
             for target in side.targets
             if target.worker.worker_id not in excluded and (not pinned or target.worker.worker_id == pinned)
         ]
-
-
-def _without_full(candidates: Candidates, costs: Floats) -> Floats:
-    """For policies that do not look at the rows, of which those of full targets are infinite."""
-    rows = {LegKind.PREFILL: [FLOOR], LegKind.DECODE: [WAIT], LegKind.ALONE: [FLOOR, WAIT]}[candidates.kind]
-    full = np.isinf(candidates.rows[rows]).any(0)
-    return np.where(full, np.inf, costs) if full.any() else costs

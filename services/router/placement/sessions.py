@@ -1,33 +1,34 @@
-"""Where the sessions' newest requests went: a preference, no promise. Pure."""
+"""The pair of workers that each session's newest request went to. Pure; times are arguments."""
 
 from collections import OrderedDict
 
-from services.router.workers.target import Target
+from services.router.workers.worker import Target
 
-Pair = tuple[Target | None, Target]
+SessionPair = tuple[Target | None, Target]
+"""Prefill and decode target."""
 
 
 class Sessions:
-    """Bounded in number and in time; the one unused longest goes first."""
+    """Bounded in number and time. Beyond the number the session that is unused for the longest time is forgotten."""
 
     def __init__(self, *, sessions_max: int, session_s: float) -> None:
-        self._pairs: OrderedDict[str, tuple[Pair, float]] = OrderedDict()
+        self._pairs: OrderedDict[str, tuple[SessionPair, float]] = OrderedDict()
         self._sessions_max = sessions_max
         self._session_s = session_s
 
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def bind(self, session_id: str, prefill: Target | None, decode: Target, now: float) -> None:
-        """The session's newest request goes there."""
+    def bind(self, session_id: str, prefill: Target | None, decode: Target, *, now: float) -> None:
+        """The session's newest request went to this pair."""
         self._pairs[session_id] = ((prefill, decode), now + self._session_s)
         self._pairs.move_to_end(session_id)
         if len(self._pairs) > self._sessions_max:
             self._pairs.popitem(last=False)
 
-    def get(self, session_id: str, now: float) -> Pair | None:
-        """Where it went last; None: not known, or too long ago."""
-        known = self._pairs.get(session_id)
+    def get(self, session_id: str, now: float) -> SessionPair | None:
+        """The pair. None: the session is empty, unknown or too old."""
+        known = self._pairs.get(session_id) if session_id else None
         if known is None:
             return None
         pair, ends_at = known

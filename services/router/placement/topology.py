@@ -1,66 +1,60 @@
-"""Which pairs of a pool can exchange KV, how far they are from each other, and the cheapest pair of all. Pure.
+"""Which pairs of a pool can exchange KV, and at which distance. Pure.
 
-The prefill candidates of a group that can exchange KV stand side by side, and in it those of one zone, and in that those of one
-host. The lowest cost of a pair then takes no look at all pairs: for each decode candidate it is the least of three, the best
-prefill candidate of its host, of its zone, and of all, each with the transfer of that distance; since nearer is never slower
-(`links.py`), counting a near candidate as a far one too can only lose.
+The candidates of a group are sorted so that those of one zone stand side by side, and within a zone those of one host. The cheapest
+prefill candidate of each decode candidate is then the cheapest of its host, of its zone, or of all: no decision looks at all pairs.
+Since a nearer handoff is never slower (`handoff_times.py`), counting a near candidate as a far one too cannot win.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from kvmesh.core import Handoff
-from services.router.placement.links import Distance
-from services.router.workers.board import Floats, Positions
-from services.router.workers.target import Target
+from services.router.workers.handoff_times import Distance
+from services.router.workers.target_arrays import Floats, Positions
+from services.router.workers.worker import Target
 
 
-class Near:
-    """Segments of prefill candidates at one distance or nearer: where each begins, and which is each decode candidate's.
+class NearPairs:
+    """The prefill candidates at one distance or nearer, as segments: all candidates of one host, or of one zone.
 
-    The last segment, one more than there are, is nobody's.
+    `segment_of_decode` is the segment of each decode candidate; a number beyond the last one means none.
     """
 
-    __slots__ = ("_lowest", "_lowest_of_segments", "_of_decode", "_segments", "_starts")
+    __slots__ = ("_segment_of_decode", "_segments", "_starts")
 
-    def __init__(self, starts: Sequence[int], prefills: int, of_decode: Sequence[int]) -> None:
+    def __init__(self, starts: Sequence[int], prefills: int, segment_of_decode: Sequence[int]) -> None:
         self._starts: Positions = np.array(starts, dtype=np.intp)
-        self._of_decode: Positions = np.array(of_decode, dtype=np.intp)
+        self._segment_of_decode: Positions = np.array(segment_of_decode, dtype=np.intp)
         self._segments = [slice(*ends) for ends in pairwise((*starts, prefills))]
-        self._lowest: Floats = np.full(len(starts) + 1, np.inf)
-        self._lowest_of_segments = self._lowest[:-1]
 
-    def lowest(self, costs: Floats) -> Floats:
+    def lowest(self, prefill_costs: Floats) -> Floats:
         """The lowest cost in each decode candidate's segment; infinite where it has none."""
-        np.minimum.reduceat(costs, self._starts, 0, None, self._lowest_of_segments)
-        return self._lowest.take(self._of_decode)
+        lowest = np.append(np.minimum.reduceat(prefill_costs, self._starts), np.inf)
+        return lowest.take(self._segment_of_decode)
 
     def prefills_of(self, decode: int) -> slice | None:
-        """The segment of a decode candidate; None: it has none."""
-        segment = self._of_decode.item(decode)
+        segment = self._segment_of_decode.item(decode)
         return self._segments[segment] if segment < len(self._segments) else None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Group:
-    """Candidates that can exchange KV: a stretch of each side."""
+    """Candidates that can exchange KV: a slice of either side of the pool."""
 
     handoff: Handoff
     prefills: slice
     decodes: slice
     kv_bytes_per_token: float
-    is_whole: bool = False
-    """True when there is no other group and nobody outside of it."""
-    near: Sequence[tuple[Distance, Near]] = field(default=())
-    """For distances at which there are some pairs, but not all."""
-    rest: Distance = Distance.FAR
-    """Of all other pairs."""
+    near: Sequence[tuple[Distance, NearPairs]]
+    """For distances at which some pairs are, but not all; the nearest first."""
+    rest: Distance
+    """Distance of all other pairs."""
 
     def distance(self, prefill: int, decode: int) -> Distance:
-        """Between two by their places in the group."""
+        """The distance of two candidates, given their positions in the group."""
         for distance, near in self.near:
             segment = near.prefills_of(decode)
             if segment is not None and segment.start <= prefill < segment.stop:
@@ -68,73 +62,78 @@ class Group:
         return self.rest
 
 
-def host(target: Target) -> str:
-    """The machine of a worker, by its address."""
+def host_of(target: Target) -> str:
+    """The host of a worker's address."""
     return target.worker.address.rpartition(":")[0]
 
 
-def zone(target: Target) -> str:
-    """Its zone; without a label all workers are in one."""
+def zone_of(target: Target) -> str:
+    """The zone by the worker's label; workers without it are in one zone."""
     return target.worker.labels.get(target.cost.zone_label, "")
 
 
-def order(target: Target) -> tuple[str, str, str, str, int]:
-    """Sorts a side of a pool as groups need it."""
-    pairs_as = target.worker.pairs_as
+def sort_key(target: Target) -> tuple[str, str, str, str, int]:
+    """Sorts one side of a pool as `make_groups` needs it."""
+    exchange_key = target.worker.exchange_key
     return (
-        "/".join(pairs_as) if pairs_as is not None else "\uffff",
-        zone(target),
-        host(target),
+        "/".join(exchange_key) if exchange_key is not None else "\uffff",
+        zone_of(target),
+        host_of(target),
         target.worker.worker_id,
         target.rank,
     )
 
 
-def groups(prefills: Sequence[Target], decodes: Sequence[Target]) -> list[Group]:
+def make_groups(prefills: Sequence[Target], decodes: Sequence[Target]) -> list[Group]:
     """The groups of two sorted sides."""
-    found = []
-    right = dict(_stretches(decodes))
-    for key, left in _stretches(prefills):
-        if key is not None and key in right:
-            found.append(_group(key[1], left, right[key], prefills[left], decodes[right[key]]))
-    for group in found:
-        group.is_whole = group.prefills == slice(0, len(prefills)) and group.decodes == slice(0, len(decodes))
-    return found
+    decode_slices = dict(_slices(decodes))
+    return [
+        _make_group(key[1], prefills, decodes, prefill_slice, decode_slices[key])
+        for key, prefill_slice in _slices(prefills)
+        if key is not None and key in decode_slices
+    ]
 
 
-def _stretches(targets: Sequence[Target]) -> list[tuple[tuple[str, Handoff] | None, slice]]:
-    at, found = 0, []
-    for key, members in groupby(targets, key=lambda target: target.worker.pairs_as):
+def _slices(targets: Sequence[Target]) -> list[tuple[tuple[str, Handoff] | None, slice]]:
+    """Slices of targets with the same key."""
+    start, found = 0, []
+    for key, members in groupby(targets, key=lambda target: target.worker.exchange_key):
         length = sum(1 for _ in members)
-        found.append((key, slice(at, at + length)))
-        at += length
+        found.append((key, slice(start, start + length)))
+        start += length
     return found
 
 
-def _group(handoff: Handoff, left: slice, right: slice, prefills: Sequence[Target], decodes: Sequence[Target]) -> Group:
+def _make_group(
+    handoff: Handoff, all_prefills: Sequence[Target], all_decodes: Sequence[Target], prefills: slice, decodes: slice
+) -> Group:
     rest = Distance.FAR
-    near: list[tuple[Distance, Near]] = []
-    places: dict[Distance, tuple[Sequence[Hashable], Sequence[Hashable]]] = {
-        Distance.ZONE: ([zone(t) for t in prefills], [zone(t) for t in decodes]),
-        Distance.HOST: ([(zone(t), host(t)) for t in prefills], [(zone(t), host(t)) for t in decodes]),
+    near: list[tuple[Distance, NearPairs]] = []
+    sides = all_prefills[prefills], all_decodes[decodes]
+    places: dict[Distance, Sequence[Sequence[Hashable]]] = {
+        Distance.ZONE: [[zone_of(target) for target in side] for side in sides],
+        Distance.HOST: [[(zone_of(target), host_of(target)) for target in side] for side in sides],
     }
-    for distance, (first, second) in places.items():
-        shared = set(first) & set(second)
-        if len(set(first) | set(second)) == 1:
+    for distance, (of_prefills, of_decodes) in places.items():
+        if len({*of_prefills, *of_decodes}) == 1:
             rest = distance
-        elif shared:
-            near.insert(0, (distance, _near(first, second)))
-    kv_bytes = max(target.coefficients.kv_bytes_per_token for target in prefills)
+        elif set(of_prefills) & set(of_decodes):
+            near.insert(0, (distance, _near_pairs(of_prefills, of_decodes)))
     return Group(
-        handoff=handoff, prefills=left, decodes=right, kv_bytes_per_token=kv_bytes, near=tuple(near), rest=rest
+        handoff=handoff,
+        prefills=prefills,
+        decodes=decodes,
+        kv_bytes_per_token=max(target.coefficients.kv_bytes_per_token for target in sides[0]),
+        near=tuple(near),
+        rest=rest,
     )
 
 
-def _near(first: Sequence[Hashable], second: Sequence[Hashable]) -> Near:
-    numbers: dict[Hashable, int] = {}
+def _near_pairs(of_prefills: Sequence[Hashable], of_decodes: Sequence[Hashable]) -> NearPairs:
+    segments: dict[Hashable, int] = {}
     starts: list[int] = []
-    for position, place in enumerate(first):
-        if place not in numbers:
-            numbers[place] = len(starts)
+    for position, place in enumerate(of_prefills):
+        if place not in segments:
+            segments[place] = len(starts)
             starts.append(position)
-    return Near(starts, len(first), [numbers.get(place, len(starts)) for place in second])
+    return NearPairs(starts, len(of_prefills), [segments.get(place, len(starts)) for place in of_decodes])

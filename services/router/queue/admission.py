@@ -1,8 +1,8 @@
-"""Who waits for room and who is answered when there is some. Pure; times are arguments.
+"""The queue and the outcomes of queued asks. Pure; times are arguments.
 
-Room is offered lane by lane, always to the head of the highest class of all lanes that are not known to be blocked. A head that
-finds no room blocks its own lane until room is offered again, and nobody else. One turn places at most `PLACED_PER_TURN_MAX`
-and tries each lane in vain at most once, so its work is bounded however many wait.
+Room is offered subqueue by subqueue, always to the head of the highest priority among the subqueues that are not known to be blocked. A
+head that finds no room blocks its own subqueue until the next `drain`, and no other. A drain places at most `PLACEMENTS_PER_DRAIN_MAX`
+asks and tries each subqueue in vain at most once, so its work is bounded however many asks wait.
 """
 
 from collections.abc import Callable
@@ -12,130 +12,126 @@ from heapq import heapify, heappop, heapreplace
 from kvmesh.core import Ask, Placement
 from kvmesh.errors import CancelledByCallerError, DeadlineError, MeshError, OverloadedError
 from services.router.queue.ask_queue import AskQueue
-from services.router.queue.subqueues import QueueLimits, Waiting
+from services.router.queue.subqueues import QueuedAsk, QueueLimits
 
-PLACED_PER_TURN_MAX = 64
+PLACEMENTS_PER_DRAIN_MAX = 64
+"""About 10 ms of the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """An ask waits; its answer comes from `drain`. `expected_wait_s` None: nobody knows."""
+    """An ask is queued; `drain` returns its outcome. `expected_wait_s` None: not known."""
 
     expected_wait_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The end of an ask that waited."""
+class QueueOutcome:
+    """What became of a queued ask."""
 
     frontend_id: str
     ask_id: int
     ask: Ask
     outcome: Placement | MeshError
-    waited_s: float
+    queued_s: float
 
 
 class Admission:
-    """The queue, and the answers that nobody has fetched yet."""
+    """The queue, and the outcomes that the caller has not taken yet."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.queue = AskQueue(limits)
         self.has_more = False
-        self._answers: list[Answer] = []
+        """True when the newest drain stopped at its limit."""
+        self._outcomes: list[QueueOutcome] = []
 
-    def wait(self, waiting: Waiting, now: float) -> Queued:
-        """Lets an ask wait. Raises OverloadedError when it cannot; others may have to go for it."""
-        expected_wait_s, gone = self.queue.enter(waiting, now)
-        for displaced in gone:
-            retry_after_s = self.queue.retry_after_s(self.queue.expected_wait_s(displaced, now))
-            self._refuse(
-                displaced,
-                OverloadedError(
-                    "the queue is full and others go first", reason="queue_displaced", retry_after_s=retry_after_s
-                ),
-                now,
+    def enqueue(self, queued: QueuedAsk, now: float) -> Queued:
+        """Queues an ask; it may displace others. Raises OverloadedError when the queue is full."""
+        expected_wait_s, displaced = self.queue.add(queued, now)
+        for each in displaced:
+            retry_after_s = self.queue.retry_after_s(self.queue.expected_wait_s(each, now))
+            error = OverloadedError(
+                "the queue is full, and other requests go first", reason="queue_displaced", retry_after_s=retry_after_s
             )
+            self._refuse(each, error, now)
         return Queued(expected_wait_s=expected_wait_s)
 
-    def take_answers(self) -> list[Answer]:
-        """Answers that are known and that nobody has fetched."""
-        answers, self._answers = self._answers, []
-        return answers
+    def take_outcomes(self) -> list[QueueOutcome]:
+        """The outcomes since the previous call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
-    def withdraw(self, waiting: Waiting, now: float) -> None:
-        """Its frontend takes it back."""
-        self.queue.remove(waiting, now)
-        self._refuse(waiting, CancelledByCallerError("the request was withdrawn while it waited"), now)
+    def withdraw(self, queued: QueuedAsk, now: float) -> None:
+        """The frontend cancelled it."""
+        self.queue.remove(queued, now)
+        self._refuse(queued, CancelledByCallerError("the request was withdrawn while it was queued"), now)
 
-    def forget(self, waiting: Waiting, now: float) -> None:
-        """Nobody is there any more who could be answered."""
-        self.queue.remove(waiting, now)
+    def forget(self, queued: QueuedAsk, now: float) -> None:
+        """Removes an ask without an outcome, since nobody would receive it."""
+        self.queue.remove(queued, now)
 
-    def drain(self, place: Callable[[Waiting], tuple[Placement, int]], now: float) -> list[Answer]:
-        """Offers the room there is, and gives all answers since the last time.
+    def drain(self, place: Callable[[QueuedAsk], tuple[Placement, int]], now: float) -> list[QueueOutcome]:
+        """Places the asks for which there is room. Returns all outcomes since the previous call.
 
-        `place` gives the placement and what it costs in tokens, or raises: OverloadedError when there is no room now.
+        `place` returns the placement and the tokens that its tenant is charged, or raises OverloadedError when there is no room.
         """
-        for waiting in self.queue.expire(now):
-            self._refuse(waiting, self._expired(waiting, now), now)
+        for queued in self.queue.expire(now):
+            self._refuse(queued, self._expired(queued, now), now)
         if self.queue.requests:
-            self._offer(place, now)
-        return self.take_answers()
+            self._place_heads(place, now)
+        return self.take_outcomes()
 
-    def _offer(self, place: Callable[[Waiting], tuple[Placement, int]], now: float) -> None:
-        heads = [_ranked(lane.head()) for lane in self.queue.lanes]
+    def _place_heads(self, place: Callable[[QueuedAsk], tuple[Placement, int]], now: float) -> None:
+        heads = [_ranked(subqueue.head()) for subqueue in self.queue.subqueues]
         heapify(heads)
         tried = 0
-        while heads and tried < PLACED_PER_TURN_MAX:
-            waiting = heads[0][2]
-            lane = waiting.lane
-            assert lane is not None
+        while heads and tried < PLACEMENTS_PER_DRAIN_MAX:
+            queued = heads[0][2]
+            subqueue = queued.subqueue
+            assert subqueue is not None
             try:
-                placement, tokens = place(waiting)
+                placement, tokens = place(queued)
             except OverloadedError:
                 heappop(heads)
                 continue
             except MeshError as error:
-                self.queue.remove(waiting, now)
-                self._refuse(waiting, error, now)
+                self.queue.remove(queued, now)
+                self._refuse(queued, error, now)
             else:
-                self.queue.serve(waiting, now, charged_tokens=tokens)
-                self._answer(waiting, placement, now)
+                self.queue.serve(queued, now, charged_tokens=tokens)
+                self._add_outcome(queued, placement, now)
             tried += 1
-            if lane.classes:
-                heapreplace(heads, _ranked(lane.head()))
+            if subqueue.by_priority:
+                heapreplace(heads, _ranked(subqueue.head()))
             else:
                 heappop(heads)
         self.has_more = bool(heads)
 
-    def _expired(self, waiting: Waiting, now: float) -> MeshError:
-        timeout_s = waiting.ask.timeout_s
-        if timeout_s is not None and now - waiting.arrived_s >= timeout_s:
-            return DeadlineError("the request's time was over before a worker had room")
-        retry_after_s = self.queue.retry_after_s(self.queue.expected_wait_s(waiting, now))
-        return OverloadedError(
-            f"no worker had room for {now - waiting.arrived_s:.3g} s",
-            reason="queue_wait_over",
-            retry_after_s=retry_after_s,
-        )
+    def _expired(self, queued: QueuedAsk, now: float) -> MeshError:
+        timeout_s, queued_s = queued.ask.timeout_s, now - queued.arrived_s
+        if timeout_s is not None and queued_s >= timeout_s:
+            return DeadlineError("the request timed out before a worker had room")
+        retry_after_s = self.queue.retry_after_s(self.queue.expected_wait_s(queued, now))
+        message = f"no worker had room for {queued_s:.3g} s"
+        return OverloadedError(message, reason="queue_wait_over", retry_after_s=retry_after_s)
 
-    def _refuse(self, waiting: Waiting, error: MeshError, now: float) -> None:
-        error.request_id = waiting.ask.request_id
-        waiting.record.error = error
-        self._answer(waiting, error, now)
+    def _refuse(self, queued: QueuedAsk, error: MeshError, now: float) -> None:
+        error.request_id = queued.ask.request_id
+        queued.record.error = error
+        self._add_outcome(queued, error, now)
 
-    def _answer(self, waiting: Waiting, outcome: Placement | MeshError, now: float) -> None:
-        self._answers.append(
-            Answer(
-                frontend_id=waiting.frontend_id,
-                ask_id=waiting.ask_id,
-                ask=waiting.ask,
+    def _add_outcome(self, queued: QueuedAsk, outcome: Placement | MeshError, now: float) -> None:
+        self._outcomes.append(
+            QueueOutcome(
+                frontend_id=queued.frontend_id,
+                ask_id=queued.ask_id,
+                ask=queued.ask,
                 outcome=outcome,
-                waited_s=now - waiting.arrived_s,
+                queued_s=now - queued.arrived_s,
             )
         )
 
 
-def _ranked(waiting: Waiting) -> tuple[int, int, Waiting]:
-    """Highest class first; among lanes, the head that came first."""
-    return -waiting.ask.priority, waiting.order[1], waiting
+def _ranked(queued: QueuedAsk) -> tuple[int, int, QueuedAsk]:
+    """The highest priority first; among subqueues, the head that arrived first."""
+    return -queued.ask.priority, queued.order[1], queued

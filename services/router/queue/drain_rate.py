@@ -1,18 +1,19 @@
-"""How fast a queue empties, measured while somebody waits. Pure; times are arguments.
+"""The rate at which a queue drains, measured while it is not empty. Pure; times are arguments.
 
-The rate is tokens that left by tokens' time, both fading with `MEMORY_S`: sum(tokens e^-age/M) / sum(dt e^-age/M), over the time in
-which the queue was not empty. An idle queue says nothing about how fast it would empty, so its time does not count.
+The rate is tokens served over time, both decaying with `DECAY_S`: sum(tokens e^-age/D) / sum(dt e^-age/D). Time in which the queue is
+empty does not count: it says nothing about how fast the queue would drain.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable
 from math import exp
 
-MEMORY_S = 10.0
-"""Older observations have faded to a third."""
-SECONDS_MIN = 0.25
-"""Time that must have been watched before a rate is told: one ask that waited a millisecond says nothing."""
+DECAY_S = 10.0
+"""Observations of this age count a third."""
+OBSERVED_S_MIN = 0.25
+"""Observed time without which no rate is known: one ask that waited for a millisecond says nothing."""
 RATES_MAX = 256
+"""Kinds of requests with a rate of their own."""
 
 
 class DrainRate:
@@ -21,43 +22,42 @@ class DrainRate:
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seconds = 0.0
-        self._waiting = 0
-        self._seen_s = 0.0
+        self._queued = 0
+        self._updated_s = 0.0
 
-    def entered(self, now: float) -> None:
-        """An ask begins to wait."""
+    def on_added(self, now: float) -> None:
         self._advance(now)
-        self._waiting += 1
+        self._queued += 1
 
-    def left(self, now: float, *, served_tokens: float = 0) -> None:
-        """An ask waits no more. `served_tokens` is 0 when it was not placed: that empties the queue, but not by work."""
+    def on_removed(self, now: float, *, served_tokens: float) -> None:
+        """`served_tokens` is 0 for an ask that was not placed."""
         self._advance(now)
-        self._waiting -= 1
+        self._queued -= 1
         self._tokens += served_tokens
 
     def tokens_per_s(self, now: float) -> float | None:
-        """The rate; None while too little was seen. Falls while nothing leaves."""
+        """The rate. None: too little was observed. It falls while nothing leaves."""
         self._advance(now)
-        if self._seconds < SECONDS_MIN or self._tokens <= 0:
+        if self._seconds < OBSERVED_S_MIN or self._tokens <= 0:
             return None
         return self._tokens / self._seconds
 
     def _advance(self, now: float) -> None:
-        if self._waiting and now > self._seen_s:
-            fade = exp((self._seen_s - now) / MEMORY_S)
-            self._tokens *= fade
-            self._seconds = self._seconds * fade + MEMORY_S * (1 - fade)
-        self._seen_s = max(now, self._seen_s)
+        if self._queued and now > self._updated_s:
+            decay = exp((self._updated_s - now) / DECAY_S)
+            self._tokens *= decay
+            self._seconds = self._seconds * decay + DECAY_S * (1 - decay)
+        self._updated_s = max(now, self._updated_s)
 
 
 class DrainRates:
-    """Rates by kind of request; the least recently used is forgotten beyond `RATES_MAX`."""
+    """Rates by kind of request. Beyond `RATES_MAX` the least recently used one is forgotten."""
 
     def __init__(self) -> None:
         self._rates: OrderedDict[Hashable, DrainRate] = OrderedDict()
 
     def rate(self, kind: Hashable) -> DrainRate:
-        """The rate of a kind. Whoever waits holds on to its object, so forgetting one loses a measurement, no count."""
+        """The rate of a kind. A queue keeps its rate, so forgetting one loses a measurement and no count."""
         rate = self._rates.get(kind)
         if rate is None:
             rate = self._rates[kind] = DrainRate()

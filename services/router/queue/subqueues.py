@@ -1,4 +1,4 @@
-"""What waits, and where: asks in lanes, lanes in classes. Pure."""
+"""The parts of the queue: queued asks, and one subqueue for asks that the same workers could serve. Pure."""
 
 from bisect import insort
 from collections.abc import Mapping
@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from math import inf
 
 from kvmesh.core import Ask
-from services.router.explain import Record
-from services.router.placement.pools import Kind
+from services.router.explain import DecisionRecord
+from services.router.placement.pools import RequestKind
 from services.router.queue.drain_rate import DrainRate
-from services.router.queue.round_robin import Flow, RoundRobin
+from services.router.queue.round_robin import DeficitRoundRobin, TenantQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """Bounds of the queue. `requests_max` 0: nobody waits, busy workers refuse."""
+    """Bounds of the queue. `requests_max` 0: no ask waits, busy workers refuse."""
 
     requests_max: int = 4096
     prompt_tokens_max: int = 4_194_304
-    lanes_max: int = 64
+    subqueues_max: int = 64
     wait_s_max: float = 30.0
     quantum_tokens: int = 4096
     tenants_max: int = 256
@@ -28,75 +28,74 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneKey:
-    """What asks must have in common for the room of one to be the room of all."""
+class SubqueueKey:
+    """What asks have in common that the same workers could serve: room for one is room for all."""
 
-    kind: Kind
+    kind: RequestKind
     pinned: tuple[str, str]
     excluded: frozenset[str]
-    is_single: bool
-    """Those that want one token need no room on a decode worker."""
+    is_single_token: bool
+    """Asks for one token need no room on a decode worker."""
 
     @classmethod
-    def of(cls, ask: Ask) -> "LaneKey":
-        """The lane of an ask."""
-        pinned = (ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id)
-        return cls(Kind.of(ask), pinned, frozenset(ask.excluded_worker_ids), ask.expected_output_tokens == 1)
+    def of(cls, ask: Ask) -> "SubqueueKey":
+        return cls(
+            kind=RequestKind.of(ask),
+            pinned=(ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id),
+            excluded=frozenset(ask.excluded_worker_ids),
+            is_single_token=ask.expected_output_tokens == 1,
+        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Waiting:
-    """One ask that waits. `tokens`: prompt tokens that nobody is thought to hold."""
+class QueuedAsk:
+    """An ask that waits for room."""
 
     frontend_id: str
     ask_id: int
     ask: Ask
-    record: Record
+    record: DecisionRecord
     arrived_s: float
     tokens: int
+    """Prompt tokens that no worker is known to have cached."""
     order: tuple[float, int] = (inf, 0)
+    """Deadline and order of arrival: its place among the tenant's asks."""
     ends_s: float = inf
-    lane: "Lane | None" = None
-    flow: "Flow[Waiting] | None" = None
+    subqueue: "Subqueue | None" = None
+    tenant_queue: "TenantQueue[QueuedAsk] | None" = None
 
 
-class Lane:
-    """Asks that the same workers could serve."""
+class Subqueue:
+    """Asks that the same workers could serve, by priority."""
 
-    def __init__(self, key: LaneKey, rate: DrainRate) -> None:
+    def __init__(self, key: SubqueueKey, rate: DrainRate) -> None:
         self.key = key
         self.rate = rate
-        self.classes: dict[int, RoundRobin[Waiting]] = {}
+        self.by_priority: dict[int, DeficitRoundRobin[QueuedAsk]] = {}
         self._priorities: list[int] = []
 
     @property
     def priority(self) -> int:
-        """The highest class that waits."""
+        """The highest priority that waits."""
         return self._priorities[-1]
 
-    def head(self) -> Waiting:
-        """Who is next."""
-        return self.classes[self.priority].head()
+    def head(self) -> QueuedAsk:
+        """The ask that is served next."""
+        return self.by_priority[self.priority].head()
 
-    def open(self, priority: int, fresh: RoundRobin["Waiting"]) -> RoundRobin["Waiting"]:
-        """The class of a priority; `fresh` when it has none."""
-        known = self.classes.get(priority)
-        if known is not None:
-            return known
-        self.classes[priority] = fresh
+    def add_priority(self, priority: int, tenants: DeficitRoundRobin[QueuedAsk]) -> None:
+        self.by_priority[priority] = tenants
         insort(self._priorities, priority)
-        return fresh
 
-    def close(self, priority: int) -> None:
-        """Forgets a class in which nothing waits any more."""
-        del self.classes[priority]
+    def remove_priority(self, priority: int) -> None:
+        del self.by_priority[priority]
         self._priorities.remove(priority)
 
-    def tokens_ahead(self, waiting: Waiting) -> float:
-        """Tokens that are served before an ask that would enter now."""
-        priority = waiting.ask.priority
-        ahead: float = sum(each.tokens for other, each in self.classes.items() if other > priority)
-        own = self.classes.get(priority)
+    def tokens_ahead(self, queued: QueuedAsk) -> float:
+        """Tokens that are served before an ask that would be added now."""
+        priority = queued.ask.priority
+        ahead: float = sum(tenants.tokens for other, tenants in self.by_priority.items() if other > priority)
+        own = self.by_priority.get(priority)
         if own is not None:
-            ahead += own.tokens_ahead(own.flow(waiting.ask.tenant), waiting)
+            ahead += own.tokens_ahead(own.queue_of(queued.ask.tenant), queued)
         return ahead

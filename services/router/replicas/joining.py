@@ -1,4 +1,4 @@
-"""A router that begins takes no requests before it knows what the others know: the workers' blocks, and what is in flight."""
+"""Starts serving: a new router takes requests once it knows the workers' blocks and the other routers' reservations."""
 
 import asyncio
 import logging
@@ -14,82 +14,82 @@ from services.router.settings import JoiningSettings
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.02
+POLL_INTERVAL_S = 0.02
 JOINING_CHECK_INTERVAL_S = 1.0
-"""Of the registry's health check while joining; one with another interval begins at once when the router is ready."""
+"""Interval of the registry's health check while joining. A check with another interval starts at once when the router is ready."""
 
 
-class Viewed(Protocol):
+class RegistryFollower(Protocol):
     """Somebody who follows the registry."""
 
     async def wait_viewed(self) -> None:
-        """Until the registry has told of everybody."""
+        """Waits until the registry has listed everybody."""
         ...
 
 
-class Elders(Viewed, Protocol):
-    """The routers that are there already; `peers.Peers`."""
+class Peers(RegistryFollower, Protocol):
+    """The other routers; implemented by `PeerStreams`."""
 
     @property
-    def has_elders(self) -> bool:
+    def has_older_peers(self) -> bool:
         """True when others take requests."""
         ...
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Those whose work is not known yet."""
+        """Routers whose reservations are not known yet."""
         ...
 
-    def count_strangers(self) -> None:
-        """Counts what they told of workers that have become known since."""
+    def retry_pending(self) -> None:
+        """Counts reservations whose workers have become known."""
         ...
 
 
-class Entry(Protocol):
-    """This router's entry in the registry; `kvmesh.discovery.presence.Presence`."""
+class RegistryEntry(Protocol):
+    """This router's entry in the registry; implemented by `kvmesh.discovery.presence.Presence`."""
 
     @property
     def registration(self) -> Registration:
-        """What is to stand there."""
+        """What is registered."""
         ...
 
     async def start(self) -> None:
-        """Stands there from now on."""
+        """Registers."""
         ...
 
     async def set_health(self, health: Health, note: str = "") -> None:
-        """Says how the router is."""
+        """Sets the health."""
         ...
 
     async def update(self, registration: Registration) -> None:
-        """Replaces what stands there."""
+        """Replaces the registration."""
         ...
 
 
 async def join(
     core: RouterCore,
-    membership: Viewed,
-    peers: Elders,
-    entry: Entry,
-    set_serving: Callable[[bool], Awaitable[None]],
+    membership: RegistryFollower,
+    peers: Peers,
+    entry: RegistryEntry,
     *,
+    set_serving: Callable[[bool], Awaitable[None]],
     clock: Clock,
     settings: JoiningSettings,
 ) -> None:
-    """Registers, as critical until everything is known or its time is over, then as passing."""
+    """Registers as critical until everything is known or the time for it is over, then as passing."""
     await membership.wait_viewed()
     await peers.wait_viewed()
     registration = entry.registration
-    if peers.has_elders:
-        # Peers with smaller ids open the stream; they have to find this router first.
+    if peers.has_older_peers:
+        # Peers with smaller ids open the stream, and find this router in the registry.
         await entry.update(replace(registration, check_interval_s=JOINING_CHECK_INTERVAL_S))
     began_s = clock.now()
     await asyncio.gather(
         _wait(lambda: not peers.awaited, settings.peers_wait_s, clock),
-        _wait(lambda: not unknown_workers(core), settings.index_wait_s, clock),
+        _wait(lambda: not recovering_workers(core), settings.index_wait_s, clock),
     )
-    peers.count_strangers()
-    data = {"seconds": clock.now() - began_s, "routers": list(peers.awaited), "workers": unknown_workers(core)}
+    peers.retry_pending()
+    data = {"seconds": clock.now() - began_s, "routers": list(peers.awaited), "workers": recovering_workers(core)}
     if data["routers"] or data["workers"]:
         log.warning("router_joined_without", extra={"data": data})
     else:
@@ -100,8 +100,8 @@ async def join(
     await entry.start()
 
 
-def unknown_workers(core: RouterCore) -> list[str]:
-    """Workers that the registry finds well and whose blocks are not known yet."""
+def recovering_workers(core: RouterCore) -> list[str]:
+    """Workers that the registry lists as healthy and whose blocks are not known yet."""
     return [
         worker.worker_id
         for worker in core.fleet.workers.values()
@@ -109,7 +109,7 @@ def unknown_workers(core: RouterCore) -> list[str]:
     ]
 
 
-async def _wait(is_so: Callable[[], bool], timeout_s: float, clock: Clock) -> None:
+async def _wait(is_done: Callable[[], bool], timeout_s: float, clock: Clock) -> None:
     until_s = clock.now() + timeout_s
-    while not is_so() and clock.now() < until_s:
-        await clock.sleep(LOOK_INTERVAL_S)
+    while not is_done() and clock.now() < until_s:
+        await clock.sleep(POLL_INTERVAL_S)

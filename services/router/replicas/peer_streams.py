@@ -1,7 +1,7 @@
-"""Keeps one SyncPeers stream with every other router, and says when this one knows what they have in flight.
+"""Keeps one SyncPeers stream with every other router.
 
-The router with the smaller id opens the stream; the registry says who is there, also who is not ready yet. A stream that breaks, is
-silent for `silence_s`, misses a message or does not take what it is told is opened anew, and begins with a snapshot.
+The router with the smaller id opens the stream. The registry lists the routers, also those that take no requests yet. A stream that
+breaks, is silent for `silence_s`, misses a message, or whose peer does not take its messages is opened again and starts with a snapshot.
 """
 
 import asyncio
@@ -16,24 +16,26 @@ from kvmesh.clock import Clock
 from kvmesh.core import PeerNews
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
-from services.router.replicas.peer_state import Replica, Session
+from services.router.replicas.peer_reservations import PeerReservations, PeerSession
 from services.router.settings import SyncSettings
 
 log = logging.getLogger(__name__)
 
-GRAIN_S = 0.0005
-"""Keeps a timer that fires a hair early from turning a wait into a spin."""
+WAIT_S_MIN = 0.0005
+"""A timer may fire slightly early; without a minimum the wait would be repeated in a busy loop."""
+RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 1.0
+"""Pause before a stream is opened again; doubles with each failure, up to the maximum."""
 
 
 class PeerCall(Protocol):
-    """A stream to a peer; `kvmesh.rpc.peers_client` implements it."""
+    """A stream to a peer; implemented by `kvmesh.rpc.peers_client`."""
 
     async def send(self, news: PeerNews) -> None:
-        """Says something."""
+        """Sends a message."""
         ...
 
     def messages(self) -> AsyncGenerator[PeerNews, None]:
-        """What the peer says."""
+        """Yields the peer's messages."""
         ...
 
     def cancel(self) -> None:
@@ -45,36 +47,38 @@ class PeersClient(Protocol):
     """Opens streams to peers."""
 
     def open(self, address: str) -> PeerCall:
-        """A stream to the router there."""
+        """Opens a stream to the router at that address."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """One stream's outgoing half. `is_over`: nobody hears any more."""
+class _PeerStream:
+    """The outgoing half of one stream."""
 
-    session: Session
+    session: PeerSession
     wakeup: asyncio.Event
     is_over: bool = False
 
     def end(self) -> None:
-        """Nobody hears any more."""
+        """The peer reads no more."""
         self.is_over = True
         self.wakeup.set()
 
 
 @dataclass(slots=True, eq=False)
-class _Followed:
+class _FollowedPeer:
+    """A listed peer, and the task that keeps a stream to it."""
+
     address: str
     task: asyncio.Task[None]
 
 
-class Peers:
+class PeerStreams:
     """A running part."""
 
     def __init__(
         self,
-        replica: Replica,
+        reservations: PeerReservations,
         registry: Registry,
         client: PeersClient,
         *,
@@ -83,51 +87,53 @@ class Peers:
         generator: Random,
         settings: SyncSettings,
     ) -> None:
-        self.replica = replica
+        self.reservations = reservations
         self._registry = registry
         self._client = client
         self._router_id = router_id
         self._clock = clock
         self._random = generator
         self._settings = settings
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, _FollowedPeer] = {}
         self._unreachable: set[str] = set()
-        self._serving_first: tuple[str, ...] = ()
+        self._serving_at_start: tuple[str, ...] = ()
         self._viewed = asyncio.Event()
         self._closing = asyncio.Event()
-        self._lines: dict[_Line, None] = {}
+        self._streams: dict[_PeerStream, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._running: asyncio.Task[None] | None = None
 
     async def wait_viewed(self) -> None:
-        """Until the registry has told of routers."""
+        """Waits until the registry has listed the routers."""
         await self._viewed.wait()
 
     @property
-    def has_elders(self) -> bool:
-        """True when other routers took requests when this one looked first: they have work in flight."""
-        return bool(self._serving_first)
+    def has_older_peers(self) -> bool:
+        """True when other routers took requests when this one started: they have reservations."""
+        return bool(self._serving_at_start)
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Routers that took requests when this one came, and whose work it does not know yet though they can be reached."""
+        """Routers that took requests when this one started, can be reached, and have not sent their snapshot yet."""
         return tuple(
-            name for name in self._serving_first if name not in self._unreachable and not self.replica.has_heard(name)
+            name
+            for name in self._serving_at_start
+            if name not in self._unreachable and not self.reservations.has_snapshot_of(name)
         )
 
-    def count_strangers(self) -> None:
-        """Counts what peers told of workers that have become known since; otherwise that happens a few times a second."""
-        self.replica.tick(now=self._clock.now())
+    def retry_pending(self) -> None:
+        """Counts peers' reservations whose workers have become known. Otherwise that happens a few times a second."""
+        self.reservations.retry_pending(now=self._clock.now())
 
     async def start(self) -> None:
-        """Nothing: `run` does the work."""
+        """Part of the interface; `run` does the work."""
 
     async def run(self) -> None:
         """Follows the registry and opens streams until `aclose`."""
         self._running = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            tasks.create_task(self._keep_strangers(), name="peers-strangers")
+            tasks.create_task(self._keep_retrying_pending(), name="peers-pending")
             async with aclosing(self._registry.watch(ROUTER)) as views:
                 async for view in views:
                     self._on_view(view)
@@ -141,37 +147,38 @@ class Peers:
             await asyncio.wait([running])
 
     def end_streams(self) -> None:
-        """Every peer is told what it was not told yet; then its stream ends and no other begins."""
+        """Sends every peer the changes that are left, then ends its stream. No other stream is opened."""
         self._closing.set()
-        for line in self._lines:
-            line.wakeup.set()
+        for stream in self._streams:
+            stream.wakeup.set()
 
     async def serve(self, messages: AsyncIterator[PeerNews]) -> AsyncGenerator[PeerNews, None]:
-        """The other end of a stream that a peer opened."""
+        """The server's half of a stream that a peer opened."""
         if self._closing.is_set():
             raise UnavailableError("the router is stopping", reason="router_stopping")
-        if sum(1 for _ in self.replica) >= 2 * self._settings.peers_max:
-            raise OverloadedError("too many peers", reason="peers_full", retry_after_s=1.0)
-        line = self._begin()
-        reading = asyncio.create_task(self._read(line.session, messages), name="peer-read")
-        reading.add_done_callback(lambda _: line.end())
+        if sum(1 for _ in self.reservations) >= 2 * self._settings.peers_max:
+            message = f"the router has streams with {2 * self._settings.peers_max} peers (2 * sync.peers_max)"
+            raise OverloadedError(message, reason="peers_full", retry_after_s=1.0)
+        stream = self._open()
+        reading = asyncio.create_task(self._read(stream.session, messages), name="peer-read")
+        reading.add_done_callback(lambda _: stream.end())
         try:
-            async with aclosing(self._news(line)) as news:
-                async for each in news:
-                    yield each
+            async with aclosing(self._outgoing(stream)) as outgoing:
+                async for news in outgoing:
+                    yield news
             if reading.done():
                 reading.result()
         finally:
             reading.cancel()
             await asyncio.wait([reading])
-            self._end(line)
+            self._close(stream)
 
     def _on_view(self, view: View) -> None:
         if view.is_stale:
             return
         others = {each.instance_id: each for each in view.instances if each.instance_id != self._router_id}
         if not self._viewed.is_set():
-            self._serving_first = tuple(name for name, each in others.items() if each.takes_requests)
+            self._serving_at_start = tuple(name for name, each in others.items() if each.takes_requests)
             self._viewed.set()
         for name, followed in list(self._followed.items()):
             if name not in others or others[name].address != followed.address:
@@ -181,54 +188,54 @@ class Peers:
             is_ours = self._router_id < name and name not in self._followed
             if is_ours and self._tasks is not None and len(self._followed) < self._settings.peers_max:
                 task = self._tasks.create_task(self._follow(each), name=f"peer-{name}")
-                self._followed[name] = _Followed(each.address, task)
+                self._followed[name] = _FollowedPeer(each.address, task)
 
     async def _follow(self, peer: Instance) -> None:
-        pause_s, told = self._settings.reconnect_min_s, ""
+        pause_s, logged_reason = RECONNECT_S_MIN, ""
         while not self._closing.is_set():
-            has_stood, problem = await self._talk(peer)
-            if has_stood:
-                pause_s = self._settings.reconnect_min_s
+            was_open, problem = await self._exchange(peer)
+            if was_open:
+                pause_s = RECONNECT_S_MIN
             else:
                 self._unreachable.add(peer.instance_id)
-            if has_stood or problem.reason != told:
+            if was_open or problem.reason != logged_reason:
                 data = {"router": peer.instance_id, "reason": problem.reason, "message": problem.message}
                 log.warning("peer_stream_broken", extra={"data": data})
-                told = problem.reason
+                logged_reason = problem.reason
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
-            pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
+            pause_s = min(2 * pause_s, RECONNECT_S_MAX)
 
-    async def _talk(self, peer: Instance) -> tuple[bool, MeshError]:
-        """One stream, until it breaks. Gives whether the peer's snapshot came, and what broke."""
+    async def _exchange(self, peer: Instance) -> tuple[bool, MeshError]:
+        """Opens a stream and uses it until it breaks. Returns whether the peer's snapshot arrived, and what broke the stream."""
         problem: MeshError = LostError("the stream is over", reason="stream_ended", where=peer.instance_id)
         try:
             call = self._client.open(peer.address)
         except MeshError as error:
             return False, error
-        line = self._begin()
+        stream = self._open()
         try:
             async with asyncio.TaskGroup() as halves:
-                halves.create_task(self._read_to_end(line.session, call.messages()))
-                halves.create_task(self._write(line, call))
+                halves.create_task(self._read_to_end(stream.session, call.messages()))
+                halves.create_task(self._write(stream, call))
         except* MeshError as group:
             problem = next(error for error in group.exceptions if isinstance(error, MeshError))
         finally:
             call.cancel()
-            self._end(line)
-        return line.session.is_snapshot_heard, problem
+            self._close(stream)
+        return stream.session.has_snapshot, problem
 
-    async def _write(self, line: _Line, call: PeerCall) -> None:
-        async with aclosing(self._news(line)) as news:
-            async for each in news:
-                await call.send(each)
+    async def _write(self, stream: _PeerStream, call: PeerCall) -> None:
+        async with aclosing(self._outgoing(stream)) as outgoing:
+            async for news in outgoing:
+                await call.send(news)
         raise LostError("this router is stopping", reason="router_stopping")
 
-    async def _read_to_end(self, session: Session, messages: AsyncIterator[PeerNews]) -> None:
+    async def _read_to_end(self, session: PeerSession, messages: AsyncIterator[PeerNews]) -> None:
         await self._read(session, messages)
         raise LostError("the peer ended the stream", reason="stream_ended")
 
-    async def _read(self, session: Session, messages: AsyncIterator[PeerNews]) -> None:
-        """Hears a peer out. Silence is a failure."""
+    async def _read(self, session: PeerSession, messages: AsyncIterator[PeerNews]) -> None:
+        """Applies the peer's messages. Raises DeadlineError when the peer is silent."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.silence_s):
@@ -238,48 +245,48 @@ class Peers:
             except TimeoutError:
                 message = f"no message for {self._settings.silence_s:g} s"
                 raise DeadlineError(message, reason="silent", where=session.origin) from None
-            was_known = bool(session.origin)
-            self.replica.heard(session, news, now=self._clock.now())
-            if not was_known:
+            is_first = not session.origin
+            self.reservations.on_message(session, news, now=self._clock.now())
+            if is_first:
                 self._unreachable.discard(session.router_id)
                 log.info("peer_joined", extra={"data": {"router": session.router_id}})
 
-    async def _news(self, line: _Line) -> AsyncGenerator[PeerNews, None]:
-        """What is to be said, when it is to be said; ends when this router stops or nobody hears."""
-        settings, changes = self._settings, line.session.changes
-        spoke_at = -settings.heartbeat_s
-        while not line.is_over:
-            if changes.is_overrun:
-                raise OverloadedError("the peer does not take what it is told", reason="peer_behind")
+    async def _outgoing(self, stream: _PeerStream) -> AsyncGenerator[PeerNews, None]:
+        """Yields messages when they are to be sent. Ends when this router stops or the peer reads no more."""
+        settings, updates = self._settings, stream.session.updates
+        sent_at = -settings.heartbeat_s
+        while not stream.is_over:
+            if updates.is_overrun:
+                raise OverloadedError("the peer does not take the messages of this router", reason="peer_behind")
             is_closing = self._closing.is_set()
-            pause_s = settings.interval_s if changes else settings.heartbeat_s
-            left_s = spoke_at + pause_s - self._clock.now()
-            if changes.is_due or left_s <= 0 or (is_closing and changes):
-                spoke_at = self._clock.now()
-                yield self.replica.next_news(line.session, now=spoke_at)
+            pause_s = settings.interval_s if updates else settings.heartbeat_s
+            left_s = sent_at + pause_s - self._clock.now()
+            if updates.is_due or left_s <= 0 or (is_closing and updates):
+                sent_at = self._clock.now()
+                yield self.reservations.next_message(stream.session, now=sent_at)
             elif is_closing:
                 return
             else:
-                line.wakeup.clear()
-                await _wait(line.wakeup, max(GRAIN_S, left_s))
+                stream.wakeup.clear()
+                await _wait(stream.wakeup, max(WAIT_S_MIN, left_s))
 
-    async def _keep_strangers(self) -> None:
+    async def _keep_retrying_pending(self) -> None:
         while True:
-            # Without a peer nobody tells of strangers; what is left of the last one ends with a grace of seconds.
-            await self._clock.sleep(self._settings.heartbeat_s / 4 if self._lines else self._settings.heartbeat_s * 2)
-            self.count_strangers()
+            # Without a peer no reservations arrive, and those of the last one end with a grace of seconds.
+            await self._clock.sleep(self._settings.heartbeat_s / 4 if self._streams else self._settings.heartbeat_s * 2)
+            self.retry_pending()
 
-    def _begin(self) -> _Line:
-        line = _Line(self.replica.began(), asyncio.Event())
-        line.session.changes.on_change = line.wakeup.set
-        self._lines[line] = None
-        return line
+    def _open(self) -> _PeerStream:
+        stream = _PeerStream(self.reservations.open_session(), asyncio.Event())
+        stream.session.updates.on_change = stream.wakeup.set
+        self._streams[stream] = None
+        return stream
 
-    def _end(self, line: _Line) -> None:
-        del self._lines[line]
-        self.replica.ended(line.session, now=self._clock.now())
-        if line.session.router_id:
-            log.info("peer_left", extra={"data": {"router": line.session.router_id}})
+    def _close(self, stream: _PeerStream) -> None:
+        del self._streams[stream]
+        self.reservations.close_session(stream.session, now=self._clock.now())
+        if stream.session.router_id:
+            log.info("peer_left", extra={"data": {"router": stream.session.router_id}})
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The router's clockwork: ends reservations whose time is over, frees index memory that workers left behind."""
+"""Regular work of the router: expires reservations and predictions, checks the workers' health, frees index memory."""
 
 import logging
 from collections.abc import Iterable
@@ -6,47 +6,49 @@ from dataclasses import asdict
 
 from kvmesh.clock import Clock
 from services.router.core import RouterCore
-from services.router.health.monitor import GOOD_NEWS, HealthEvent
+from services.router.health.monitor import GOOD_EVENTS, HealthEvent
 from services.router.metrics import RouterMetrics
 
 log = logging.getLogger(__name__)
 
-EXPIRE_INTERVAL_S = 1.0
+INTERVAL_S = 1.0
+SWEEP_BLOCKS = 5000
+"""Blocks per sweep step: about a millisecond of the event loop."""
 SWEEP_PAUSE_S = 0.005
+"""Between two steps, for everything else in the event loop."""
 
 
-class Upkeep:
+class Maintenance:
     """A running part."""
 
-    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock, *, sweep_blocks: int) -> None:
+    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock
-        self._sweep_blocks = sweep_blocks
 
     async def start(self) -> None:
-        """Nothing to begin."""
+        """Part of the interface; `run` does the work."""
 
     async def run(self) -> None:
-        """Goes on until cancelled."""
+        """Runs until cancelled."""
         while True:
-            expired = list(self._core.expire(now=self._clock.now()))
-            if expired:
-                self._metrics.expired(len(expired))
+            now = self._clock.now()
+            if expired := list(self._core.expire(now=now)):
+                self._metrics.count_expired(len(expired))
                 log.warning("reservations_expired", extra={"data": {"count": len(expired)}})
-            self._core.index.expire(self._clock.now())
-            self._metrics.forget_workers()
-            self._tell(self._core.check_health(now=self._clock.now()))
-            until_s = self._clock.now() + EXPIRE_INTERVAL_S
-            while self._core.index.sweep(self._sweep_blocks) and self._clock.now() < until_s:
+            self._core.index.expire(now)
+            self._metrics.remove_absent_workers()
+            self._log_events(self._core.check_health(now=now))
+            until_s = now + INTERVAL_S
+            while self._core.index.sweep(SWEEP_BLOCKS) and self._clock.now() < until_s:
                 await self._clock.sleep(SWEEP_PAUSE_S)
             await self._clock.sleep(until_s - self._clock.now())
 
-    def _tell(self, events: Iterable[HealthEvent]) -> None:
+    def _log_events(self, events: Iterable[HealthEvent]) -> None:
         for event in events:
-            self._metrics.health_changed(event)
-            level = logging.INFO if event.kind in GOOD_NEWS else logging.WARNING
+            self._metrics.count_health_event(event)
+            level = logging.INFO if event.kind in GOOD_EVENTS else logging.WARNING
             log.log(level, event.kind, extra={"data": {key: value for key, value in asdict(event).items() if value}})
 
     async def aclose(self) -> None:
-        """Nothing to free; the runner cancels `run`."""
+        """Part of the interface; the runner cancels `run`."""

@@ -1,9 +1,9 @@
-"""Keeps the fleet true: the registry says who is there, two streams per worker say how it does.
+"""Keeps the fleet up to date: the registry lists the workers, two streams per worker report its cache and its load.
 
-Per listed worker one task: Describe, then WatchKv and WatchLoad side by side. When either breaks, or the load stream is
-silent for too long, the worker takes no requests from that moment; the task connects again with back-off, resumes the KV
-feed where it stopped, and the worker is back with its first load record. The registry's drain mark and critical state
-exclude a worker whatever its streams say. An unreachable registry changes nothing: the last good view stays.
+One task per listed worker calls Describe, then WatchKv and WatchLoad concurrently. When either breaks, or the load stream is silent for
+too long, the worker gets no requests from then on. The task reconnects with back-off and resumes the KV events where they stopped; the
+worker gets requests again after its first load record. A worker that the registry marks as draining or critical is excluded whatever its
+streams say. While the registry cannot be reached, its last view stays.
 """
 
 import asyncio
@@ -19,35 +19,37 @@ from kvmesh.core import KvBatch, LoadRecord, Role, WorkerDescription
 from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, Registry, View
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from services.router.settings import MembershipSettings
-from services.router.workers.fleet import Fleet, Worker
+from services.router.workers.fleet import Fleet
+from services.router.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 
 POOLS = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
 READING_FRACTION = 0.1
+"""Of `silence_s`: time in which records are read that arrived while this process stood still."""
 LABEL_PREFIX = "label-"
 """Registry meta `label-zone: a` is the label zone=a."""
 
 
 class WorkerClient(Protocol):
-    """What membership calls; `kvmesh.rpc.worker_client` implements it."""
+    """Calls to a worker; implemented by `kvmesh.rpc.worker_client`."""
 
     async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:
-        """What the worker is."""
+        """Calls Describe."""
         ...
 
     def watch_kv(self, address: str, *, resume_at: tuple[int, int] | None = None) -> AsyncGenerator[KvBatch, None]:
-        """The KV cache; ends with a MeshError only."""
+        """Yields the worker's KV events; ends with a MeshError only."""
         ...
 
     def watch_load(self, address: str, *, interval_s: float) -> AsyncGenerator[LoadRecord, None]:
-        """The load; ends with a MeshError only."""
+        """Yields load records; ends with a MeshError only."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class _Followed:
-    """A listed worker and the task that follows it."""
+class _FollowedWorker:
+    """A listed worker, and the task that follows it."""
 
     worker: Worker
     service: str
@@ -55,7 +57,7 @@ class _Followed:
 
 
 class Membership:
-    """A running part: one task per pool, one per worker."""
+    """A running part with one task per pool and one per worker."""
 
     def __init__(
         self,
@@ -73,20 +75,20 @@ class Membership:
         self._clock = clock
         self._random = generator
         self._settings = settings
-        self._followed: dict[str, _Followed] = {}
-        self._snapshot_turn = asyncio.Lock()
+        self._followed: dict[str, _FollowedWorker] = {}
+        self._snapshot_lock = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
         self._running: asyncio.Task[None] | None = None
         self._viewed = {service: asyncio.Event() for service in POOLS}
         self.broken_total = 0
 
     async def wait_viewed(self) -> None:
-        """Waits until the registry has told of both pools: a router that serves before that refuses for want of workers."""
+        """Waits until the registry has listed both pools. A router that serves before that would refuse requests."""
         for viewed in self._viewed.values():
             await viewed.wait()
 
     async def start(self) -> None:
-        """Nothing: `run` does the work."""
+        """Part of the interface; `run` does the work."""
 
     async def run(self) -> None:
         """Follows the registry and all workers until `aclose`."""
@@ -123,11 +125,11 @@ class Membership:
     def _on_instance(self, instance: Instance, service: str, role: Role) -> None:
         followed = self._followed.get(instance.instance_id)
         if followed is not None and (followed.worker.address, followed.service) != (instance.address, service):
-            # Another process took the id over, or the worker changed its pool: begin anew with what it says now.
+            # Another process has the id now, or the worker changed its pool: start again with its new description.
             followed.task.cancel()
-            self._fleet.unregistered(instance.instance_id)
+            self._fleet.unregister(instance.instance_id)
             followed = None
-        worker = self._fleet.registered(
+        worker = self._fleet.register(
             instance.instance_id,
             address=instance.address,
             role=role,
@@ -137,37 +139,37 @@ class Membership:
         )
         if followed is None and self._tasks is not None:
             task = self._tasks.create_task(self._follow(worker), name=f"follow-{instance.instance_id}")
-            self._followed[instance.instance_id] = _Followed(worker, service, task)
+            self._followed[instance.instance_id] = _FollowedWorker(worker, service, task)
             log.info("worker_joined", extra={"data": {"worker": instance.instance_id, "address": instance.address}})
 
-    def _on_gone(self, worker_id: str, followed: _Followed) -> None:
+    def _on_gone(self, worker_id: str, followed: _FollowedWorker) -> None:
         followed.task.cancel()
         del self._followed[worker_id]
-        self._fleet.unregistered(worker_id)
+        self._fleet.unregister(worker_id)
         log.info("worker_left", extra={"data": {"worker": worker_id}})
 
     async def _follow(self, worker: Worker) -> None:
         pause_s = self._settings.reconnect_min_s
-        told = ""
+        logged = ""
         while True:
-            has_stood, problem = await self._stand(worker)
-            if has_stood:
-                self._fleet.broken(worker, "silent" if problem.reason == "silent" else "unreachable")
-                self._fleet.health.broke(worker, worker.stream_fault, self._clock.now())
+            was_connected, problem = await self._connect(worker)
+            if was_connected:
+                self._fleet.disconnected(worker, "silent" if problem.reason == "silent" else "unreachable")
+                self._fleet.health.on_disconnected(worker, worker.stream_fault, self._clock.now())
                 self.broken_total += 1
                 pause_s = self._settings.reconnect_min_s
                 data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
                 log.warning("worker_streams_broken", extra={"data": data})
-            elif told != problem.message:
-                # Once per cause: a listed worker that never joins must not look as if it were not there.
+            elif logged != problem.message:
+                # Once per cause: the log must show a listed worker that never joins.
                 data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
                 log.warning("worker_not_joined", extra={"data": data})
-            told = problem.message
+            logged = problem.message
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
 
-    async def _stand(self, worker: Worker) -> tuple[bool, MeshError]:
-        """Connects and stays until something breaks. Gives whether the worker took requests, and what broke."""
+    async def _connect(self, worker: Worker) -> tuple[bool, MeshError]:
+        """Connects and stays connected until something breaks. Returns whether the worker got requests, and what broke."""
         problems: list[MeshError] = []
         try:
             await self._describe(worker)
@@ -176,7 +178,7 @@ class Membership:
                 watches.create_task(self._watch_load(worker))
                 watches.create_task(self._keep_description(worker))
         except* MeshError as group:
-            problems.extend(_leaves(group))
+            problems.extend(_flatten(group))
         return worker.stream_fault == "", problems[0]
 
     async def _describe(self, worker: Worker) -> None:
@@ -186,16 +188,16 @@ class Membership:
             raise UnavailableError(message, reason="wrong_worker")
         known = worker.description
         if known is None or known != description or not worker.targets:
-            self._fleet.described(worker, description)
+            self._fleet.describe(worker, description)
 
     async def _keep_description(self, worker: Worker) -> None:
-        """Adapters come and go and roles change while a worker runs; a short delay in knowing is harmless."""
+        """Renews the description: adapters and roles change while a worker runs. A short delay is harmless."""
         while True:
             await self._clock.sleep(self._settings.describe_interval_s)
             try:
                 await self._describe(worker)
             except (DeadlineError, UnavailableError) as error:
-                # A busy worker may be late with this; whether it lives is for the streams to say.
+                # A busy worker may be late. The streams show whether it is alive.
                 data = {"worker": worker.worker_id, "reason": error.reason}
                 log.info("description_not_renewed", extra={"data": data})
 
@@ -207,18 +209,18 @@ class Membership:
                 async with aclosing(self._client.watch_kv(worker.address, resume_at=feed.resume_at)) as batches:
                     async for batch in batches:
                         if batch.is_snapshot:
-                            await self._take_turn()
+                            await self._yield_to_loop()
                         if worker.feed is not feed or not feed.apply(batch):
                             break
             except OverloadedError:
-                # This watcher fell behind the worker's buffer; the worker itself is well.
+                # This router fell behind the worker's buffer; the worker is well.
                 log.warning("kv_watch_fell_behind", extra={"data": {"worker": worker.worker_id}})
             log.info("kv_watch_renewed", extra={"data": {"worker": worker.worker_id, "reason": feed.reason}})
             await self._clock.sleep(self._settings.reconnect_min_s)
 
-    async def _take_turn(self) -> None:
-        """One part of a snapshot at a time, and the loop's other work between: a router that serves goes on placing."""
-        async with self._snapshot_turn:
+    async def _yield_to_loop(self) -> None:
+        """Lets other work of the event loop run before each part of a snapshot, so that the router goes on placing requests."""
+        async with self._snapshot_lock:
             await asyncio.sleep(0)
 
     async def _watch_load(self, worker: Worker) -> None:
@@ -231,15 +233,15 @@ class Membership:
                     message = f"no load record for {self._settings.silence_s:g} s"
                     raise DeadlineError(message, reason="silent", where=worker.worker_id) from None
                 if worker.description is None or record.epoch != worker.description.worker.epoch:
-                    raise LostError("the worker began anew", reason="epoch_changed", where=worker.worker_id)
-                self._fleet.loaded(worker, record, now=self._clock.now())
-                self._fleet.standing(worker)
-                self._fleet.health.heard(worker, record, self._clock.now())
+                    raise LostError("the worker process was replaced", reason="epoch_changed", where=worker.worker_id)
+                self._fleet.on_load_record(worker, record, now=self._clock.now())
+                self._fleet.connected(worker)
+                self._fleet.health.on_load_record(worker, record, self._clock.now())
 
     async def _next_record(self, records: AsyncGenerator[LoadRecord, None]) -> LoadRecord:
-        """Raises TimeoutError when none came within `silence_s`, nor in the short time after it.
+        """Raises TimeoutError when no record arrives within `silence_s`, nor in a short time after it.
 
-        In that time is read what came while this process stood still: its own pause must not look like the silence of all workers.
+        In that time the router reads records that arrived while it stood still: its own pause must not look like silence of all workers.
         """
         loop, silence_s = asyncio.get_running_loop(), self._settings.silence_s
         async with asyncio.timeout(None) as limit:
@@ -250,13 +252,13 @@ class Membership:
                 over.cancel()
 
 
-def _leaves(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
+def _flatten(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
     found: list[MeshError] = []
     for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        found.extend(_flatten(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found
 
 
 def labels_of(instance: Instance) -> dict[str, str]:
-    """The labels that a worker registered with."""
+    """The labels in a worker's registration."""
     return {k.removeprefix(LABEL_PREFIX): v for k, v in instance.meta.items() if k.startswith(LABEL_PREFIX)}

@@ -1,142 +1,124 @@
-"""Brings the queue's answers to the streams that asked, and keeps the queue's time.
+"""Drains the queue when room may have appeared, and sends the outcomes to the streams that asked.
 
-Reports make room: after each of them the queue is drained in the next turn of the loop, so a burst of reports costs one drain. Room
-that comes otherwise (a load record, a worker that joins, a reservation that ends) is found within `tick_s`. Both only while
-somebody waits. A drain in vain is followed by a pause, longer the more lanes it tried: reports that make no room that anybody
-could use take no more than a part of the router's time.
+Reports make room: the queue is drained in the next iteration of the event loop, so a burst of reports costs one drain. Room that appears
+otherwise (a load record, a new worker, a reservation that ends) is found within `TICK_S`. Both only while asks are queued. After a drain
+in vain the dispatcher pauses, longer the more subqueues it tried, so reports that make no usable room take only a part of the router's
+time.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kvmesh.clock import Clock
-from kvmesh.core import Placement
-from kvmesh.errors import MeshError
 from services.router.core import RouterCore
 from services.router.metrics import RouterMetrics
-from services.router.queue.admission import Answer
-from services.router.serving.response_queue import Outbox
+from services.router.queue.admission import QueueOutcome
+from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
+
+TICK_S = 0.05
+"""Longest time until room is found that no report announced."""
+NOTICE_S = 0.5
+"""Time between notices of queued asks. A frontend gives a router up that sends nothing for 2 s."""
+PAUSE_PER_SUBQUEUE_S = 0.0002
+"""Several times what it takes to score all candidates for one ask."""
 
 
-class Reply(NamedTuple):
-    """The answer to an ask."""
+class QueueDispatcher:
+    """A running part. Without `run` queued asks get no answer."""
 
-    ask_id: int
-    outcome: Placement | MeshError
-
-
-class Notice(NamedTuple):
-    """Asks that wait."""
-
-    ask_ids: Sequence[int]
-
-
-PAUSE_PER_LANE_S = 0.0002
-"""Several times what it takes to weigh all candidates for one ask."""
-
-Replies = Outbox[Reply | Notice]
-
-
-class Dispatch:
-    """A running part. Without `run` nobody who waits is answered."""
-
-    def __init__(
-        self, core: RouterCore, metrics: RouterMetrics, clock: Clock, *, tick_s: float = 0.05, notice_s: float = 0.5
-    ) -> None:
+    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock
-        self._tick_s = tick_s
-        self._notice_s = notice_s
-        self._homes: dict[tuple[str, int], Replies] = {}
+        self._streams: dict[tuple[str, int], ResponseQueue] = {}
+        """The stream of every queued ask."""
         self._wakeup = asyncio.Event()
 
     @property
-    def is_waiting(self) -> bool:
-        """True while anybody waits, or is to be told that he does not any more."""
-        return bool(self._homes)
+    def has_queued(self) -> bool:
+        """True while asks are queued, or left the queue and are not answered yet."""
+        return bool(self._streams)
 
-    def queued(self, frontend_id: str, ask_id: int, outbox: Replies) -> None:
-        """An ask waits; its answer goes to this stream, and not to the one that asked it before."""
-        if not self._homes:
+    def on_queued(self, frontend_id: str, ask_id: int, responses: ResponseQueue) -> None:
+        """An ask was queued. Its answer goes to this stream, and not to an earlier one with the same ask."""
+        if not self._streams:
             self.wake()
-        self.not_queued(frontend_id, ask_id)
-        self._homes[frontend_id, ask_id] = outbox
-        outbox.expect(1)
-        outbox.put_nowait(Notice([ask_id]))
+        self.on_not_queued(frontend_id, ask_id)
+        self._streams[frontend_id, ask_id] = responses
+        responses.add_queued(1)
+        responses.put_nowait(QueuedNotice([ask_id]))
 
-    def not_queued(self, frontend_id: str, ask_id: int) -> None:
-        """An ask that may have waited before is answered already."""
-        before = self._homes.pop((frontend_id, ask_id), None)
+    def on_not_queued(self, frontend_id: str, ask_id: int) -> None:
+        """An ask was answered. If it was queued before, nothing more is sent for that."""
+        before = self._streams.pop((frontend_id, ask_id), None)
         if before is not None:
-            before.expect(-1)
+            before.add_queued(-1)
 
     def wake(self) -> None:
-        """There may be room, or somebody to answer."""
+        """There may be room."""
         self._wakeup.set()
 
-    def stream_ended(self, outbox: Replies) -> None:
-        """What the stream asked is given up at once."""
-        if not outbox.awaited:
+    def on_stream_ended(self, responses: ResponseQueue) -> None:
+        """Removes the asks of a stream from the queue."""
+        if not responses.asks_queued:
             return
         now = self._clock.now()
-        for (frontend_id, ask_id), home in list(self._homes.items()):
-            if home is outbox:
-                self.not_queued(frontend_id, ask_id)
-                self._core.withdraw(frontend_id, ask_id, now=now, is_answerable=False)
+        for (frontend_id, ask_id), stream in list(self._streams.items()):
+            if stream is responses:
+                self.on_not_queued(frontend_id, ask_id)
+                self._core.withdraw(frontend_id, ask_id, now=now, has_caller=False)
 
-    def deliver(self) -> int:
-        """Drains the queue once and says what came of it; gives how many that were."""
-        answers = self._core.drain_queue(now=self._clock.now(), wall=self._clock.wall())
-        self._say(answers)
-        return len(answers)
+    def drain(self) -> int:
+        """Drains the queue once and sends the outcomes. Returns their number."""
+        outcomes = self._core.drain_queue(now=self._clock.now(), wall=self._clock.wall())
+        self._send(outcomes)
+        return len(outcomes)
 
     def flush(self) -> None:
-        """Says what is known without a drain: who was displaced or withdrawn."""
-        self._say(self._core.take_answers())
+        """Sends the outcomes of asks that were displaced or withdrawn, without a drain."""
+        self._send(self._core.take_queue_outcomes())
 
-    def _say(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            self._metrics.waited(answer)
-            outbox = self._homes.pop((answer.frontend_id, answer.ask_id), None)
-            if outbox is not None:
-                outbox.put_nowait(Reply(answer.ask_id, answer.outcome))
-                outbox.expect(-1)
+    def _send(self, outcomes: Sequence[QueueOutcome]) -> None:
+        for outcome in outcomes:
+            self._metrics.count_queue_outcome(outcome)
+            responses = self._streams.pop((outcome.frontend_id, outcome.ask_id), None)
+            if responses is not None:
+                responses.put_nowait(AskResponse(outcome.ask_id, outcome.outcome))
+                responses.add_queued(-1)
 
     async def start(self) -> None:
-        """Nothing to begin."""
+        """Part of the interface; `run` does the work."""
 
     async def run(self) -> None:
-        """Goes on until cancelled."""
+        """Runs until cancelled."""
         notice_at = 0.0
         while True:
-            if not self._homes:
+            if not self._streams:
                 await self._wakeup.wait()
             elif not self._core.is_drain_unfinished:
-                await self._tick()
+                await self._wait_tick()
             self._wakeup.clear()
-            answered = self.deliver()
+            answered = self.drain()
             if self._clock.now() >= notice_at:
-                self._notify()
-                notice_at = self._clock.now() + self._notice_s
-            await self._clock.sleep(0 if answered else PAUSE_PER_LANE_S * len(self._core.queue.lanes))
+                self._send_notices()
+                notice_at = self._clock.now() + NOTICE_S
+            await self._clock.sleep(0 if answered else PAUSE_PER_SUBQUEUE_S * len(self._core.queue.subqueues))
 
     async def aclose(self) -> None:
-        """Nothing to free; the runner cancels `run`."""
+        """Part of the interface; the runner cancels `run`."""
 
-    async def _tick(self) -> None:
+    async def _wait_tick(self) -> None:
         try:
-            async with asyncio.timeout(self._tick_s):
+            async with asyncio.timeout(TICK_S):
                 await self._wakeup.wait()
         except TimeoutError:
             return
 
-    def _notify(self) -> None:
-        """A sign of life for each stream that waits. One that is not read gets no more of them."""
-        waiting: dict[Replies, list[int]] = {}
-        for (_, ask_id), outbox in self._homes.items():
-            waiting.setdefault(outbox, []).append(ask_id)
-        for outbox, ask_ids in waiting.items():
-            if outbox.is_idle:
-                outbox.put_nowait(Notice(ask_ids))
+    def _send_notices(self) -> None:
+        """Sends a sign of life to each stream with queued asks, except to those that do not take their responses."""
+        queued: dict[ResponseQueue, list[int]] = {}
+        for (_, ask_id), responses in self._streams.items():
+            queued.setdefault(responses, []).append(ask_id)
+        for responses, ask_ids in queued.items():
+            if responses.is_empty:
+                responses.put_nowait(QueuedNotice(ask_ids))

@@ -1,9 +1,8 @@
-"""Reports that came and are not counted yet: who asks is answered first.
+"""Buffers reports, so that asks that arrive with them are answered first.
 
-A request has one ask and three or more reports. Nobody waits for what a report changes, unless there is no room without it, so
-reports are counted in the next turn of the loop, when what was asked with them is answered, and some at a time. They are counted
-at once where it matters: when asks wait or are about to, when a worker failed, when a stream ends, and before anybody is told
-what the router knows.
+A request has one ask and three or more reports. No caller waits for the effect of a report, unless there is no room without it, so
+reports are applied in the next iteration of the event loop, some at a time. They are applied at once when asks are queued, before the
+router refuses an ask, when a request failed, when a stream ends, and before `Explain` and `ListWorkers` answer.
 """
 
 import asyncio
@@ -11,73 +10,73 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvmesh.clock import Clock
+from kvmesh.core import Report
 from kvmesh.core.routing import FAILED, PROGRESS, SETTLING
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
 from services.router.metrics import RouterMetrics
-from services.router.serving.queue_dispatcher import Dispatch
+from services.router.serving.queue_dispatcher import QueueDispatcher
 
-REPORTS_PER_TURN = 16
-"""Takes a few tenths of a millisecond, for which an ask waits at most."""
+REPORTS_PER_ITERATION = 16
+"""Takes a few tenths of a millisecond, which an ask waits for at most."""
 REPORTS_MAX = 4096
-"""Beyond, they are counted before more is read."""
+"""Beyond, reports are applied before more are read."""
 
 
-class Inbox:
-    """Of all streams, in the order in which the reports came."""
+class ReportBuffer:
+    """The reports of all streams, in order of arrival."""
 
-    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock, dispatch: Dispatch) -> None:
+    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock, dispatcher: QueueDispatcher) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock
-        self._dispatch = dispatch
-        self._reports: deque[tuple[str, int, ReportNote]] = deque()
-        self._is_due = False
-        core.hear_reports = self.count_all
+        self._dispatcher = dispatcher
+        self._reports: deque[tuple[str, int, Report]] = deque()
+        self._is_scheduled = False
+        core.apply_buffered_reports = self.apply_all
 
     def __len__(self) -> int:
         return len(self._reports)
 
-    def put(self, frontend_id: str, reports: Sequence[tuple[int, ReportNote]]) -> None:
-        """Takes in what a frontend reports; to be followed by `come_back`."""
-        is_urgent = self._dispatch.is_waiting
+    def add(self, frontend_id: str, reports: Sequence[tuple[int, Report]]) -> None:
+        """Buffers reports, or applies all at once if they are urgent. To be followed by `schedule`."""
+        is_urgent = self._dispatcher.has_queued
         for ask_id, report in reports:
             self._reports.append((frontend_id, ask_id, report))
             is_urgent = is_urgent or report.kind is FAILED
         if is_urgent or len(self._reports) > REPORTS_MAX:
-            self.count_all()
+            self.apply_all()
 
-    def come_back(self) -> None:
-        """Has counted what is left, behind all that is due in the loop already: to be called when answers are on their way."""
-        if self._reports and not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+    def schedule(self) -> None:
+        """Applies the buffered reports after everything that is due in the event loop. To be called when responses are put."""
+        if self._reports and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._apply_some)
 
-    def count_all(self) -> bool:
-        """Counts what is there. False: there was nothing."""
+    def apply_all(self) -> bool:
+        """Applies all buffered reports. Returns False when there are none."""
         is_any = bool(self._reports)
-        self._count(len(self._reports))
+        self._apply(len(self._reports))
         return is_any
 
-    def _turn(self) -> None:
-        self._is_due = False
+    def _apply_some(self) -> None:
+        self._is_scheduled = False
         try:
-            self._count(REPORTS_PER_TURN)
+            self._apply(REPORTS_PER_ITERATION)
         finally:
-            self.come_back()
+            self.schedule()
 
-    def _count(self, most: int) -> None:
-        """Counts up to `most`, and sees to those who wait for the room that they make."""
-        reports, now, makes_room = self._reports, self._clock.now(), False
-        for _ in range(min(most, len(reports))):
-            frontend_id, ask_id, report = reports.popleft()
-            self._metrics.reported(report.kind)
+    def _apply(self, reports_max: int) -> None:
+        """Applies up to `reports_max` reports, and wakes the dispatcher when they may have made room."""
+        now, makes_room = self._clock.now(), False
+        for _ in range(min(reports_max, len(self._reports))):
+            frontend_id, ask_id, report = self._reports.popleft()
+            self._metrics.count_report(report.kind)
             reservation = self._core.report(frontend_id, ask_id, report, now=now)
             if reservation is not None:
-                self._metrics.observed(reservation, report.kind, report.elapsed_s)
+                self._metrics.observe_prediction(reservation, report)
             elif report.kind in SETTLING and self._core.queue.requests:
                 self._core.withdraw(frontend_id, ask_id, now=now)
-                self._dispatch.flush()
+                self._dispatcher.flush()
             makes_room = makes_room or report.kind is not PROGRESS
-        if makes_room and self._dispatch.is_waiting:
-            self._dispatch.wake()
+        if makes_room and self._dispatcher.has_queued:
+            self._dispatcher.wake()

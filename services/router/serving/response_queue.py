@@ -1,78 +1,90 @@
-"""What is said on one stream, in order: whoever says something never waits, whoever hears asks may.
+"""Responses that wait to be written to one Route stream.
 
-gRPC offers no way to end a stream from outside its handler: cancelling the handler's task leaves the call open. So the handler
-gives out what is in here, and ends when it is told to.
+gRPC has no way to end a stream from outside its handler: cancelling the handler's task leaves the call open. So the handler writes what
+it takes from this queue, and returns when the queue has ended.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
-T = TypeVar("T")
+from kvmesh.core import Placement
+from kvmesh.errors import MeshError
 
 
-class Outbox(Generic[T]):
-    """Messages of one stream. `messages_max` is kept by those who wait for room before they say more."""
+class AskResponse(NamedTuple):
+    """The answer to an ask."""
 
-    def __init__(self, *, messages_max: int) -> None:
-        self._messages: deque[T] = deque()
-        self._messages_max = messages_max
+    ask_id: int
+    outcome: Placement | MeshError
+
+
+class QueuedNotice(NamedTuple):
+    """Says that asks are queued."""
+
+    ask_ids: Sequence[int]
+
+
+class ResponseQueue:
+    """The responses of one stream, in order. `responses_max` is a limit for callers that use `wait_room`."""
+
+    def __init__(self, *, responses_max: int) -> None:
+        self._responses: deque[AskResponse | QueuedNotice] = deque()
+        self._responses_max = responses_max
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None
-        """Of who waits in `take`."""
+        """Resolved to wake the task in `take`."""
         self._room = asyncio.Event()
-        self.awaited = 0
-        """Messages that will be said although the other side says nothing more."""
-        self.is_closed = False
+        self.asks_queued = 0
+        """Asks of this stream in the router's queue: their answers come although the frontend sends nothing more."""
+        self._is_closed = False
         self.is_ended = False
 
     @property
-    def is_idle(self) -> bool:
-        """True when everything is sent."""
-        return not self._messages
+    def is_empty(self) -> bool:
+        """True when every response was taken."""
+        return not self._responses
 
     @property
     def has_room(self) -> bool:
-        """True while less than `messages_max` messages are unsent."""
-        return len(self._messages) < self._messages_max
+        return len(self._responses) < self._responses_max
 
-    def put_nowait(self, message: T) -> None:
-        """Says something."""
-        self._messages.append(message)
+    def put_nowait(self, response: AskResponse | QueuedNotice) -> None:
+        self._responses.append(response)
         self._wake()
 
-    def expect(self, change: int) -> None:
-        """So many more, or less, messages are awaited."""
-        self.awaited += change
+    def add_queued(self, change: int) -> None:
+        """Changes the number of queued asks."""
+        self.asks_queued += change
         self._wake()
 
     async def wait_room(self) -> None:
-        """Until less than `messages_max` messages are unsent."""
+        """Waits until fewer than `responses_max` responses are left."""
         while not self.has_room:
             self._room.clear()
             await self._room.wait()
 
     def close(self) -> None:
-        """The other side says nothing more: `take` ends after what is awaited."""
-        self.is_closed = True
+        """The frontend sends nothing more: `take` ends when no ask is queued."""
+        self._is_closed = True
         self._wake()
 
     def end(self) -> None:
-        """`take` ends after what has been said."""
+        """`take` ends after the responses that are left."""
         self.is_ended = True
         self._wake()
 
-    async def take(self, most: int) -> Sequence[T]:
-        """What is said, 1 to `most` messages, as soon as there is any; none: that was all. One task only may wait."""
-        while not self._messages:
-            if self.is_ended or (self.is_closed and not self.awaited):
+    async def take(self, responses_max: int) -> Sequence[AskResponse | QueuedNotice]:
+        """Waits for responses and returns 1 to `responses_max` of them. Empty: there are no more. Only one task may wait."""
+        while not self._responses:
+            if self.is_ended or (self._is_closed and not self.asks_queued):
                 return ()
             self._reader = self._loop.create_future()
             await self._reader
-        messages = [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
+        responses = [self._responses.popleft() for _ in range(min(responses_max, len(self._responses)))]
         self._room.set()
-        return messages
+        return responses
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None

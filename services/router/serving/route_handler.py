@@ -1,94 +1,94 @@
-"""Where frontends ask and report, whichever way they come: over a stream, or from a frontend in the same process."""
+"""Handles asks and reports of frontends: those of Route streams, and those of a frontend in the same process."""
 
 import logging
 from collections.abc import Sequence
 from time import perf_counter
 
 from kvmesh.clock import Clock
-from kvmesh.core import Ask, Placement
+from kvmesh.core import Ask, Placement, Report
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Tracing
 from services.router.core import RouterCore
-from services.router.explain import ReportNote
 from services.router.metrics import RouterMetrics
 from services.router.queue.admission import Queued
-from services.router.serving.queue_dispatcher import Dispatch, Replies, Reply
-from services.router.serving.report_buffer import Inbox
+from services.router.serving.queue_dispatcher import QueueDispatcher
+from services.router.serving.report_buffer import ReportBuffer
+from services.router.serving.response_queue import AskResponse, ResponseQueue
 
 log = logging.getLogger(__name__)
 
 
-class Desk:
-    """One core's. An ask that need not wait is answered before `ask` returns; `dispatch` answers the others."""
+class RouteHandler:
+    """Answers an ask before `ask` returns, unless the ask is queued: then the dispatcher answers it."""
 
     def __init__(
-        self, core: RouterCore, metrics: RouterMetrics, clock: Clock, tracing: Tracing, dispatch: Dispatch
+        self, core: RouterCore, metrics: RouterMetrics, clock: Clock, *, tracing: Tracing, dispatcher: QueueDispatcher
     ) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock
         self._tracing = tracing
-        self._dispatch = dispatch
-        self._inbox = Inbox(core, metrics, clock, dispatch)
+        self._dispatcher = dispatcher
+        self._reports = ReportBuffer(core, metrics, clock, dispatcher)
         self._streams: dict[str, int] = {}
-        # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
+        """Streams by frontend."""
 
-    def hello(self, frontend_id: str) -> None:
-        """One more way in for a frontend."""
+    def add_stream(self, frontend_id: str) -> None:
+        """A frontend opened a stream."""
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
         log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
 
-    def bye(self, frontend_id: str) -> None:
-        """One less; without any, its reservations end with their grace."""
+    def remove_stream(self, frontend_id: str) -> None:
+        """A stream ended. After the frontend's last one its reservations end within the grace."""
         self._streams[frontend_id] -= 1
         if self._streams[frontend_id] == 0:
             del self._streams[frontend_id]
-            self._core.stream_ended(frontend_id, now=self._clock.now())
+            self._core.on_stream_ended(frontend_id, now=self._clock.now())
         log.info("frontend_left", extra={"data": {"frontend": frontend_id}})
 
-    def hung_up(self, outbox: Replies) -> None:
-        """A way in is over: what was reported counts, and what was asked and waits is given up."""
-        self.count_reports()
-        self._dispatch.stream_ended(outbox)
+    def end_responses(self, responses: ResponseQueue) -> None:
+        """No more responses are written: applies the reports that came, and removes the stream's asks from the queue."""
+        self.apply_reports()
+        self._dispatcher.on_stream_ended(responses)
 
-    def report(self, frontend_id: str, reports: Sequence[tuple[int, ReportNote]]) -> None:
-        """Takes in what becomes of placed requests, all or, when it raises, none; to be followed by `come_back`."""
-        self._inbox.put(frontend_id, reports)
+    def report(self, frontend_id: str, reports: Sequence[tuple[int, Report]]) -> None:
+        """Takes reports on placed requests by ask number. To be followed by `schedule_reports`."""
+        self._reports.add(frontend_id, reports)
 
-    def come_back(self) -> None:
-        """Has the reports counted when what was asked with them is answered."""
-        self._inbox.come_back()
+    def schedule_reports(self) -> None:
+        """Applies the reports after the asks that came with them are answered."""
+        self._reports.schedule()
 
-    def count_reports(self) -> None:
-        """Counts the reports that came, before anybody is told what the router knows."""
-        self._inbox.count_all()
+    def apply_reports(self) -> None:
+        self._reports.apply_all()
 
-    def ask(self, frontend_id: str, ask_id: int, ask: Ask, outbox: Replies) -> None:
-        """Places a request, refuses it, or has it wait; the answer comes out of `outbox`."""
+    def ask(self, frontend_id: str, ask_id: int, ask: Ask, responses: ResponseQueue) -> None:
+        """Places, queues or refuses a request; the answer is put into `responses`."""
         try:
-            placement = self._placed(frontend_id, ask_id, ask)
-            if self._dispatch.is_waiting:
-                self._dispatch.flush()
+            placement = self._place(frontend_id, ask_id, ask)
+            if self._dispatcher.has_queued:
+                self._dispatcher.flush()
         except MeshError as error:
-            self.refuse(frontend_id, ask_id, ask.request_id, error, outbox)
+            self.refuse(frontend_id, ask_id, ask.request_id, error, responses)
             return
         if isinstance(placement, Queued):
-            self._dispatch.queued(frontend_id, ask_id, outbox)
+            self._dispatcher.on_queued(frontend_id, ask_id, responses)
         else:
-            self._reply(frontend_id, ask_id, placement, outbox)
+            self._respond(frontend_id, ask_id, placement, responses)
 
-    def refuse(self, frontend_id: str, ask_id: int, request_id: str, error: MeshError, outbox: Replies) -> None:
-        """Answers an ask with what is wrong."""
-        self._metrics.refused(error)
+    def refuse(
+        self, frontend_id: str, ask_id: int, request_id: str, error: MeshError, responses: ResponseQueue
+    ) -> None:
+        self._metrics.count_refusal(error)
         error.request_id = error.request_id or request_id
-        self._reply(frontend_id, ask_id, error, outbox)
+        self._respond(frontend_id, ask_id, error, responses)
 
-    def _reply(self, frontend_id: str, ask_id: int, outcome: Placement | MeshError, outbox: Replies) -> None:
-        if self._dispatch.is_waiting and self._core.queue.get(frontend_id, ask_id) is None:
-            self._dispatch.not_queued(frontend_id, ask_id)
-        outbox.put_nowait(Reply(ask_id, outcome))
+    def _respond(self, frontend_id: str, ask_id: int, outcome: Placement | MeshError, responses: ResponseQueue) -> None:
+        if self._dispatcher.has_queued and self._core.queue.get(frontend_id, ask_id) is None:
+            self._dispatcher.on_not_queued(frontend_id, ask_id)
+        responses.put_nowait(AskResponse(ask_id, outcome))
 
-    def _placed(self, frontend_id: str, ask_id: int, ask: Ask) -> Placement | Queued:
+    def _place(self, frontend_id: str, ask_id: int, ask: Ask) -> Placement | Queued:
         started = perf_counter()
         now, wall = self._clock.now(), self._clock.wall()
         if ask.traceparent or self._tracing.is_on:
@@ -97,5 +97,6 @@ class Desk:
         else:
             placement = self._core.ask(frontend_id, ask_id, ask, now=now, wall=wall)
         if isinstance(placement, Placement):
-            self._metrics.placed(placement, ask.prompt_tokens, perf_counter() - started)
+            self._metrics.count_placement(placement, ask.prompt_tokens)
+            self._metrics.decision_seconds.observe(perf_counter() - started)
         return placement

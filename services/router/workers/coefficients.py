@@ -1,11 +1,11 @@
-"""How fast one worker is, as far as it is known: a value per coefficient, where it comes from, how often it was corrected.
+"""How fast a worker or a link is: coefficients, learned from observed times.
 
-Corrections are those of an extended Kalman filter over the logarithms of the coefficients: the logarithm of observed over expected
-time is shared out by the part that each coefficient had in the expectation and by how uncertain it still is. So prompts of
-unlike lengths tell the base from the seconds per token, a value that is wrong by a factor of fifty is right after some tens of
-observations, and one that a worker told itself moves less. The logarithm is clipped, so an outlier moves little; uncertainty
-does not fall to zero, so a worker that changes is followed. A value stays within a factor of where it began; one that began as
-zero stays zero.
+A time is modelled as the sum of coefficients times counts, such as base + s_per_token * tokens. An extended Kalman filter over the
+logarithms of the coefficients corrects them: the error of an observation, log(observed / expected), is divided among the coefficients
+by their part in the expected time and by how uncertain each still is. Prompts of different lengths therefore separate the base from
+the time per token, a value that is wrong by a factor of fifty is right after some tens of observations, and a value from a worker's
+profile moves less than a default. The error is clipped, so an outlier moves little. Uncertainty never falls to zero, so a worker that
+changes is followed. A coefficient that starts at zero stays zero.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,19 @@ from kvmesh.core import PerformanceProfile
 from services.router.workers.cost_settings import CostSettings
 
 CLIP = 1.0
-"""Of the logarithm: a single observation counts as at most e times too long or too short, and moves no value further."""
+"""Bound of the error, and of the change of a logarithm: one observation moves a value by a factor of e at most."""
 NOISE = 0.1
-"""Variance of the logarithm of a single observation: a third more or less is nothing unusual."""
+"""Variance of the logarithm of one observation: times vary by a third."""
 DRIFT = 0.0002
-"""Uncertainty that every observation brings back; with the noise it makes a lasting gain of about one in twenty."""
+"""Variance that each observation adds; with NOISE this gives a lasting gain of about one in twenty."""
 PRIOR = {"default": 5.0, "profile": 0.25}
-"""Uncertainty at the beginning, a variance of logarithms: settings may be wrong by ten times, a profile by half."""
+"""Variance of the logarithms at the start: defaults may be wrong by ten times, a profile by half."""
 FACTOR_MAX = 1000.0
+"""A value stays within this factor of its start."""
 
 
 class Source(StrEnum):
-    """Where a coefficient comes from."""
+    """Where the value of a coefficient comes from."""
 
     DEFAULT = "default"
     PROFILE = "profile"
@@ -38,7 +39,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """One coefficient as it is told; the unit is in the name."""
+    """A coefficient as `ListWorkers` shows it; the name ends with its unit."""
 
     name: str
     value: float
@@ -46,10 +47,10 @@ class Coefficient:
     observations: int
 
 
-class Linear:
-    """A time as a sum of coefficients times what they count. `values` may be read at any time."""
+class LinearModel:
+    """A time as a sum of coefficients times counts. `values` is current at any time."""
 
-    __slots__ = ("_bounds", "_covariance", "_names", "_priors", "_sources", "_two", "observations", "values")
+    __slots__ = ("_bounds", "_covariance", "_names", "_priors", "_sources", "observations", "values")
 
     def __init__(self, starts: Sequence[tuple[str, float, Source]]) -> None:
         self._names = [name for name, _, _ in starts]
@@ -61,31 +62,23 @@ class Linear:
             [prior if i == j else 0.0 for j in range(len(starts))] for i, prior in enumerate(self._priors)
         ]
         self.observations = [0] * len(starts)
-        known = [place for place, value in enumerate(self.values) if value]
-        self._two = (known[0], known[1]) if len(known) == 2 else None
-        """Those that are not zero, when there are two of them."""
 
     def learn(self, observed_s: float, *counts: float) -> None:
-        """It took so long. Times that cannot be are ignored."""
-        if self._two is not None:
-            i, j = self._two
-            if counts[i] > 0 and counts[j] > 0:
-                self._learn_two(observed_s, i, j, counts[i], counts[j])
-                return
+        """Corrects the coefficients by one observed time. Ignores times that cannot be real."""
         values = self.values
         parts = list(map(mul, values, counts))
         expected_s = sum(parts)
         if not (expected_s > 0 and 0 < observed_s < inf):
             return
-        error = _clipped(log(observed_s / expected_s))
+        error = _clip(log(observed_s / expected_s))
         shares = [part / expected_s for part in parts]
         spread = [sum(map(mul, row, shares)) for row in self._covariance]
         variance = sum(map(mul, spread, shares)) + NOISE
         for i, row in enumerate(self._covariance):
-            # Without spread nothing is learned of it: one that is zero, or that this time does not count.
+            # A coefficient without spread is zero, or this time does not depend on it.
             if own := spread[i]:
                 low, high = self._bounds[i]
-                value = values[i] * exp(_clipped(own * error / variance))
+                value = values[i] * exp(_clip(own * error / variance))
                 values[i] = low if value < low else high if value > high else value
                 for j, other in enumerate(spread):
                     row[j] -= own * other / variance
@@ -94,62 +87,42 @@ class Linear:
             if shares[i] > 0:
                 self.observations[i] += 1
 
-    def _learn_two(self, observed_s: float, i: int, j: int, first_count: float, second_count: float) -> None:
-        """The same with a number for each step, in a third of the time: this is the ordinary report."""
-        values = self.values
-        first_s, second_s = values[i] * first_count, values[j] * second_count
-        expected_s = first_s + second_s
-        if not 0 < observed_s < inf:
-            return
-        error = _clipped(log(observed_s / expected_s))
-        first, second = first_s / expected_s, second_s / expected_s
-        row_i, row_j = self._covariance[i], self._covariance[j]
-        of_i, of_both, of_j = row_i[i], row_i[j], row_j[j]
-        own_i, own_j = of_i * first + of_both * second, of_both * first + of_j * second
-        variance = own_i * first + own_j * second + NOISE
-        self._move(i, own_i * error / variance)
-        self._move(j, own_j * error / variance)
-        row_i[j] = row_j[i] = of_both - own_i * own_j / variance
-        row_i[i] = min(of_i - own_i * own_i / variance + DRIFT, self._priors[i])
-        row_j[j] = min(of_j - own_j * own_j / variance + DRIFT, self._priors[j])
-
-    def _move(self, place: int, logarithm: float) -> None:
-        low, high = self._bounds[place]
-        value = self.values[place] * exp(_clipped(logarithm))
-        self.values[place] = low if value < low else high if value > high else value
-        self.observations[place] += 1
-
-    def told(self) -> Iterator[Coefficient]:
-        """As others see it."""
-        for name, value, source, seen in zip(self._names, self.values, self._sources, self.observations, strict=True):
-            yield Coefficient(name=name, value=value, source=Source.LEARNED if seen else source, observations=seen)
+    def coefficients(self) -> Iterator[Coefficient]:
+        for name, value, source, observations in zip(
+            self._names, self.values, self._sources, self.observations, strict=True
+        ):
+            yield Coefficient(
+                name=name,
+                value=value,
+                source=Source.LEARNED if observations else source,
+                observations=observations,
+            )
 
 
-def _clipped(logarithm: float) -> float:
+def _clip(logarithm: float) -> float:
     return CLIP if logarithm > CLIP else -CLIP if logarithm < -CLIP else logarithm
 
 
 class Coefficients:
-    """Those of one rank of a worker."""
+    """The coefficients of one rank of a worker."""
 
-    __slots__ = ("decode", "itl_target_s", "kv_bytes_per_token", "prefill", "transfer_bytes_per_s")
+    __slots__ = ("decode", "itl_target_s", "kv_bytes_per_token", "prefill")
 
     def __init__(self, profile: PerformanceProfile | None, settings: CostSettings) -> None:
-        told = profile or PerformanceProfile()
+        profile = profile or PerformanceProfile()
 
         def start(name: str) -> tuple[str, float, Source]:
-            value = getattr(told, name)
+            value = getattr(profile, name)
             return (name, getattr(settings, name), Source.DEFAULT) if value is None else (name, value, Source.PROFILE)
 
-        self.prefill = Linear(
+        self.prefill = LinearModel(
             [start("prefill_base_s"), start("prefill_s_per_token"), start("prefill_s_per_token_pair")]
         )
-        self.decode = Linear(
+        self.decode = LinearModel(
             [start("decode_step_base_s"), start("decode_s_per_request"), start("decode_s_per_kv_token")]
         )
-        self.kv_bytes_per_token = told.kv_bytes_per_token or settings.kv_bytes_per_token
-        self.transfer_bytes_per_s = told.transfer_bytes_per_s
-        self.itl_target_s = told.itl_target_s or settings.itl_target_s
+        self.kv_bytes_per_token = profile.kv_bytes_per_token or settings.kv_bytes_per_token
+        self.itl_target_s = profile.itl_target_s or settings.itl_target_s
 
     def prefill_s(self, uncached_tokens: float, prompt_tokens: int) -> float:
         """Time to compute the last `uncached_tokens` of a prompt."""
@@ -161,6 +134,5 @@ class Coefficients:
         base, per_request, per_token = self.decode.values
         return base + per_request * requests + per_token * kv_tokens
 
-    def told(self) -> Sequence[Coefficient]:
-        """All of them, for ListWorkers."""
-        return (*self.prefill.told(), *self.decode.told())
+    def all(self) -> Sequence[Coefficient]:
+        return (*self.prefill.coefficients(), *self.decode.coefficients())

@@ -1,10 +1,10 @@
-"""Work promised to workers and not yet known to be done. Pure; times are arguments.
+"""Reservations: placed requests that are not known to be finished. Pure; times are arguments.
 
 Invariants:
-1. A target's three in-flight sums are those of the reservations on it; none goes below zero.
-2. A reservation counts on its prefill worker until `prefilled`, on its decode worker until it is settled.
-3. Every reservation ends: by a report, `grace_s` after its frontend's stream, or at its own end.
-4. What peers made counts like what this router made. A frontend's number leads to the own one first.
+1. A target's in-flight sums are those of the reservations on it; none goes below zero.
+2. A reservation counts on its prefill worker until `prefilled`, and on its decode worker until it is settled.
+3. Every reservation ends: by a report, `reservation_grace_s` after the stream of its frontend, or at its own end.
+4. A peer's reservation counts like one of this router. Where both used the same ask number, the number names this router's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,13 +12,26 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from services.router.placement.learning import Forecast
-from services.router.workers.target import Target
+from services.router.workers.handoff_times import Distance
+from services.router.workers.worker import Target
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
+class Forecast:
+    """What was expected of a placed request. Reports are compared with it."""
+
+    prompt_tokens: int
+    queue_s: float
+    wait_s: float
+    distance: Distance | None
+    transfer_bytes: float
+    prefilled_after_s: float | None = None
+    """When the prompt was reported as computed, from the placement on."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Reservation:
-    """One placed request. To give so many values by name takes twice as long as by position."""
+    """One placed request."""
 
     reservation_id: str
     request_id: str
@@ -28,78 +41,82 @@ class Reservation:
     decode: Target
     uncached_tokens: int
     kv_blocks: int
-    """On the decode worker."""
+    """KV blocks on the decode worker."""
     choices: int
-    """There too; both are 0 where the prefill worker gives the answer itself."""
+    """Sequences on the decode worker. This and `kv_blocks` are 0 where the prefill worker answers by itself."""
     ends_at: float
     ends_at_latest: float
     due_at: float = inf
-    """Since when the worker that computes now has had it to do. Infinite: nobody here knows, a peer placed it."""
+    """When the worker that computes it now was given the work. Infinite: not known, a peer placed it."""
     placed_at: float | None = None
-    """By this router's clock; of a peer's, when it was heard of. None: not known."""
+    """Time of the placement; of a peer's reservation, time at which it became known here. None: not known."""
     prefill_s: float = 0.0
-    """Expected time to compute its prompt; 0: as the worker's coefficients say."""
+    """Expected time to compute the prompt. 0: to be estimated from the worker's coefficients."""
     forecast: Forecast | None = None
-    """What reports are compared with. None: nothing, a peer placed it."""
+    """None: reports are compared with nothing, for example because a peer placed it."""
     expected_ttft_s: float | None = None
-    """What the policy expected, from the placement on. None: it does not estimate it, or a peer placed it."""
+    """From the placement on. None: the policy does not estimate it, or a peer placed it."""
     last_block_hash: int | None = None
-    """Names the prompt in the index of predictions. None: it has no full block, or a peer placed it and did not tell its blocks."""
+    """Identifies the prompt in the predicted index. None: no full block, or a peer did not send its blocks."""
     session_id: str = ""
     block_hashes: Sequence[int] = ()
-    """What its workers are believed to hold after it; only where they do not tell it themselves."""
+    """Blocks that its workers are assumed to hold from now on; only of workers without cache events."""
     predicted_hashes: Sequence[int] = ()
-    """What peers hear of from the worker itself once the prompt is computed, and not before. Then it is forgotten."""
+    """Blocks that peers learn from the worker's events once the prompt is computed. Then this is emptied."""
     is_orphaned: bool = False
     is_prefilled: bool = False
-    is_told: bool = False
-    """A peer made it."""
+    is_from_peer: bool = False
     keeper: str = ""
-    """The peer that its frontend speaks to, and that sees to its end. Empty: this router."""
-    is_known_from_here: bool = False
-    """Peers may believe that this router is its keeper, and have to hear from it of the end."""
+    """The peer that the frontend reports to and that announces the end. Empty: this router."""
+    is_announced: bool = False
+    """Peers may take this router for the keeper, so it has to announce the end."""
 
     @property
     def expected_prefill_s(self) -> float | None:
-        """Until the prompt is computed, the queue before it included. None: as for `expected_ttft_s`."""
+        """Time from the placement until the prompt is computed, with the queue before it. None as for `expected_ttft_s`."""
         if self.expected_ttft_s is None or self.forecast is None:
             return None
         return self.forecast.queue_s + self.prefill_s
 
     @property
-    def computing(self) -> Target:
-        """Whose turn it is."""
-        return self.decode if self.prefill is None or self.is_prefilled else self.prefill
+    def computing_prompt(self) -> Target:
+        """The target that computes the prompt."""
+        return self.prefill or self.decode
+
+    @property
+    def working(self) -> Target:
+        """The target whose turn it is."""
+        return self.decode if self.is_prefilled else self.computing_prompt
 
 
-class Journal(Protocol):
-    """Who wants to know of changes."""
+class ReservationListener(Protocol):
+    """Called on changes of reservations."""
 
-    def added(self, reservation: Reservation) -> None:
-        """A reservation made here."""
+    def on_added(self, reservation: Reservation) -> None:
+        """Called for reservations of this router only."""
         ...
 
-    def adopted(self, reservation: Reservation) -> None:
-        """Its frontend reports of it here from now on."""
+    def on_adopted(self, reservation: Reservation) -> None:
+        """The frontend reports to this router from now on."""
         ...
 
-    def prefilled(self, reservation: Reservation) -> None:
-        """Its prompt is computed."""
+    def on_prefilled(self, reservation: Reservation) -> None:
+        """The prompt is computed."""
         ...
 
-    def settled(self, reservation: Reservation) -> None:
-        """It is over."""
+    def on_settled(self, reservation: Reservation) -> None:
+        """The reservation ended."""
         ...
 
 
-class Book:
-    """All reservations."""
+class ReservationBook:
+    """All reservations, by id and by the frontend's ask number."""
 
     def __init__(self) -> None:
         self._own: dict[str, dict[int, Reservation]] = {}
-        self._told: dict[str, dict[int, Reservation]] = {}
+        self._of_peers: dict[str, dict[int, Reservation]] = {}
         self._by_id: dict[str, Reservation] = {}
-        self.journal: Journal | None = None
+        self.listener: ReservationListener | None = None
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -107,75 +124,70 @@ class Book:
     def __iter__(self) -> Iterator[Reservation]:
         return iter(self._by_id.values())
 
-    def get(self, frontend_id: str, ask_id: int) -> Reservation | None:
+    def get_own(self, frontend_id: str, ask_id: int) -> Reservation | None:
         """The reservation that this router made for an ask."""
-        numbers = self._own.get(frontend_id)
-        return None if numbers is None else numbers.get(ask_id)
+        return self._own.get(frontend_id, {}).get(ask_id)
 
-    def of_id(self, reservation_id: str) -> Reservation | None:
-        """The reservation of that id, whoever made it."""
+    def get_of_peer(self, frontend_id: str, ask_id: int) -> Reservation | None:
+        """The reservation that a peer made for an ask."""
+        return self._of_peers.get(frontend_id, {}).get(ask_id)
+
+    def get(self, reservation_id: str) -> Reservation | None:
+        """The reservation with that id, whoever made it."""
         return self._by_id.get(reservation_id)
 
     def find(self, frontend_id: str, ask_id: int, reservation_id: str = "") -> Reservation | None:
-        """What a frontend reports of: by id where it names one, else its number; own ones first."""
+        """The reservation that a frontend's report is about: by id when the report has one, else by ask number."""
         if reservation_id:
             known = self._by_id.get(reservation_id)
             return known if known is not None and known.frontend_id == frontend_id else None
-        return self.get(frontend_id, ask_id) or self.told(frontend_id, ask_id)
-
-    def told(self, frontend_id: str, ask_id: int) -> Reservation | None:
-        """The reservation that a peer made for an ask."""
-        numbers = self._told.get(frontend_id)
-        return None if numbers is None else numbers.get(ask_id)
+        return self.get_own(frontend_id, ask_id) or self.get_of_peer(frontend_id, ask_id)
 
     def add(self, reservation: Reservation) -> None:
-        """Counts it on its workers. Its id, and of an own one the frontend's number, must be free."""
+        """Counts it on its workers. Its id must be new; so must the ask number of a reservation of this router."""
         self._by_id[reservation.reservation_id] = reservation
-        own_or_told, frontend_id = self._numbers(reservation), reservation.frontend_id
-        numbers = own_or_told.get(frontend_id)
-        if numbers is None:
-            numbers = own_or_told[frontend_id] = {}
-        numbers[reservation.ask_id] = reservation
-        prefill, decode = reservation.prefill, reservation.decode
+        self._numbers(reservation).setdefault(reservation.frontend_id, {})[reservation.ask_id] = reservation
+        decode = reservation.decode
         decode.requests_in_flight += reservation.choices
         decode.kv_blocks_in_flight += reservation.kv_blocks
         if not reservation.is_prefilled:
-            computing, tokens = prefill or decode, reservation.uncached_tokens
+            computing, tokens = reservation.computing_prompt, reservation.uncached_tokens
             if not reservation.prefill_s:
                 reservation.prefill_s = computing.coefficients.prefill_s(tokens, tokens)
-            computing.promise(tokens, reservation.prefill_s, reservation.placed_at)
-            if prefill is not None:
-                prefill.requests_in_flight += 1
-        decode.refresh_batch()
-        if not reservation.is_told:
-            reservation.is_known_from_here = True
-            if self.journal is not None:
-                self.journal.added(reservation)
+            computing.add_prompt(tokens, prefill_s=reservation.prefill_s, now=reservation.placed_at)
+            if reservation.prefill is not None:
+                reservation.prefill.requests_in_flight += 1
+        decode.write_batch()
+        if not reservation.is_from_peer:
+            reservation.is_announced = True
+            if self.listener is not None:
+                self.listener.on_added(reservation)
 
     def adopt(self, reservation: Reservation) -> None:
-        """Its frontend reports of it here. Peers hear so when they may believe something else."""
+        """The frontend reports to this router. Tells peers that may assume another keeper."""
         is_news = bool(reservation.keeper) or reservation.is_orphaned
         reservation.keeper = ""
-        self.frontend_spoke(reservation)
-        if is_news and self.journal is not None:
-            reservation.is_known_from_here = True
-            self.journal.adopted(reservation)
+        reservation.ends_at = reservation.ends_at_latest
+        reservation.is_orphaned = False
+        if is_news and self.listener is not None:
+            reservation.is_announced = True
+            self.listener.on_adopted(reservation)
 
-    def prefilled(self, reservation: Reservation, *, now: float | None = None) -> None:
-        """Its prompt is computed, at `now` when that is known. Idempotent."""
+    def mark_prefilled(self, reservation: Reservation, *, now: float | None = None) -> None:
+        """The prompt is computed, at `now` when that is known. Idempotent."""
         if reservation.is_prefilled:
             return
-        self._computed(reservation, now)
-        if self.journal is not None:
-            self.journal.prefilled(reservation)
+        self._remove_prompt(reservation, now)
+        if self.listener is not None:
+            self.listener.on_prefilled(reservation)
 
     def settle(self, reservation: Reservation) -> None:
-        """It is over."""
+        """Ends a reservation and takes it off its workers."""
         if not reservation.is_prefilled:
-            self._computed(reservation, None)
+            self._remove_prompt(reservation, None)
         reservation.decode.requests_in_flight -= reservation.choices
         reservation.decode.kv_blocks_in_flight -= reservation.kv_blocks
-        reservation.decode.refresh_batch()
+        reservation.decode.write_batch()
         del self._by_id[reservation.reservation_id]
         numbers = self._numbers(reservation)
         of_frontend = numbers.get(reservation.frontend_id, {})
@@ -183,40 +195,35 @@ class Book:
             del of_frontend[reservation.ask_id]
             if not of_frontend:
                 del numbers[reservation.frontend_id]
-        if self.journal is not None:
-            self.journal.settled(reservation)
+        if self.listener is not None:
+            self.listener.on_settled(reservation)
 
-    def frontend_left(self, frontend_id: str, *, ends_at: float) -> None:
-        """Its stream ended: what it placed, or what this router adopted, ends at `ends_at` unless it comes back and reports."""
-        for numbers in (self._own, self._told):
+    def orphan_frontend(self, frontend_id: str, *, ends_at: float) -> None:
+        """The frontend's stream ended: what it reported to this router ends at `ends_at` unless it reports again."""
+        for numbers in (self._own, self._of_peers):
             for reservation in numbers.get(frontend_id, {}).values():
                 if not reservation.keeper:
                     self.orphan(reservation, ends_at=ends_at)
 
     def orphan(self, reservation: Reservation, *, ends_at: float) -> None:
-        """Nobody speaks of it: it ends at `ends_at` unless somebody does."""
+        """Nobody reports on it: it ends at `ends_at` unless somebody does."""
         reservation.ends_at = min(reservation.ends_at, ends_at)
         reservation.is_orphaned = True
 
-    def frontend_spoke(self, reservation: Reservation) -> None:
-        """Its frontend is there (again): only its own end counts."""
-        reservation.ends_at = reservation.ends_at_latest
-        reservation.is_orphaned = False
-
     def expire(self, now: float) -> Iterable[Reservation]:
-        """Settles and gives those whose end has come."""
-        over = [reservation for reservation in self._by_id.values() if reservation.ends_at <= now]
-        for reservation in over:
+        """Settles and returns the reservations whose end has come."""
+        expired = [reservation for reservation in self._by_id.values() if reservation.ends_at <= now]
+        for reservation in expired:
             self.settle(reservation)
-        return over
+        return expired
 
-    def _computed(self, reservation: Reservation, now: float | None) -> None:
+    def _remove_prompt(self, reservation: Reservation, now: float | None) -> None:
         reservation.is_prefilled = True
         reservation.predicted_hashes = ()
-        computing = reservation.prefill or reservation.decode
-        computing.computed(reservation.uncached_tokens, reservation.prefill_s, now)
+        computing, tokens = reservation.computing_prompt, reservation.uncached_tokens
+        computing.remove_prompt(tokens, prefill_s=reservation.prefill_s, now=now)
         if reservation.prefill is not None:
             reservation.prefill.requests_in_flight -= 1
 
     def _numbers(self, reservation: Reservation) -> dict[str, dict[int, Reservation]]:
-        return self._told if reservation.is_told else self._own
+        return self._of_peers if reservation.is_from_peer else self._own

@@ -1,19 +1,15 @@
-"""Seconds to the first token, and what decoding costs the newcomer and those already there."""
+"""The `kv` policy: seconds to the first token, and what decoding costs the request and its neighbours on the worker."""
 
 from typing import ClassVar
 
 import numpy as np
 
-from kvmesh.core import Ask
-from services.router.placement.policies.base import Candidates, Columns, LegKind, Policy, PolicyContext
-from services.router.workers.board import BASE, FLOOR, GROWTH, PER_PAIR, PER_TOKEN, RUNNING, SHARE, UNTIL, WAIT, Floats
+from services.router.placement.policies.base import Candidates, LegKind, Policy, PolicyContext
+from services.router.workers.target_arrays import Floats
 
 
 class KvPolicy(Policy):
-    """queue + prefill + transfer + wait + decode, and for a decode worker that computes the prompt itself also interference.
-
-    `weigh` says what the terms are; `costs` is their sum in fewer array operations, which take most of a decision's time.
-    """
+    """The cost of docs/routing-cost.md, with its terms and symbols. `pair_search.py` adds the term `transfer`."""
 
     name: ClassVar[str] = "kv"
     cost_unit: ClassVar[str] = "s"
@@ -22,59 +18,33 @@ class KvPolicy(Policy):
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
         self.preference = context.cost.preference_s
-        self._weight = context.cost.decode_weight
+        self._decode_weight = context.cost.decode_weight
         self._output_tokens = context.cost.output_tokens
 
-    def weigh(self, candidates: Candidates) -> Columns:
-        """Prefill: queue, prefill. Decode: wait, decode. Alone: all of them and interference."""
-        if candidates.kind is LegKind.PREFILL:
-            return self._prefill(candidates)
-        if candidates.kind is LegKind.DECODE:
-            return self._decode(candidates)
-        columns = self._prefill(candidates) | self._decode(candidates)
-        columns["interference"] = self._weight * candidates.rows[RUNNING] * columns["prefill"]
-        return columns
+    def terms(self, candidates: Candidates) -> dict[str, Floats]:
+        terms: dict[str, Floats] = {}
+        if candidates.kind is not LegKind.DECODE:
+            terms |= {"queue": _queue_s(candidates), "prefill": _prefill_s(candidates)}
+        if candidates.kind is not LegKind.PREFILL:
+            terms |= {"wait": candidates.decode.wait_s, "decode": self._decode_s(candidates)}
+        if candidates.kind is LegKind.ALONE:
+            terms["interference"] = self._decode_weight * candidates.decode.requests * terms["prefill"]
+        return terms
 
-    def costs(self, candidates: Candidates) -> Floats:
-        """See `weigh`."""
-        if candidates.kind is LegKind.PREFILL:
-            return self._prefill_costs(candidates)
-        if candidates.kind is LegKind.DECODE:
-            return self._decode_costs(candidates)
-        return super().costs(candidates)
+    def _decode_s(self, candidates: Candidates) -> Floats:
+        """Each of m output tokens is delayed by the batch, and delays the batch."""
+        decode, ask = candidates.decode, candidates.ask
+        m = ask.expected_output_tokens or self._output_tokens
+        delay_s = decode.delay_s + decode.delay_s_per_token * (ask.prompt_tokens + m)
+        return delay_s * (self._decode_weight * m * (ask.choices or 1))
 
-    def _prefill(self, candidates: Candidates) -> dict[str, Floats]:
-        rows = candidates.rows
-        queue = np.maximum(rows[UNTIL] - candidates.now, rows[FLOOR]) - rows[BASE]
-        uncached = candidates.uncached_tokens
-        pairs = uncached * (candidates.ask.prompt_tokens - 0.5 * uncached)
-        return {"queue": queue, "prefill": rows[BASE] + rows[PER_TOKEN] * uncached + rows[PER_PAIR] * pairs}
 
-    def _decode(self, candidates: Candidates) -> dict[str, Floats]:
-        """Each of `output` tokens comes later by what the batch adds to a step; everybody in it waits for the newcomer's part."""
-        rows, (delayed, delayed_tokens) = candidates.rows, self.delayed(candidates.ask)
-        return {"wait": rows[WAIT], "decode": rows[GROWTH] * delayed + rows[SHARE] * delayed_tokens}
+def _queue_s(candidates: Candidates) -> Floats:
+    seconds: Floats = np.maximum(candidates.prefill.done_s - candidates.now, candidates.prefill.queue_s_min)
+    return seconds
 
-    def delayed(self, ask: Ask) -> tuple[float, float]:
-        """Output tokens that come later, in what they are worth, and the same times the tokens that the request holds."""
-        output = ask.expected_output_tokens or self._output_tokens
-        delayed = self._weight * output * (ask.choices or 1)
-        return delayed, delayed * (ask.prompt_tokens + output)
 
-    def _prefill_costs(self, candidates: Candidates) -> Floats:
-        rows, held, tokens = candidates.rows, candidates.held, candidates.ask.prompt_tokens
-        costs: Floats = rows[UNTIL] - candidates.now
-        np.maximum(costs, rows[FLOOR], costs)
-        uncached = tokens if held is None else tokens - held
-        own = rows[PER_TOKEN] * uncached
-        if candidates.has_pairs:
-            own += rows[PER_PAIR] * (uncached * (tokens - 0.5 * uncached))
-        costs += own
-        return costs
-
-    def _decode_costs(self, candidates: Candidates) -> Floats:
-        rows, (delayed, delayed_tokens) = candidates.rows, self.delayed(candidates.ask)
-        costs: Floats = rows[GROWTH] * delayed
-        costs += rows[SHARE] * delayed_tokens
-        costs += rows[WAIT]
-        return costs
+def _prefill_s(candidates: Candidates) -> Floats:
+    prefill, n, cached = candidates.prefill, candidates.ask.prompt_tokens, candidates.cached_tokens
+    # n - u/2 = (n + cached) / 2
+    return prefill.base_s + (n - cached) * (prefill.s_per_token + prefill.s_per_token_pair_half * (n + cached))

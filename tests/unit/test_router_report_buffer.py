@@ -1,4 +1,4 @@
-"""Reports wait until who asked is answered, and are counted before anything is said that they would change."""
+"""Reports wait until who asked is answered, and are applied before anything is said that they would change."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,20 +7,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import Placement, ReportKind
+from kvmesh.core import Placement, Report, ReportKind
 from kvmesh.errors import InvalidRequestError, LostError, UnavailableError
 from kvmesh.telemetry import Telemetry
 from services.router.core import CoreLimits, RouterCore
-from services.router.explain import ReportNote
 from services.router.health.breaker import BreakerSettings
 from services.router.health.monitor import HealthSettings
 from services.router.metrics import RouterMetrics
 from services.router.queue.admission import Queued
 from services.router.queue.subqueues import QueueLimits
-from services.router.serving.queue_dispatcher import Dispatch
-from services.router.serving.report_buffer import REPORTS_MAX, REPORTS_PER_TURN, Inbox
-from services.router.serving.response_queue import Outbox
-from services.router.workers.target import TargetLimits
+from services.router.serving.queue_dispatcher import QueueDispatcher
+from services.router.serving.report_buffer import REPORTS_MAX, REPORTS_PER_ITERATION, ReportBuffer
+from services.router.serving.response_queue import ResponseQueue
+from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, join
 
 
@@ -29,8 +28,8 @@ class Stage:
     """A router whose one decode worker takes `requests_max` requests; asks are numbered from 1."""
 
     core: RouterCore
-    dispatch: Dispatch
-    inbox: Inbox
+    dispatcher: QueueDispatcher
+    buffer: ReportBuffer
     asks: int = 0
     later_s: float = 0.0
 
@@ -43,8 +42,8 @@ class Stage:
         return self.core.ask("f", number, ask(name or f"r{number}", [number]), now=now, wall=now)
 
     def report(self, *numbers: int, kind: ReportKind = ReportKind.FINISHED, **options) -> None:
-        self.inbox.put("f", [(number, ReportNote(kind=kind, elapsed_s=0.1, **options)) for number in numbers])
-        self.inbox.come_back()
+        self.buffer.add("f", [(number, Report(kind=kind, elapsed_s=0.1, **options)) for number in numbers])
+        self.buffer.schedule()
 
 
 def stage(requests_max: int, **limits) -> Stage:
@@ -53,24 +52,29 @@ def stage(requests_max: int, **limits) -> Stage:
     join(router, "d1", "decode")
     clock = SystemClock()
     metrics = RouterMetrics(Telemetry.create("router", registry=CollectorRegistry()).instruments, router)
-    dispatch = Dispatch(router, metrics, clock)
-    return Stage(router, dispatch, Inbox(router, metrics, clock, dispatch))
+    dispatcher = QueueDispatcher(router, metrics, clock)
+    return Stage(router, dispatcher, ReportBuffer(router, metrics, clock, dispatcher))
 
 
 async def test_reports_wait_a_turn_and_come_some_at_a_time():
     """What is due in the loop already goes first; then as many as a turn takes, in order, until none is left."""
     on = stage(100)
-    count = 2 * REPORTS_PER_TURN + 5
+    count = 2 * REPORTS_PER_ITERATION + 5
     for _ in range(count):
         on.ask()
     left = []
     on.report(*range(1, count + 1))
     asyncio.get_running_loop().call_soon(lambda: left.append(len(on.core.book)))
     assert len(on.core.book) == count
-    while on.inbox:
+    while on.buffer:
         left.append(len(on.core.book))
         await asyncio.sleep(0)
-    assert left == [count, count - REPORTS_PER_TURN, count - REPORTS_PER_TURN, count - 2 * REPORTS_PER_TURN]
+    assert left == [
+        count,
+        count - REPORTS_PER_ITERATION,
+        count - REPORTS_PER_ITERATION,
+        count - 2 * REPORTS_PER_ITERATION,
+    ]
     assert len(on.core.book) == 0
 
 
@@ -93,13 +97,13 @@ async def test_reports_make_room_where_nobody_may_wait():
 
 
 async def test_a_probe_that_went_well_opens_the_worker_for_the_next_ask():
-    """An ask is not refused for a breaker that a report in the inbox would close."""
+    """An ask is not refused for a breaker that a buffered report would close."""
     health = HealthSettings(breaker=BreakerSettings(failures_max=1, pause_min_s=1.0, probes_max=1, probe_successes=1))
     on = stage(100, health=health)
     on.ask()
     lost = LostError("gone", where="d1")
     on.report(1, kind=ReportKind.FAILED, error=lost, failed_worker_id="d1")
-    assert not on.inbox, "a failure is not kept back"
+    assert not on.buffer, "a failure is not kept back"
     with pytest.raises(UnavailableError):
         on.ask()
     on.later_s = 1.5
@@ -111,7 +115,7 @@ async def test_a_probe_that_went_well_opens_the_worker_for_the_next_ask():
 
 
 async def test_a_number_is_free_once_its_end_is_reported():
-    """Though the report is not counted yet; and not before."""
+    """Though the report is not applied yet; and not before."""
     on = stage(100)
     on.ask()
     with pytest.raises(InvalidRequestError):
@@ -121,21 +125,21 @@ async def test_a_number_is_free_once_its_end_is_reported():
 
 
 async def test_nothing_waits_while_asks_wait():
-    """Reports are counted at once when somebody is in the queue: they make the room that he waits for."""
+    """Reports are applied at once when somebody is in the queue: they make the room that he waits for."""
     on = stage(1)
     on.ask()
     assert isinstance(on.ask(), Queued)
-    on.dispatch.queued("f", 2, Outbox(messages_max=10))
+    on.dispatcher.on_queued("f", 2, ResponseQueue(responses_max=10))
     on.report(1)
-    assert not on.inbox
+    assert not on.buffer
     assert len(on.core.book) == 0
 
 
-async def test_the_inbox_is_bounded():
-    """More than it holds are counted before anything else is read."""
+async def test_the_buffer_is_bounded():
+    """More than it holds are applied before anything else is read."""
     on = stage(100)
     on.ask()
     on.report(*([1] * REPORTS_MAX), kind=ReportKind.PROGRESS)
-    assert len(on.inbox) == REPORTS_MAX
+    assert len(on.buffer) == REPORTS_MAX
     on.report(1)
-    assert not on.inbox
+    assert not on.buffer

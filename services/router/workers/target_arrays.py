@@ -1,0 +1,82 @@
+"""The numbers that the cost formula reads of every target, in arrays, so that one decision scores all candidates at once.
+
+A target writes its numbers when they change. A decision only reads: calling into 512 Python objects takes longer than the rest of it.
+Symbols in brackets are those of docs/routing-cost.md.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Positions = NDArray[np.intp]
+
+
+class PrefillNumbers(NamedTuple):
+    """What computing a prompt costs on each target."""
+
+    done_s: Floats
+    """Time at which all promised prompts should be computed [done(p)]."""
+    queue_s_min: Floats
+    """The queue is at least so long [overdue_ratio · promised(p)]. Infinite: the target takes no more prompts."""
+    base_s: Floats
+    s_per_token: Floats
+    s_per_token_pair_half: Floats
+    """Half of the seconds per token to compute and token before it [per_pair / 2]."""
+
+
+class DecodeNumbers(NamedTuple):
+    """What decoding costs on each target."""
+
+    wait_s: Floats
+    """Seconds until a decode slot is free [wait]. Infinite: the target takes no more requests."""
+    delay_s: Floats
+    """Seconds per output token that the batch and a new request delay each other by [2 · r · R + k · K]."""
+    delay_s_per_token: Floats
+    """The same for each token that the new request holds [k · R]."""
+    requests: Floats
+    """Requests on the target [R]."""
+    step_room_s: Floats
+    """Seconds of prefill that fit into a decode step within the inter-token latency target. Infinite without requests."""
+
+
+_EMPTY: Floats = np.zeros(0)
+NO_PREFILL_NUMBERS = PrefillNumbers(*[_EMPTY] * len(PrefillNumbers._fields))
+NO_DECODE_NUMBERS = DecodeNumbers(*[_EMPTY] * len(DecodeNumbers._fields))
+
+
+class TargetArrays:
+    """The numbers of all targets of a fleet, one column per target. The arrays are replaced when they grow; callers must not keep them."""
+
+    __slots__ = ("_decode_values", "_free_columns", "_prefill_values", "decode", "prefill")
+
+    def __init__(self, columns: int = 64) -> None:
+        self._allocate(columns)
+        self._free_columns = list(range(columns - 1, -1, -1))
+
+    def add_column(self) -> int:
+        """Reserves a column for a target and returns its index."""
+        if not self._free_columns:
+            prefill, decode = self._prefill_values, self._decode_values
+            columns = prefill.shape[1]
+            self._allocate(2 * columns)
+            self._prefill_values[:, :columns], self._decode_values[:, :columns] = prefill, decode
+            self._free_columns = list(range(2 * columns - 1, columns - 1, -1))
+        return self._free_columns.pop()
+
+    def free_column(self, column: int) -> None:
+        self._free_columns.append(column)
+
+    def take_prefill(self, columns: Positions) -> PrefillNumbers:
+        """Copies the numbers of some targets."""
+        return PrefillNumbers(*self._prefill_values.take(columns, 1))
+
+    def take_decode(self, columns: Positions) -> DecodeNumbers:
+        """Copies the numbers of some targets."""
+        return DecodeNumbers(*self._decode_values.take(columns, 1))
+
+    def _allocate(self, columns: int) -> None:
+        self._prefill_values: Floats = np.zeros((len(PrefillNumbers._fields), columns))
+        self._decode_values: Floats = np.zeros((len(DecodeNumbers._fields), columns))
+        self.prefill, self.decode = PrefillNumbers(*self._prefill_values), DecodeNumbers(*self._decode_values)
