@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
-from kvmesh.core import Handoff, KvHandle, Rendezvous, ReportKind, Usage, WorkerRef
+from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, ReportKind, Role, Usage, WorkerRef
 from kvmesh.errors import (
     CancelledByCallerError,
     DeadlineError,
@@ -15,16 +15,9 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.rpc.clients import (
-    DecodeLeg,
-    DecodeLink,
-    DecodeLinks,
-    Placed,
-    PrefillClient,
-    PrefillResult,
-    RouterLink,
-)
+from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.codec.legs import spend_lease
+from kvmesh.rpc.whole_leg import WholeLeg, run_leg
 from services.frontend.choice import Choice
 from services.frontend.prepare import Prepared
 from services.frontend.settings import PipelineSettings
@@ -50,26 +43,22 @@ class Attempt:
         *,
         number: int,
         deadline_s: float,
-        prefill: PrefillClient,
-        links: DecodeLinks,
+        links: LegLinks,
         router: RouterLink,
         clock: Clock,
         settings: PipelineSettings,
         room: Callable[[], int],
-        release: Callable[[WorkerRef, KvHandle], None],
     ) -> None:
         self._prepared = prepared
         self._placed = placed
         self._placement = placed.placement
         self._suffix = f"-{number}" if number else ""
         self._deadline_s = deadline_s
-        self._prefill = prefill
         self._links = links
         self._router = router
         self._clock = clock
         self._settings = settings
         self._room = room
-        self._release = release
         self._began_s = clock.now()
         self._choices: list[Choice] = []
         self._open = 0
@@ -125,12 +114,14 @@ class Attempt:
                 self._ended.exception()  # Marks it as seen when another failure came first.
 
     async def _run(self) -> None:
-        link = None if self._is_answered_at_once() else await self._link()
+        prefill = await self._link_prefill()
+        is_answered_by_prefill = prefill is not None and self._may_answer(prefill)
+        decode = None if is_answered_by_prefill else await self._link(self._placement.decode, Role.DECODE)
         if len(self._choices) == 1 and self._placement.handoff is not Handoff.RENDEZVOUS:
-            await self._start_leg(0, link)
+            await self._start_leg(0, prefill, decode)
             await self._wait_end()
             return
-        starting = asyncio.ensure_future(self._start_legs(link))
+        starting = asyncio.ensure_future(self._start_legs(prefill, decode))
         try:
             # A leg that fails while prompts are still computed ends the request at once.
             await asyncio.wait({starting, self._ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,141 +133,126 @@ class Attempt:
                 starting.cancel()
                 await asyncio.wait({starting})
 
-    def _is_answered_at_once(self) -> bool:
-        """Whether the prefill worker gives the answers itself: those of one token more, which it has when it has the prompt."""
-        prefill, generation = self._placement.prefill, self._prepared.generation
-        if prefill is None or self._placement.handoff is not Handoff.SEQUENTIAL:
-            return False
+    async def _link_prefill(self) -> LegLink | None:
+        """None: the decode worker computes the prompt. It must where the prompt's log-probabilities are wanted, which are computed
+        with the prompt and do not travel with its KV, unless the prefill worker gives the whole answer."""
+        worker = self._placement.prefill
+        if worker is None:
+            return None
+        link = await self._link(worker, Role.PREFILL)
+        scores_prompt = self._prepared.generation.sampling.prompt_logprobs is not None
+        return None if scores_prompt and not self._may_answer(link) else link
+
+    def _may_answer(self, prefill: LegLink) -> bool:
+        """Whether the prefill worker gives the answers itself: those of a single token, which it has when it has the prompt."""
+        generation = self._prepared.generation
         is_single = generation.sampling.max_tokens == len(generation.emitted_token_ids) + 1
-        return is_single and self._prefill.may_answer(prefill)
+        return is_single and self._placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
 
-    async def _link(self) -> DecodeLink:
-        decode = self._placement.decode
+    async def _link(self, worker: WorkerRef, role: Role) -> LegLink:
         try:
-            return await self._links.link(decode, timeout_s=min(self._left_s(), self._settings.link_timeout_s))
+            return await self._links.link(worker, role, timeout_s=min(self._left_s(), self._settings.link_timeout_s))
         except RETRIABLE:
-            self._failed_worker_id = decode.worker_id
-            raise
-
-    async def _start_legs(self, link: DecodeLink | None) -> None:
-        """One prefill after the other: from the second on the prompt is in the prefill worker's cache."""
-        for i in range(len(self._choices)):
-            await self._start_leg(i, link)
-
-    async def _start_leg(self, i: int, link: DecodeLink | None) -> None:
-        """Without a link the prefill worker answers."""
-        if link is None:
-            await self._ask_output(i)
-            return
-        prefill = None if self._scores_prompt else self._placement.prefill
-        is_last = i == len(self._choices) - 1
-        if prefill is None:
-            self._submit(i, link)
-        elif self._placement.handoff is Handoff.RENDEZVOUS:
-            await self._start_rendezvous(i, link, prefill)
-        elif self._placement.handoff is Handoff.SEQUENTIAL:
-            result, came_s = await self._compute(i, prefill)
-            self._submit_handle(i, link, prefill, result.handle, came_s)
-        else:
-            raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
-        # The link writes what was submitted in this turn of the loop; what is left to do here can wait for that.
-        await asyncio.sleep(0)
-        if is_last and prefill is not None:
-            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
-
-    @property
-    def _scores_prompt(self) -> bool:
-        """A prompt's log-probabilities are computed with it and do not travel with its KV: then one worker does both."""
-        return self._prepared.generation.sampling.prompt_logprobs is not None
-
-    async def _ask_output(self, i: int) -> None:
-        """A whole answer from the prefill worker, to the choice as if its leg had told it."""
-        prefill = self._placement.prefill
-        assert prefill is not None
-        result, came_s = await self._compute(i, prefill, wants_output=True)
-        output, choice = result.output, self._choices[i]
-        if output is None:
-            await self._decode_instead(i, prefill, result.handle, came_s)
-        if i == len(self._choices) - 1:
-            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
-        if output is not None:
-            if output.prompt_logprobs is not None:
-                choice.on_prompt(output.prompt_logprobs)
-            choice.on_tokens(output.token_ids, output.logprobs, came_s)
-            choice.on_finish(output.finish)
-
-    async def _decode_instead(self, i: int, prefill: WorkerRef, handle: KvHandle | None, came_s: float) -> None:
-        """For a worker that does not answer single tokens and had not said so yet."""
-        if handle is None:
-            raise KvLostError("the prefill worker gave no handle", where=prefill.worker_id)
-        try:
-            link = await self._link()
-        except BaseException:
-            self._release(prefill, handle)
-            raise
-        if self._scores_prompt:
-            self._release(prefill, handle)
-            self._submit(i, link)
-        else:
-            self._submit_handle(i, link, prefill, handle, came_s)
-
-    async def _start_rendezvous(self, i: int, link: DecodeLink, prefill: WorkerRef) -> None:
-        """Both legs at once; the decode leg is stopped when the prefill leg fails."""
-        rendezvous = _rendezvous(self._placement.rendezvous_address, self._room(), prefill)
-        self._submit(i, link, rendezvous=rendezvous)
-        await self._compute(i, prefill, rendezvous=rendezvous)
-
-    async def _compute(
-        self, i: int, worker: WorkerRef, *, rendezvous: Rendezvous | None = None, wants_output: bool = False
-    ) -> tuple[PrefillResult, float]:
-        """Prefills; what came of it and when."""
-        try:
-            result = await self._prefill.prefill(
-                worker,
-                request_id=self._leg_id(i),
-                generation=self._prepared.generation_of(i),
-                timeout_s=self._left_s(),
-                rendezvous=rendezvous,
-                reservation_id=self._placement.reservation_id,
-                wants_output=wants_output,
-            )
-        except (UnavailableError, LostError, OverloadedError):
             self._failed_worker_id = worker.worker_id
             raise
-        if i == 0:
-            self.usage = result.usage
-        return result, self._clock.now()
 
-    def _submit_handle(
-        self, i: int, link: DecodeLink, prefill: WorkerRef, handle: KvHandle | None, came_s: float
-    ) -> None:
+    async def _start_legs(self, prefill: LegLink | None, decode: LegLink | None) -> None:
+        """One prompt after the other: from the second choice on it is in the prefill worker's cache."""
+        for i in range(len(self._choices)):
+            await self._start_leg(i, prefill, decode)
+
+    async def _start_leg(self, i: int, prefill: LegLink | None, decode: LegLink | None) -> None:
+        """Without `prefill` the decode worker computes the prompt; without `decode` the prefill worker answers."""
+        if prefill is None:
+            assert decode is not None
+            self._submit(i, decode)
+        elif decode is None:
+            await self._answer_at_prefill(i, prefill)
+            return
+        elif self._placement.handoff is Handoff.RENDEZVOUS:
+            await self._start_rendezvous(i, prefill, decode)
+        elif self._placement.handoff is Handoff.SEQUENTIAL:
+            await self._hand_over(i, prefill, decode)
+        else:
+            raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
+        # The link writes in this turn of the event loop; what is left to do here can wait for that.
+        await asyncio.sleep(0)
+        if prefill is not None and self._is_last(i):
+            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+
+    def _is_last(self, i: int) -> bool:
+        return i == len(self._choices) - 1
+
+    async def _answer_at_prefill(self, i: int, prefill: LegLink) -> None:
+        """A single token from the prefill worker, given to the choice as if it had come frame by frame."""
+        whole = await self._run_prefill(i, prefill, LegTask.GENERATE)
+        choice = self._choices[i]
+        if self._is_last(i):
+            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+        if whole.prompt_logprobs is not None:
+            choice.on_prompt(whole.prompt_logprobs)
+        if whole.token_ids:
+            choice.on_tokens(whole.token_ids, whole.logprobs or None, whole.came_s)
+        assert whole.finish is not None
+        choice.on_finish(whole.finish)
+
+    async def _hand_over(self, i: int, prefill: LegLink, decode: LegLink) -> None:
+        """The prompt on the prefill worker, then the answer on the decode worker, which pulls the KV."""
+        whole = await self._run_prefill(i, prefill, LegTask.PREFILL)
+        came_s = self._clock.now()
+        assert whole.finish is not None
+        handle = whole.finish.handle
         if handle is None:
-            raise KvLostError("the prefill worker gave no handle", where=prefill.worker_id)
+            raise KvLostError("the prefill worker gave no handle", where=prefill.worker.worker_id)
         try:
-            self._submit(i, link, handle=spend_lease(handle, self._clock.now() - came_s))
+            self._submit(i, decode, handle=spend_lease(handle, self._clock.now() - came_s))
         except BaseException:
-            self._release(prefill, handle)
+            prefill.release_nowait(handle.handle_id)
             raise
 
+    async def _start_rendezvous(self, i: int, prefill: LegLink, decode: LegLink) -> None:
+        """Both legs at once; the decode leg is stopped when the prefill leg fails."""
+        rendezvous = _rendezvous(self._placement.rendezvous_address, self._room(), prefill.worker)
+        self._submit(i, decode, rendezvous=rendezvous)
+        await self._run_prefill(i, prefill, LegTask.PREFILL, rendezvous=rendezvous)
+
+    async def _run_prefill(
+        self, i: int, link: LegLink, task: LegTask, *, rendezvous: Rendezvous | None = None
+    ) -> WholeLeg:
+        """A leg on the prefill worker, to its end."""
+        leg = self._leg(i, task, rendezvous=rendezvous)
+        try:
+            whole = await run_leg(link, leg, timeout_s=self._left_s())
+        except (UnavailableError, LostError, OverloadedError):
+            self._failed_worker_id = link.worker.worker_id
+            raise
+        if i == 0 and whole.finish is not None:
+            self.usage = whole.finish.usage
+        return whole
+
+    def _leg(
+        self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+    ) -> Leg:
+        return Leg(
+            leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}",
+            task=task,
+            generation=self._prepared.generation_of(i),
+            handle=handle,
+            rendezvous=rendezvous,
+        )
+
     def _submit(
-        self, i: int, link: DecodeLink, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+        self, i: int, link: LegLink, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
     ) -> None:
         choice = self._choices[i]
         if self._ended.done():
             self._ended.result()
             raise CancelledByCallerError("the request is over")
-        leg = DecodeLeg(
-            request_id=self._leg_id(i),
-            generation=self._prepared.generation_of(i),
-            timeout_s=self._left_s(),
-            handle=handle,
-            rendezvous=rendezvous,
-            reservation_id=self._placement.reservation_id,
-        )
+        leg = self._leg(i, LegTask.GENERATE, handle=handle, rendezvous=rendezvous)
         try:
-            choice.begin(link.submit_nowait(leg, choice))
+            choice.begin(link.submit_nowait(leg, choice, timeout_s=self._left_s()))
         except RETRIABLE:
-            self._failed_worker_id = self._placement.decode.worker_id
+            self._failed_worker_id = link.worker.worker_id
             raise
         choice.heard_at_s = self._clock.now()
         self._uses_decode = True
@@ -353,9 +329,6 @@ class Attempt:
         if left_s <= 0:
             raise DeadlineError("the request's time is over")
         return left_s
-
-    def _leg_id(self, i: int) -> str:
-        return f"{self._prepared.request.request_id}-{i}{self._suffix}"
 
     def _found_by_decode(self) -> int | None:
         """Prompt tokens that a decode worker found cached that computed the prompt itself; of others the router has heard."""

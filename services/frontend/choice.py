@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from kvmesh.clock import Clock
-from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.core import FinishReason, LegFinish, TokenLogprob
 from kvmesh.errors import LostError, MeshError
-from kvmesh.rpc.clients import LegFinish
 from services.frontend.call_end import CallEnd
 from services.frontend.detokenise import Detokeniser
 from services.frontend.metrics import ModelGaps

@@ -1,15 +1,23 @@
-"""Embedding requests on their way through the mesh: tokens, one placement, one call of a worker, perhaps once more elsewhere."""
+"""Embedding requests on their way through the mesh: tokens, one placement, one leg per input, perhaps once more elsewhere."""
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvmesh.checks import PRIORITY_MAX, check_range
 from kvmesh.clock import Clock
-from kvmesh.core import Ask, ReportKind
-from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
-from kvmesh.rpc.clients import EmbedCall, EmbedClient, EmbedResult, Placed, RouterLink
+from kvmesh.core import Ask, Generation, Leg, LegFinish, LegTask, ReportKind, Role, Usage
+from kvmesh.errors import (
+    InternalError,
+    InvalidRequestError,
+    MeshError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.rpc.clients import EmbedResult, LegLink, LegLinks, Placed, RouterLink
+from kvmesh.rpc.whole_leg import run_leg
 from services.frontend.access.caller import current_caller
 from services.frontend.attempt import RETRIABLE
 from services.frontend.models import ServedModel
@@ -19,6 +27,8 @@ from services.frontend.request import Request
 from services.frontend.settings import PipelineSettings
 
 EMBEDDINGS = "embeddings"
+LEGS_MAX = 64
+"""Inputs of one request that run at once. More would fill the worker's queue; the engine batches no more of them either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +48,8 @@ class EmbedRequest:
 class Embedder:
     """Runs embedding requests. Owns nothing; the router hears exactly one end of each placement."""
 
-    def __init__(self, client: EmbedClient, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
-        self._client = client
+    def __init__(self, links: LegLinks, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
+        self._links = links
         self._router = router
         self._clock = clock
         self._settings = settings
@@ -68,7 +78,7 @@ class Embedder:
                 error.field = request.asked.named(error.field)
                 raise
             try:
-                return await self._call(request, model, inputs, placed, deadline_s)
+                return await self._call(request, model, inputs, placed, deadline_s, number)
             except RETRIABLE as error:
                 first_failure = first_failure or error
                 end = replacing.end_of(error)
@@ -121,6 +131,7 @@ class Embedder:
         inputs: Sequence[Sequence[int]],
         placed: Placed,
         deadline_s: float,
+        number: int,
     ) -> EmbedResult:
         began_s = self._clock.now()
 
@@ -131,19 +142,11 @@ class Embedder:
                 placed.ask_id, kind, elapsed_s=elapsed_s, error=error, failed_worker_id=worker_id
             )
 
-        call = EmbedCall(
-            request_id=request.asked.request_id,
-            model=model.name,
-            inputs=inputs,
-            dimensions=request.dimensions,
-            adapter=request.asked.adapter or model.adapter,
-            priority=request.asked.priority,
-            traceparent=request.asked.traceparent,
-            reservation_id=placed.placement.reservation_id,
-        )
+        worker = placed.placement.decode
+        left_s = max(1e-3, deadline_s - self._clock.now())
         try:
-            left_s = max(1e-3, deadline_s - self._clock.now())
-            result = await self._client.embed(placed.placement.decode, call, timeout_s=left_s)
+            link = await self._links.link(worker, Role.DECODE, timeout_s=min(left_s, self._settings.link_timeout_s))
+            result = await self._run_legs(link, self._legs(request, model, inputs, number), deadline_s)
         except MeshError as error:
             tell(ReportKind.FAILED, error)
             raise
@@ -152,6 +155,60 @@ class Embedder:
             raise
         tell(ReportKind.FINISHED)
         return result
+
+    def _legs(
+        self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], number: int
+    ) -> Iterator[Leg]:
+        asked = request.asked
+        suffix = f"-{number}" if number else ""
+        for i, token_ids in enumerate(inputs):
+            yield Leg(
+                leg_id=f"{asked.request_id}-{i}{suffix}",
+                task=LegTask.EMBED,
+                generation=Generation(
+                    model=model.name,
+                    token_ids=token_ids,
+                    adapter=asked.adapter or model.adapter,
+                    priority=asked.priority,
+                    traceparent=asked.traceparent,
+                ),
+                dimensions=request.dimensions,
+            )
+
+    async def _run_legs(self, link: LegLink, legs: Iterable[Leg], deadline_s: float) -> EmbedResult:
+        """All embeddings. The first failure ends the others."""
+        room = asyncio.Semaphore(LEGS_MAX)
+
+        async def run(leg: Leg) -> LegFinish:
+            async with room:
+                whole = await run_leg(link, leg, timeout_s=max(1e-3, deadline_s - self._clock.now()))
+            if whole.finish is None or whole.finish.embedding is None:
+                raise InternalError("the worker gave no embedding", where=link.worker.worker_id)
+            return whole.finish
+
+        tasks: list[asyncio.Task[LegFinish]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run(leg)) for leg in legs]
+        except* MeshError as errors:
+            failure = _first_failure(errors)
+        else:
+            finishes = [task.result() for task in tasks]
+            return EmbedResult(
+                vectors=[finish.embedding or () for finish in finishes],
+                usage=Usage(
+                    prompt_tokens=sum(finish.usage.prompt_tokens for finish in finishes),
+                    cached_tokens=sum(finish.usage.cached_tokens for finish in finishes),
+                ),
+            )
+        raise failure
+
+
+def _first_failure(errors: "ExceptionGroup[MeshError]") -> MeshError:
+    first = errors.exceptions[0]
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    return first
 
 
 def _ask(

@@ -8,12 +8,11 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import Clock
-from kvmesh.core import KvHandle, Usage, WorkerRef
+from kvmesh.core import Usage
 from kvmesh.errors import (
     DeadlineError,
     InvalidRequestError,
@@ -23,7 +22,7 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from kvmesh.rpc.clients import DecodeLinks, EmbedClient, EmbedResult, Placed, PrefillClient, RouterLink
+from kvmesh.rpc.clients import EmbedResult, LegLinks, Placed, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
@@ -56,8 +55,7 @@ class Pipeline:
         self,
         *,
         models: Models,
-        prefill: PrefillClient,
-        links: DecodeLinks,
+        links: LegLinks,
         router: RouterLink,
         clock: Clock,
         generator: Random,
@@ -65,22 +63,19 @@ class Pipeline:
         settings: PipelineSettings,
         tracing: Tracing | None = None,
         access: Access | None = None,
-        embed: EmbedClient | None = None,
     ) -> None:
         self.models = models
         self.access = access or Access(AccessSettings(), clock)
-        self._embedder = Embedder(embed, router, clock, settings) if embed is not None else None
+        self._embedder = Embedder(links, router, clock, settings)
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
         self.clock = clock
-        self._prefill = prefill
         self._links = links
         self._router = router
         self._random = generator
         self._in_flight: set[str] = set()
         self._idle = asyncio.Event()
-        self._releases: set[asyncio.Task[None]] = set()
         self._is_draining = False
         self._refuses = False
 
@@ -106,11 +101,6 @@ class Pipeline:
         while self._in_flight:
             self._idle.clear()
             await self._idle.wait()
-
-    async def aclose(self) -> None:
-        """Waits for handles that are being given back; bounded by `release_timeout_s`."""
-        if self._releases:
-            await asyncio.wait(self._releases)
 
     async def prepare(self, request: Request, *, began_s: float) -> Prepared:
         """Checks and tokenises. Raises what the client did wrong, before anything is asked of the mesh."""
@@ -159,8 +149,6 @@ class Pipeline:
         asked = request.asked
         self.access.check(asked)
         model = self.models.find(asked.model)
-        if self._embedder is None:
-            raise UnsupportedError("this frontend gives no embeddings", reason="embeddings_unsupported")
         self._admit(asked.request_id)
         try:
             with self._tracing.span("embed", parent=asked.traceparent or None):
@@ -279,25 +267,12 @@ class Pipeline:
             placed,
             number=number,
             deadline_s=deadline_s,
-            prefill=self._prefill,
             links=self._links,
             router=self._router,
             clock=self.clock,
             settings=self.settings,
             room=lambda: self._random.getrandbits(63),
-            release=self._release_nowait,
         )
-
-    def _release_nowait(self, worker: WorkerRef, handle: KvHandle) -> None:
-        """Gives an unused handle back without keeping the request waiting."""
-        task = asyncio.get_running_loop().create_task(self._release(worker, handle.handle_id), name="release-kv")
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-
-    async def _release(self, worker: WorkerRef, handle_id: str) -> None:
-        # A worker that cannot be told lets the lease run out.
-        with suppress(MeshError):
-            await self._prefill.release_kv(worker, handle_id, timeout_s=self.settings.release_timeout_s)
 
     def _limit_s(self, request: Request) -> float:
         limit_s = self.settings.request_timeout_s

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kvmesh.core import Constraint, ConstraintKind, FinishReason, SamplingParams
-from kvmesh.engines.base import Leg
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, SamplingParams
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.errors import InvalidRequestError, KvLostError
 from kvmesh.worker.forkserver import ForkServer
@@ -88,7 +87,7 @@ async def test_no_request_compiles(make: Make, workshop: Path, tmp_path: Path) -
         assert got.finish is not None
         assert got.finish.reason in (FinishReason.LENGTH, FinishReason.STOP), got.finish
     pooling = await make("decode", runner="pooling", engine_arguments={"convert": "embed"}, has_kv_transfer=False)
-    vector = await pooling.result(pooling.submit(Leg.EMBED, greedy(100)))
+    vector = await pooling.result(pooling.submit(LegTask.EMBED, greedy(100)))
     assert vector.finish is not None
     assert vector.finish.embedding
     assert compiled_files(workshop) == []
@@ -172,9 +171,9 @@ async def test_a_time_budget_splits_prompts(make: Make) -> None:
 async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
     """While others decode, the finish of a cancelled leg does not wait for their next tokens."""
     engine = await make("decode")
-    others = [engine.submit(Leg.DECODE, greedy(100, seed=seed, tokens=1900)) for seed in range(4)]
+    others = [engine.submit(LegTask.GENERATE, greedy(100, seed=seed, tokens=1900)) for seed in range(4)]
     for _ in range(10):
-        key = engine.submit(Leg.DECODE, greedy(100, seed=9, tokens=500))
+        key = engine.submit(LegTask.GENERATE, greedy(100, seed=9, tokens=500))
         await engine.got[key].first.wait()
         engine.engine.cancel_nowait(key)
         await engine.result(key)
@@ -200,7 +199,7 @@ async def test_adapters_of_one_name_are_told_apart_by_content(make: Make, tmp_pa
     expected = tokens_of(await prefill.decode(generation))
     handle = await prefill.prefill(generation)
     with pytest.raises(KvLostError):
-        decode.submit(Leg.DECODE, generation, handle=handle)
+        decode.submit(LegTask.GENERATE, generation, handle=handle)
     assert tokens_of(await decode.decode(generation)) != expected
     make_adapter(source, seed=2)
     with pytest.raises(InvalidRequestError, match="unload it first"):

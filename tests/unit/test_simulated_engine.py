@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kvmesh.clock import Clock, SystemClock
-from kvmesh.core import FinishReason, Role
-from kvmesh.engines.base import Leg
+from kvmesh.core import FinishReason, LegTask, Role
 from kvmesh.engines.simulated import (
     Die,
     LoseKv,
@@ -248,7 +247,7 @@ class TestFaults:
         prefill, decode = await start(role="prefill"), await start()
         generation = greedy("demo", [5] * 100)
         handle = await prefill.prefill(generation)
-        prefill.submit(greedy("demo", [6] * 100), leg=Leg.PREFILL)
+        prefill.submit(greedy("demo", [6] * 100), task=LegTask.PREFILL)
         engine_of(prefill).inject(Die())
         async with asyncio.timeout(PATIENCE_S):
             while prefill.error is None:

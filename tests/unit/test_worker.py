@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kvmesh.core import FinishReason, KvRemoved, KvStored, TokenLogprob
-from kvmesh.engines.base import EngineFinish, Leg
+from kvmesh.core import FinishReason, KvRemoved, KvStored, LegTask, TokenLogprob
+from kvmesh.engines.base import EngineFinish
 from kvmesh.engines.simulated import Die, Stall
 from kvmesh.errors import (
     DeadlineError,
@@ -63,14 +63,14 @@ def decode(slot: int = 1, request_id: str = "", tokens: int = 4000, **more: obje
     return Submission(
         slot=slot,
         request_id=request_id or f"r{slot}",
-        leg=Leg.DECODE,
+        task=LegTask.GENERATE,
         generation=generation(tokens=tokens),
         **more,  # type: ignore[arg-type]
     )
 
 
 def prefill(request_id: str = "p", **more: object) -> Submission:
-    return Submission(slot=0, request_id=request_id, leg=Leg.PREFILL, generation=generation(), **more)  # type: ignore[arg-type]
+    return Submission(slot=0, leg_id=leg_id, task=LegTask.PREFILL, generation=generation(), **more)  # type: ignore[arg-type]
 
 
 async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:
@@ -360,12 +360,12 @@ def test_deadlines_do_not_pile_up() -> None:
     """Legs that ended long before their deadline leave nothing; a slot's next leg is not judged by the last one's."""
     legs = LegTable()
     for number in range(10_000):
-        legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=600.0 + number))
+        legs.add(key_of(0, 1), LegRecord(request_id="same", task=LegTask.GENERATE, deadline_s=600.0 + number))
         legs.remove(key_of(0, 1))
         assert legs.deadlines_count() < 100
-    legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=1.0))
+    legs.add(key_of(0, 1), LegRecord(request_id="same", task=LegTask.GENERATE, deadline_s=1.0))
     legs.remove(key_of(0, 1))
-    legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=2.0))
+    legs.add(key_of(0, 1), LegRecord(request_id="same", task=LegTask.GENERATE, deadline_s=2.0))
     assert legs.collect_overdue(1.5) == []
     assert legs.collect_overdue(2.0) == [key_of(0, 1)]
     assert legs.collect_overdue(3.0) == []

@@ -1,21 +1,23 @@
-"""The frontend's end of DecodeService.Attach: one stream per worker, step frames out to one sink per leg.
+"""The frontend's end of Attach on prefill and decode workers: one stream per worker, and one sink per leg for what comes back.
 
-Protobuf step frames are read here directly, not through the codec: translating every frame into a value first costs more
+Protobuf step frames are read here directly, not through the codec: translating each frame into a value first costs more
 than all the rest of the link (one list per frame is made, nothing per token).
 """
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpc.aio import AioRpcError
 
-from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import PrefillServiceStub
+from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.clock import Clock, awake_timeout
-from kvmesh.core import FinishReason, WorkerRef
+from kvmesh.core import FinishReason, Leg, LegFinish, LegTask, Role, WorkerRef
 from kvmesh.errors import (
     CancelledByCallerError,
     InternalError,
@@ -26,9 +28,9 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.rpc.channels import Channels
-from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish, LegSink
-from kvmesh.rpc.codec.legs import fill_submission, from_finish
-from kvmesh.rpc.codec.scalars import from_duration
+from kvmesh.rpc.clients import LegLink, LegSink
+from kvmesh.rpc.codec.legs import LEG_TASKS, fill_leg, from_finish
+from kvmesh.rpc.codec.scalars import fill_positive_duration, from_duration
 from kvmesh.rpc.codec.types import from_logprobs
 from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
 from kvmesh.rpc.status import from_rpc_error
@@ -36,18 +38,20 @@ from kvmesh.rpc.status import from_rpc_error
 log = logging.getLogger(__name__)
 
 SUBMISSIONS_PER_MESSAGE = 1024
+RELEASES_PER_MESSAGE = 1024
 MESSAGE_BYTES = 1 << 20
 """A message is closed once it is that large; long prompts in one message would reach gRPC's limit together."""
 SUBMISSION_BYTES_MAX = 60 << 20
 """What fits gRPC's default limit of 64 MiB with some room."""
+STUBS: Mapping[Role, Callable[[Any], Any]] = {Role.PREFILL: PrefillServiceStub, Role.DECODE: DecodeServiceStub}
 SILENT_HEARTBEATS = 3
 """Heartbeats that may be missed before a worker counts as silent."""
 
 
-class GrpcDecodeLink:
-    """One Attach stream. Made by GrpcDecodeLinks; ends when the stream does and is then replaced, not mended.
+class GrpcLegLink:
+    """One Attach stream. Made by GrpcLegLinks; it ends with the stream and is then replaced, never reopened.
 
-    Invariants: 1. a slot is in `_sinks` exactly from submit until its sink heard `on_finish`; 2. after the stream's end no
+    Invariants: 1. a slot is in `_sinks` exactly from submit until `on_finish` of its sink; 2. after the stream's end no
     slot is left.
     """
 
@@ -62,16 +66,17 @@ class GrpcDecodeLink:
         """Submissions that wait to be written, by the message in which they will be."""
         self._request_bytes = 0
         self._cancels: dict[int, None] = {}
+        self._releases: deque[str] = deque()
         self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
         self._heard_at_s = clock.now()
         self._heartbeat_s = 1.0
         self._submissions_max = 0
-        self._packs_tokens = False
+        self.tasks: frozenset[LegTask] = frozenset()
         self.is_up = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, frontend_id: str, timeout_s: float) -> None:
-        """Says hello and waits for the welcome."""
+        """Sends Hello and waits for the Welcome."""
         try:
             async with awake_timeout(timeout_s):
                 await self._call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id)))
@@ -92,18 +97,18 @@ class GrpcDecodeLink:
             )
         self._heartbeat_s = max(0.01, from_duration(response.welcome.heartbeat))
         self._submissions_max = response.welcome.submissions_max
-        self._packs_tokens = response.welcome.takes_packed_token_ids
+        self.tasks = frozenset(LEG_TASKS[number] for number in response.welcome.tasks if number in LEG_TASKS)
         self._heard_at_s = self._clock.now()
         self.is_up = True
         name = self.worker.worker_id
         self._tasks = [
-            asyncio.create_task(self._read(), name=f"decode-link-read-{name}"),
-            asyncio.create_task(self._writes.run(), name=f"decode-link-write-{name}"),
-            asyncio.create_task(self._watch(), name=f"decode-link-watch-{name}"),
+            asyncio.create_task(self._read(), name=f"leg-link-read-{name}"),
+            asyncio.create_task(self._writes.run(), name=f"leg-link-write-{name}"),
+            asyncio.create_task(self._watch(), name=f"leg-link-watch-{name}"),
         ]
 
     def _is_meant(self, welcome: pb.Welcome) -> bool:
-        """A worker that started anew, or another one on the same port, is not what was placed on; epoch 0 is not known."""
+        """False for a worker that has started anew and for another one on the same port. Epoch 0: unknown."""
         return welcome.worker_id == self.worker.worker_id and self.worker.epoch in (0, welcome.epoch)
 
     def _unreachable(self, error: BaseException | None) -> MeshError:
@@ -113,10 +118,10 @@ class GrpcDecodeLink:
             if not isinstance(mesh_error, LostError | CancelledByCallerError):
                 return mesh_error
         return UnavailableError(
-            "the decode worker cannot be reached", reason="worker_unreachable", where=self.worker.worker_id
+            "the worker cannot be reached", reason="worker_unreachable", where=self.worker.worker_id
         )
 
-    def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
+    def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
         """Queues a leg; see the protocol."""
         if not self.is_up:
             raise UnavailableError("the link is down", reason="worker_unreachable", where=self.worker.worker_id)
@@ -125,7 +130,7 @@ class GrpcDecodeLink:
                 "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
             )
         slot = self._free_slots[-1] if self._free_slots else self._slots_made
-        self._add_submission(slot, leg)
+        self._add_submission(slot, leg, timeout_s)
         if self._free_slots:
             self._free_slots.pop()
         self._slots_made = max(self._slots_made, slot + 1)
@@ -139,8 +144,14 @@ class GrpcDecodeLink:
 
         return cancel
 
-    def _add_submission(self, slot: int, leg: DecodeLeg) -> None:
-        """Into the message that is written next, or into one after it when that one is full."""
+    def release_nowait(self, handle_id: str) -> None:
+        """Gives a handle back; see the protocol."""
+        if self.is_up:
+            self._releases.append(handle_id)
+            self._writes.wake()
+
+    def _add_submission(self, slot: int, leg: Leg, timeout_s: float) -> None:
+        """Adds to the message that is written next, or to a new one when that one is full."""
         requests = self._requests
         if (
             not requests
@@ -150,7 +161,10 @@ class GrpcDecodeLink:
             requests.append(pb.AttachRequest())
             self._request_bytes = 0
         submission = requests[-1].submissions.add()
-        fill_submission(submission, slot, leg, packs_tokens=self._packs_tokens)
+        submission.slot = slot
+        fill_leg(submission.leg, leg)
+        if not math.isinf(timeout_s):
+            fill_positive_duration(submission.timeout, timeout_s)
         size = submission.ByteSize()
         if size > SUBMISSION_BYTES_MAX:
             # gRPC would end the stream, and every other request on it, for one that is too large.
@@ -161,13 +175,15 @@ class GrpcDecodeLink:
         self._request_bytes += size
 
     def _take_request(self) -> pb.AttachRequest:
-        """The next message. Cancels go with the last submissions, never before their own."""
+        """The next message. Cancels travel with the last submissions, never before the one that they cancel."""
         request = self._requests.popleft() if self._requests else pb.AttachRequest()
-        if self._requests:
-            self._writes.wake()
-        else:
+        for _ in range(min(len(self._releases), RELEASES_PER_MESSAGE)):
+            request.releases.append(self._releases.popleft())
+        if not self._requests:
             request.cancels.extend(self._cancels)
             self._cancels.clear()
+        if self._requests or self._releases:
+            self._writes.wake()
         return request
 
     async def _read(self) -> None:
@@ -218,11 +234,12 @@ class GrpcDecodeLink:
             raise ValueError(f"{len(token_ids)} token ids for {start} places")
 
     def _on_end(self, error: MeshError) -> None:
-        """Tells every sink that its worker is gone. A worker that went away took work with it, whatever the status says."""
+        """Ends every leg as lost: a worker that went away took its work with it, whatever the status of the stream."""
         self.is_up = False
         self._call.cancel()
         self._requests.clear()
         self._cancels.clear()
+        self._releases.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
@@ -248,51 +265,51 @@ class GrpcDecodeLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-class GrpcDecodeLinks:
-    """Implements `kvmesh.rpc.clients.DecodeLinks`: at most one standing link per worker and epoch."""
+class GrpcLegLinks:
+    """Implements `kvmesh.rpc.clients.LegLinks`: at most one open link per worker, role and epoch."""
 
     def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S) -> None:
         self._channels = channels
         self._pace_s = pace_s
         self._frontend_id = frontend_id
         self._clock = clock
-        self._links: dict[str, GrpcDecodeLink] = {}
-        self._opening: dict[tuple[str, int], asyncio.Task[GrpcDecodeLink]] = {}
+        self._links: dict[tuple[str, Role], GrpcLegLink] = {}
+        self._opening: dict[tuple[str, Role, int], asyncio.Task[GrpcLegLink]] = {}
         self._is_closed = False
 
-    async def link(self, worker: WorkerRef, *, timeout_s: float) -> DecodeLink:
-        """The standing link or a new one; see the protocol. All who wait for one worker wait for one attempt."""
-        standing = self._links.get(worker.address)
-        if standing is not None and standing.is_up and standing.worker.epoch == worker.epoch:
-            return standing
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> LegLink:
+        """The open link or a new one; see the protocol. All callers that wait for one worker share one attempt."""
+        link = self._links.get((worker.address, role))
+        if link is not None and link.is_up and link.worker.epoch == worker.epoch:
+            return link
         if self._is_closed:
             raise UnavailableError("the links are closed", reason="links_closed")
-        key = (worker.address, worker.epoch)
+        key = (worker.address, role, worker.epoch)
         opening = self._opening.get(key)
         if opening is None:
-            opening = asyncio.create_task(self._open(worker, timeout_s), name=f"decode-link-open-{worker.worker_id}")
+            opening = asyncio.create_task(self._open(worker, role, timeout_s), name=f"leg-link-open-{worker.worker_id}")
             self._opening[key] = opening
             opening.add_done_callback(lambda task: self._opened(key, task))
         try:
-            # Not cancelled with the one who began it: others may wait for it, and its own timeout bounds it.
+            # Not cancelled with its first caller: others may wait for it, and its own timeout bounds it.
             async with awake_timeout(timeout_s):
                 return await asyncio.shield(opening)
         except TimeoutError:
             raise UnavailableError(
-                "the decode worker cannot be reached", reason="worker_unreachable", where=worker.worker_id
+                "the worker cannot be reached", reason="worker_unreachable", where=worker.worker_id
             ) from None
 
-    async def _open(self, worker: WorkerRef, timeout_s: float) -> GrpcDecodeLink:
-        stub = DecodeServiceStub(self._channels.channel(worker.address))
-        link = GrpcDecodeLink(worker, stub.Attach(), self._clock, pace_s=self._pace_s)
+    async def _open(self, worker: WorkerRef, role: Role, timeout_s: float) -> GrpcLegLink:
+        stub = STUBS[role](self._channels.channel(worker.address))
+        link = GrpcLegLink(worker, stub.Attach(), self._clock, pace_s=self._pace_s)
         await link.open(self._frontend_id, timeout_s)
-        replaced = self._links.get(worker.address)
-        self._links[worker.address] = link
+        replaced = self._links.get((worker.address, role))
+        self._links[(worker.address, role)] = link
         if replaced is not None:
             await replaced.aclose()
         return link
 
-    def _opened(self, key: tuple[str, int], task: "asyncio.Task[GrpcDecodeLink]") -> None:
+    def _opened(self, key: tuple[str, Role, int], task: "asyncio.Task[GrpcLegLink]") -> None:
         del self._opening[key]
         if not task.cancelled():
             task.exception()  # Marks it as seen when everybody who waited has gone.
