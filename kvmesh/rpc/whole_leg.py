@@ -20,6 +20,8 @@ class WholeLeg:
     finish: LegFinish | None = None
     came_s: float = 0.0
     """Arrival time of the last tokens by the link's clock."""
+    ended_s: float = 0.0
+    """Arrival time of the finish by the event loop's clock."""
 
 
 async def run_leg(link: LegLink, leg: Leg, *, timeout_s: float) -> WholeLeg:
@@ -60,6 +62,7 @@ class _Collector:
 
     def on_finish(self, finish: LegFinish) -> None:
         self._leg.finish = finish
+        self._leg.ended_s = asyncio.get_running_loop().time()
         if self.ended.done():
             self.give_back()
         elif finish.reason is FinishReason.ERROR:

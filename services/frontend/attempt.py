@@ -199,13 +199,12 @@ class Attempt:
     async def _hand_over(self, i: int, prefill: LegLink, decode: LegLink) -> None:
         """The prompt on the prefill worker, then the answer on the decode worker, which pulls the KV."""
         whole = await self._run_prefill(i, prefill, LegTask.PREFILL)
-        came_s = self._clock.now()
         assert whole.finish is not None
         handle = whole.finish.handle
         if handle is None:
             raise KvLostError("the prefill worker gave no handle", where=prefill.worker.worker_id)
         try:
-            self._submit(i, decode, handle=spend_lease(handle, self._clock.now() - came_s))
+            self._submit(i, decode, handle=spend_lease(handle, self._clock.now() - whole.ended_s))
         except BaseException:
             prefill.release_nowait(handle.handle_id)
             raise
@@ -233,8 +232,9 @@ class Attempt:
     def _leg(
         self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
     ) -> Leg:
+        mark = "p" if task is LegTask.PREFILL else ""
         return Leg(
-            leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}",
+            leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}{mark}",
             task=task,
             generation=self._prepared.generation_of(i),
             handle=handle,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, TokenLogprob, Usage
-from kvmesh.rpc.clients import LegFinish
+from kvmesh.core import FinishReason, LegFinish, TokenLogprob, Usage
 from kvmesh.telemetry.metrics import DURATION_BUCKETS_S
 from services.frontend.choice import Choice
 from services.frontend.detokenise import Detokenisers

@@ -1,8 +1,7 @@
 """One choice of an answer: what is held back, and when its worker is stopped."""
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, Usage
-from kvmesh.rpc.clients import LegFinish
+from kvmesh.core import FinishReason, LegFinish, Usage
 from services.frontend.choice import Choice
 from services.frontend.detokenise import Detokenisers
 from services.frontend.metrics import ModelGaps

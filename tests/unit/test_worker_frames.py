@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from services.decode.frames import STEPS_PER_FRAME_MAX, FrameOutlet
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.core import FinishReason, TokenLogprob
@@ -13,7 +14,6 @@ from kvmesh.engines.base import EngineFinish
 from kvmesh.errors import OverloadedError
 from kvmesh.worker.slots import LinkStep
 from kvmesh.worker.worker import Link, Worker
-from services.decode.frames import STEPS_PER_FRAME_MAX, FrameOutlet
 from tests.virtual_loop import run_virtual
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
 
 from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1.decode_pb2_grpc import (
@@ -30,8 +32,6 @@ from kvmesh.rpc.clients import DecodeLeg, LegFinish
 from kvmesh.rpc.codec.legs import from_prefill_response, to_submission
 from kvmesh.rpc.codec.scalars import from_duration, to_duration
 from kvmesh.rpc.codec.types import to_generation
-from kvmesh.rpc.decode_link import GrpcDecodeLinks
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.status import from_rpc_error
 from tests.patience import PATIENCE_S
 from tests.worker_rig import (

@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from services.prefill.stream import PrefillStream
 
 from kvmesh.api.prefill.v1 import prefill_pb2 as pb
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import (
@@ -21,9 +23,7 @@ from kvmesh.engines.simulated import Die, SimulatedEngine, Stall
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, NotFoundError, UnavailableError
 from kvmesh.rpc.codec.legs import fill_prefill_request, from_prefill_response
 from kvmesh.rpc.codec.types import to_generation
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from services.prefill.admit import PrefillAdmission
-from services.prefill.stream import PrefillStream
 from tests.conformance.engine_driver import EngineDriver
 from tests.patience import PATIENCE_S
 from tests.worker_rig import EPOCH, WorkerRig, generation, running_worker, serving, wait_until
