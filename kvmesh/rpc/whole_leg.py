@@ -75,5 +75,6 @@ class _Collector:
 
     def give_back(self) -> None:
         """Releases the handle of a finish that nobody receives."""
-        if self._leg.finish is not None and self._leg.finish.handle is not None:
-            self._link.release_nowait(self._leg.finish.handle.handle_id)
+        finish, self._leg.finish = self._leg.finish, None
+        if finish is not None and finish.handle is not None:
+            self._link.release_nowait(finish.handle.handle_id)

@@ -1,4 +1,4 @@
-"""The promises of decode.proto, prefill.proto and worker.proto, kept over grpc.aio on loopback and over MemoryNetwork."""
+"""The promises of legs.proto and worker.proto, kept over grpc.aio on loopback and over MemoryNetwork."""
 
 import asyncio
 import time
@@ -9,30 +9,27 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from kvmesh.rpc.decode_link import GrpcDecodeLinks
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
 
-from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1.decode_pb2_grpc import (
     DecodeServiceServicer,
     DecodeServiceStub,
     add_DecodeServiceServicer_to_server,
 )
 from kvmesh.api.errors.v1 import errors_pb2
-from kvmesh.api.prefill.v1 import prefill_pb2
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.api.types.v1 import output_pb2
+from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2
 from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, Role, TokenLogprob, WorkerRef
+from kvmesh.core import FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
 from kvmesh.engines.simulated import Die, Stall, StepProfile
 from kvmesh.errors import InvalidRequestError, LostError, UnavailableError
-from kvmesh.rpc.clients import DecodeLeg, LegFinish
-from kvmesh.rpc.codec.legs import from_prefill_response, to_submission
-from kvmesh.rpc.codec.scalars import from_duration, to_duration
-from kvmesh.rpc.codec.types import to_generation
+from kvmesh.rpc.codec.legs import from_finish, to_leg
+from kvmesh.rpc.codec.scalars import to_duration
+from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.status import from_rpc_error
+from kvmesh.rpc.whole_leg import WholeLeg, run_leg
 from tests.patience import PATIENCE_S
 from tests.worker_rig import (
     EPOCH,
@@ -40,9 +37,10 @@ from tests.worker_rig import (
     WORKER,
     RawFrontend,
     WorkerRig,
-    generation,
+    make_leg,
     running_worker,
     serving,
+    submission,
     wait_until,
 )
 
@@ -88,12 +86,8 @@ async def read_to_end(call: Any) -> None:
             pass
 
 
-def leg(request_id: str, **more: Any) -> DecodeLeg:
-    return DecodeLeg(request_id=request_id, generation=generation(**more), timeout_s=30.0)
-
-
-def links_to(rig: WorkerRig) -> GrpcDecodeLinks:
-    return GrpcDecodeLinks(rig.channels, frontend_id="f1", clock=SystemClock())
+def links_to(rig: WorkerRig) -> GrpcLegLinks:
+    return GrpcLegLinks(rig.channels, frontend_id="f1", clock=SystemClock())
 
 
 # Attach
@@ -153,7 +147,7 @@ async def test_a_slot_in_use_ends_the_stream(rig: WorkerRig) -> None:
     """A finish for the second would be taken for the first's: the frontend's error is told as one."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, tokens=4000)
-    await frontend.send(to_submission(1, leg("other")))
+    await frontend.send(submission(1, make_leg("other")))
     error = await frontend.read_to_end()
     assert error is not None and from_rpc_error(error).reason == "slot_in_use"
     assert not frontend.finishes
@@ -163,7 +157,7 @@ async def test_a_slot_in_use_ends_the_stream(rig: WorkerRig) -> None:
 async def test_cancels_follow_the_submissions_of_their_message(rig: WorkerRig) -> None:
     """One message may hold a submission and its cancel."""
     frontend = await RawFrontend.attach(rig.channel)
-    await frontend.send(to_submission(1, leg("r", tokens=4000)), cancels=[1])
+    await frontend.send(submission(1, make_leg("r", tokens=4000)), cancels=[1])
     finishes = await frontend.read_finishes(1)
     assert finishes[1].reason == output_pb2.FINISH_REASON_CANCELLED
 
@@ -180,7 +174,7 @@ async def test_the_end_of_the_stream_frees_the_blocks(rig: WorkerRig, how: str) 
         await frontend.call.done_writing()
         assert await frontend.read_to_end() is None
     await rig.wait_free()
-    await wait_until(lambda: rig.worker.statistics().links == 1, "only the unary link is left")
+    await wait_until(lambda: rig.worker.statistics().links == 0, "no link is left")
 
 
 async def test_silence_is_broken(rig: WorkerRig) -> None:
@@ -197,7 +191,7 @@ async def test_a_stream_may_have_so_many_requests(kind: str) -> None:
         finishes = await frontend.read_finishes(3)
         assert finishes[3].error.reason == "link_full"
         other = await RawFrontend.attach(rig.channel, "f2")
-        await other.send(to_submission(1, leg("other", tokens=2)))
+        await other.send(submission(1, make_leg("other", tokens=2)))
         assert (await other.read_finishes(1))[1].reason == output_pb2.FINISH_REASON_LENGTH
 
 
@@ -279,7 +273,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
         other = await RawFrontend.attach(rig.channel, "other")
         # Log-probabilities fill the connection's window, which grows to megabytes, within a second or two.
         await slow.submit(*range(50), tokens=90_000, logprobs=20)
-        await other.send(to_submission(1, leg("other", tokens=2000)))
+        await other.send(submission(1, make_leg("other", tokens=2000)))
         finishes = await other.read_finishes(1)
         assert finishes[1].reason == output_pb2.FINISH_REASON_LENGTH and len(other.tokens[1]) == 2000
         await rig.wait_free()
@@ -295,10 +289,13 @@ async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
 async def test_a_link_carries_legs(rig: WorkerRig) -> None:
     """Tokens, then one finish; a cancel is answered; slots are used again."""
     links = links_to(rig)
-    link = await links.link(rig.ref, timeout_s=PATIENCE_S)
-    assert await links.link(rig.ref, timeout_s=PATIENCE_S) is link
+    link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+    assert await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S) is link
     sinks = [Sink() for _ in range(4)]
-    cancels = [link.submit_nowait(leg(f"r{i}", tokens=10 if i else 4000), sink) for i, sink in enumerate(sinks)]
+    cancels = [
+        link.submit_nowait(make_leg(f"r{i}", tokens=10 if i else 4000), sink, timeout_s=30.0)
+        for i, sink in enumerate(sinks)
+    ]
     cancels[0]()
     cancels[0]()
     await wait_until(lambda: all(sink.finishes for sink in sinks), "all finished")
@@ -314,10 +311,10 @@ async def test_a_link_carries_legs(rig: WorkerRig) -> None:
 async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) -> None:
     """Engine died, worker stops, frontend closes: each leg is lost exactly once, and the next ask is refused or anew."""
     links = links_to(rig)
-    link = await links.link(rig.ref, timeout_s=PATIENCE_S)
+    link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
     sinks = [Sink() for _ in range(3)]
     for i, sink in enumerate(sinks):
-        link.submit_nowait(leg(f"r{i}", tokens=4000), sink)
+        link.submit_nowait(make_leg(f"r{i}", tokens=4000), sink, timeout_s=30.0)
     await wait_until(lambda: all(sink.tokens for sink in sinks), "all run")
     if event == "death":
         rig.engine.inject(Die())
@@ -329,7 +326,7 @@ async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) 
     await asyncio.sleep(0.05)
     assert all(len(sink.finishes) == 1 and isinstance(sink.finishes[0].error, LostError) for sink in sinks)
     with pytest.raises(UnavailableError):
-        link.submit_nowait(leg("late"), Sink())
+        link.submit_nowait(make_leg("late"), Sink(), timeout_s=30.0)
     await links.aclose()
 
 
@@ -338,9 +335,12 @@ async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
     # The frontend's own work of a second must not look like the worker's silence.
     async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
         links = links_to(rig)
-        link = await links.link(rig.ref, timeout_s=PATIENCE_S)
+        link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
         sinks = [Sink() for _ in range(1024)]
-        cancels = [link.submit_nowait(leg(f"r{i}", prompt=[5] * 3000, tokens=4000), s) for i, s in enumerate(sinks)]
+        cancels = [
+            link.submit_nowait(make_leg(f"r{i}", prompt=[5] * 3000, tokens=4000), s, timeout_s=30.0)
+            for i, s in enumerate(sinks)
+        ]
         for cancel in cancels:
             cancel()
         await wait_until(lambda: all(sink.finishes for sink in sinks), "all are cancelled")
@@ -390,14 +390,14 @@ async def test_a_cancel_that_crosses_does_not_hit_the_next_leg(kind: str) -> Non
         pool,
         _,
     ):
-        links = GrpcDecodeLinks(pool, frontend_id="f1", clock=SystemClock())
-        link = await links.link(WorkerRef(worker_id="w1", address=at, epoch=EPOCH), timeout_s=PATIENCE_S)
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
+        link = await links.link(WorkerRef(worker_id="w1", address=at, epoch=EPOCH), Role.DECODE, timeout_s=PATIENCE_S)
         first, second, third = Sink(), Sink(), Sink()
-        link.submit_nowait(leg("first"), first)
-        cancel_second = link.submit_nowait(leg("second"), second)
+        link.submit_nowait(make_leg("first"), first, timeout_s=30.0)
+        cancel_second = link.submit_nowait(make_leg("second"), second, timeout_s=30.0)
         await wait_until(lambda: len(scripted.heard) == 1, "both submitted")
         first.then = cancel_second
-        second.then = lambda: link.submit_nowait(leg("third"), third) and None
+        second.then = lambda: link.submit_nowait(make_leg("third"), third, timeout_s=30.0) and None
         scripted.frames.put_nowait(finish_of(0, 1))
         await wait_until(lambda: len(scripted.heard) == 2, "the third is submitted")
         sent = scripted.heard[1]
@@ -413,10 +413,10 @@ async def test_a_silent_worker_is_lost_after_three_heartbeats(kind: str) -> None
         pool,
         _,
     ):
-        links = GrpcDecodeLinks(pool, frontend_id="f1", clock=SystemClock())
-        link = await links.link(WorkerRef(worker_id="w1", address=at, epoch=EPOCH), timeout_s=PATIENCE_S)
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
+        link = await links.link(WorkerRef(worker_id="w1", address=at, epoch=EPOCH), Role.DECODE, timeout_s=PATIENCE_S)
         sink, began_s = Sink(), time.monotonic()
-        link.submit_nowait(leg("r"), sink)
+        link.submit_nowait(make_leg("r"), sink, timeout_s=30.0)
         await wait_until(lambda: bool(sink.finishes), "lost")
         assert time.monotonic() - began_s > 0.2
         assert sink.finishes[0].error is not None and sink.finishes[0].error.reason == "worker_silent"
@@ -432,9 +432,9 @@ async def test_another_worker_at_the_address_is_not_used(kind: str, worker_id: s
         pool,
         _,
     ):
-        links = GrpcDecodeLinks(pool, frontend_id="f1", clock=SystemClock())
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
         with pytest.raises(UnavailableError) as caught:
-            await links.link(WorkerRef(worker_id=worker_id, address=at, epoch=epoch), timeout_s=PATIENCE_S)
+            await links.link(WorkerRef(worker_id=worker_id, address=at, epoch=epoch), Role.DECODE, timeout_s=PATIENCE_S)
         assert caught.value.reason == "worker_changed"
         await links.aclose()
 
@@ -450,9 +450,11 @@ async def test_all_who_wait_for_a_dead_worker_wait_once(kind: str) -> None:
             await asyncio.sleep(60)
 
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(Mute(), server), 0.1) as (at, pool, _):
-        links = GrpcDecodeLinks(pool, frontend_id="f1", clock=SystemClock())
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
         ref = WorkerRef(worker_id="w1", address=at, epoch=EPOCH)
-        results = await asyncio.gather(*(links.link(ref, timeout_s=0.3) for _ in range(10)), return_exceptions=True)
+        results = await asyncio.gather(
+            *(links.link(ref, Role.DECODE, timeout_s=0.3) for _ in range(10)), return_exceptions=True
+        )
         assert all(isinstance(result, UnavailableError) for result in results)
         assert Mute.attached == 1, "one attempt for all"
         await links.aclose()
@@ -463,11 +465,11 @@ async def test_a_request_too_large_for_the_wire_harms_nobody_else(kind: str) -> 
     # Making it takes a while, which must not look like the worker's silence.
     async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
         links = links_to(rig)
-        link = await links.link(rig.ref, timeout_s=PATIENCE_S)
+        link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
         sink = Sink()
-        link.submit_nowait(leg("good", tokens=50), sink)
+        link.submit_nowait(make_leg("good", tokens=50), sink, timeout_s=30.0)
         with pytest.raises(InvalidRequestError):
-            link.submit_nowait(leg("huge", cache_salt="s" * (61 << 20)), Sink())
+            link.submit_nowait(make_leg("huge", cache_salt="s" * (61 << 20)), Sink(), timeout_s=30.0)
         await wait_until(lambda: bool(sink.finishes), "the other one is done")
         assert sink.finishes[0].reason is FinishReason.LENGTH
         await links.aclose()
@@ -476,9 +478,13 @@ async def test_a_request_too_large_for_the_wire_harms_nobody_else(kind: str) -> 
 # Generate
 
 
+def plain(leg_id: str = "", task: LegTask = LegTask.GENERATE, **more: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(leg=to_leg(make_leg(leg_id, task, **more)))
+
+
 async def test_generate_gives_tokens_then_a_finish(rig: WorkerRig) -> None:
     """The finish is the last message, and only that has one."""
-    call = DecodeServiceStub(rig.channel).Generate(pb.GenerateRequest(generation=to_generation(generation(tokens=6))))
+    call = DecodeServiceStub(rig.channel).Generate(plain(tokens=6))
     responses = [response async for response in call]
     assert sum(len(response.token_ids) for response in responses) == 6
     assert [response.HasField("finish") for response in responses] == [False] * (len(responses) - 1) + [True]
@@ -490,7 +496,7 @@ async def test_generate_is_stopped_by_cancel_and_by_deadline(rig: WorkerRig) -> 
     """Both free the blocks."""
     stub, request = (
         DecodeServiceStub(rig.channel),
-        pb.GenerateRequest(generation=to_generation(generation(tokens=4000))),
+        plain(tokens=4000),
     )
     call = stub.Generate(request)
     await call.read()
@@ -506,13 +512,15 @@ async def test_generate_is_stopped_by_cancel_and_by_deadline(rig: WorkerRig) -> 
 async def test_generate_refuses_and_fails_by_status(rig: WorkerRig) -> None:
     """Bad field, id in use, engine died."""
     stub = DecodeServiceStub(rig.channel)
-    request = pb.GenerateRequest(request_id="mine", generation=to_generation(generation(tokens=4000)))
+    request = plain("mine", tokens=4000)
     running = stub.Generate(request)
     await running.read()
-    for bad in (pb.GenerateRequest(), request, pb.GenerateRequest(request_id="x" * 129, generation=request.generation)):
+    for bad in (pb.GenerateRequest(), request, plain("x" * 129), plain(task=LegTask.PREFILL)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Generate(bad).read()
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        refuses_task = bad.leg.task == pb.LEG_TASK_PREFILL
+        expected = grpc.StatusCode.FAILED_PRECONDITION if refuses_task else grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.code() is expected
     rig.engine.inject(Die())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read_to_end(running)
@@ -522,78 +530,69 @@ async def test_generate_refuses_and_fails_by_status(rig: WorkerRig) -> None:
 # Prefill
 
 
-def prompt_request(request_id: str = "p1", **more: Any) -> prefill_pb2.PrefillRequest:
-    return prefill_pb2.PrefillRequest(request_id=request_id, generation=to_generation(generation(**more)))
+async def hand_out(rig: WorkerRig, leg_id: str = "p1", timeout_s: float = PATIENCE_S, **more: Any) -> LegFinish:
+    """A prompt of a plain client."""
+    call = PrefillServiceStub(rig.channel).Generate(plain(leg_id, LegTask.PREFILL, **more), timeout=timeout_s)
+    (response,) = [response async for response in call]
+    return from_finish(response.finish)
 
 
 async def test_prefill_hands_out_under_a_lease(prefill: WorkerRig) -> None:
-    """The lease is less than a whole one, times add up, and ReleaseKv gives the blocks back, once."""
-    stub = PrefillServiceStub(prefill.channel)
-    began_s = time.monotonic()
-    response = await stub.Prefill(prompt_request())
-    took_s = time.monotonic() - began_s
-    result = from_prefill_response(response)
-    assert result.handle is not None and result.handle.worker_epoch == EPOCH
-    assert 0 < result.handle.lease_s <= SLOW.lease_s
-    assert result.queue_s >= 0 and result.compute_s > 0 and result.queue_s + result.compute_s <= took_s
+    """The lease is less than a whole one, and ReleaseKv gives the blocks back, once."""
+    finish = await hand_out(prefill)
+    assert finish.handle is not None and finish.handle.worker_epoch == EPOCH
+    assert 0 < finish.handle.lease_s < SLOW.lease_s
     assert prefill.engine.load().kv_blocks_leased > 0 and prefill.worker.statistics().leases == 1
-    release = prefill_pb2.ReleaseKvRequest(handle_id=result.handle.handle_id)
+    stub, release = PrefillServiceStub(prefill.channel), pb.ReleaseKvRequest(handle_id=finish.handle.handle_id)
     assert [(await stub.ReleaseKv(release)).was_held for _ in range(2)] == [True, False]
     await prefill.wait_free()
-
-
-async def test_the_queues_time_is_told(kind: str) -> None:
-    """Of two prompts that fit one after the other, the second waited for about as long as the first took."""
-    engine = replace(SLOW, kv_blocks=4, context_tokens_max=60, lease_s=0.3)
-    async with running_worker(kind, Role.PREFILL, engine=engine) as rig:
-        stub = PrefillServiceStub(rig.channel)
-        answers = await asyncio.gather(
-            stub.Prefill(prompt_request("a")), stub.Prefill(prompt_request("b", prompt=range(300, 337)))
-        )
-        first_s, second_s = sorted(from_duration(answer.queue_time) for answer in answers)
-        assert first_s < second_s >= 0.2
 
 
 @pytest.mark.parametrize("phase", ["waiting", "computing"])
 async def test_a_cancelled_prefill_frees_its_blocks(kind: str, phase: str) -> None:
     """Cancel and deadline, before its first step and during it."""
     async with running_worker(kind, Role.PREFILL) as rig:
-        stub = PrefillServiceStub(rig.channel)
         if phase == "waiting":
             rig.engine.inject(Stall(duration_s=0.3))
-        call = stub.Prefill(prompt_request("a", prompt=[5] * 4000))
+        call = PrefillServiceStub(rig.channel).Generate(plain("a", LegTask.PREFILL, prompt=[5] * 4000))
         await wait_until(lambda: rig.worker.statistics().legs == 1, "it is submitted")
         call.cancel()
         await rig.wait_free()
         if phase == "waiting":
             rig.engine.inject(Stall(duration_s=0.3))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Prefill(prompt_request("b", prompt=[6] * 4000), timeout=0.05)
+            await hand_out(rig, "b", prompt=[6] * 4000, timeout_s=0.05)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await rig.wait_free()
         assert rig.worker.statistics().leases == 0
 
 
+async def on_link(rig: WorkerRig, leg_id: str, **more: Any) -> WholeLeg:
+    """A prompt over a frontend's link."""
+    links = links_to(rig)
+    try:
+        link = await links.link(rig.ref, Role.PREFILL, timeout_s=PATIENCE_S)
+        return await run_leg(link, make_leg(leg_id, LegTask.PREFILL, **more), timeout_s=PATIENCE_S)
+    finally:
+        await links.aclose()
+
+
 async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
     """Unknown model, bad token, draining, a dead engine with the prompt in it: nothing of it is the caller's cancel."""
-    client = GrpcPrefillClient(prefill.channels)
-    stub = PrefillServiceStub(prefill.channel)
-    for bad, code in (
-        (prompt_request(model="another"), grpc.StatusCode.NOT_FOUND),
-        (prompt_request(prompt=[99_999]), grpc.StatusCode.INVALID_ARGUMENT),
-        (prefill_pb2.PrefillRequest(request_id="r"), grpc.StatusCode.INVALID_ARGUMENT),
-    ):
+    bad_legs: tuple[tuple[dict[str, Any], grpc.StatusCode], ...] = (
+        ({"model": "another"}, grpc.StatusCode.NOT_FOUND),
+        ({"prompt": [99_999]}, grpc.StatusCode.INVALID_ARGUMENT),
+    )
+    for bad, code in bad_legs:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Prefill(bad)
+            await hand_out(prefill, **bad)
         assert caught.value.code() is code
     prefill.worker.set_draining(True)
     with pytest.raises(UnavailableError):
-        await client.prefill(prefill.ref, request_id="d", generation=generation(), timeout_s=PATIENCE_S)
+        await on_link(prefill, "d")
     prefill.worker.set_draining(False)
     prefill.engine.inject(Stall(duration_s=5))
-    running = asyncio.ensure_future(
-        client.prefill(prefill.ref, request_id="x", generation=generation(prompt=[5] * 4000), timeout_s=PATIENCE_S)
-    )
+    running = asyncio.ensure_future(on_link(prefill, "x", prompt=[5] * 4000))
     await wait_until(lambda: prefill.worker.statistics().legs == 1, "it runs")
     prefill.engine.inject(Die())
     with pytest.raises(LostError):
@@ -601,12 +600,9 @@ async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
 
 
 async def test_a_stopping_worker_loses_a_prefill_in_time(prefill: WorkerRig) -> None:
-    """The call ends as lost at once, to be placed elsewhere."""
-    client = GrpcPrefillClient(prefill.channels)
+    """The leg ends as lost at once, to be placed elsewhere."""
     prefill.engine.inject(Stall(duration_s=0.5))
-    running = asyncio.ensure_future(
-        client.prefill(prefill.ref, request_id="x", generation=generation(), timeout_s=PATIENCE_S)
-    )
+    running = asyncio.ensure_future(on_link(prefill, "x"))
     await wait_until(lambda: prefill.worker.statistics().legs == 1, "it runs")
     prefill.worker.stop_nowait()
     with pytest.raises(LostError):

@@ -1,32 +1,26 @@
-"""The promises of PrefillService.Attach, kept over grpc.aio on loopback and over MemoryNetwork."""
+"""Legs whose caller waits for the end, on a prefill worker, over grpc.aio on loopback and over MemoryNetwork."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import grpc.aio
 import pytest
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
-from services.prefill.stream import PrefillStream
 
-from kvmesh.api.prefill.v1 import prefill_pb2 as pb
-from kvmesh.api.prefill.v1.prefill_pb2_grpc import (
-    PrefillServiceServicer,
-    PrefillServiceStub,
-    add_PrefillServiceServicer_to_server,
-)
-from kvmesh.api.types.v1.output_pb2 import FINISH_REASON_HANDED_OFF, FINISH_REASON_LENGTH, Logprobs
+from kvmesh.api.types.v1 import output_pb2
+from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, Role, SamplingParams, WorkerRef
+from kvmesh.core import FinishReason, KvHandle, Leg, LegTask, Role, SamplingParams
 from kvmesh.engines.simulated import Die, SimulatedEngine, Stall
-from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, NotFoundError, UnavailableError
-from kvmesh.rpc.codec.legs import fill_prefill_request, from_prefill_response
-from kvmesh.rpc.codec.types import to_generation
-from services.prefill.admit import PrefillAdmission
+from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, NotFoundError
+from kvmesh.rpc.clients import LegLink
+from kvmesh.rpc.codec.legs import from_finish
+from kvmesh.rpc.leg_link import GrpcLegLinks
+from kvmesh.rpc.whole_leg import WholeLeg, run_leg
+from kvmesh.worker.frames import RESULTS_PER_FRAME_MAX, FrameOutlet
 from tests.conformance.engine_driver import EngineDriver
 from tests.patience import PATIENCE_S
-from tests.worker_rig import EPOCH, WorkerRig, generation, running_worker, serving, wait_until
+from tests.worker_rig import WorkerRig, generation, make_leg, running_worker, wait_until
 
 
 @pytest.fixture(params=["grpc", "memory"])
@@ -41,44 +35,51 @@ async def prefill(kind: str) -> AsyncIterator[WorkerRig]:
 
 
 @pytest.fixture
-async def client(prefill: WorkerRig) -> AsyncIterator[GrpcPrefillClient]:
-    one = GrpcPrefillClient(prefill.channels, frontend_id="f1")
+async def links(prefill: WorkerRig) -> AsyncIterator[GrpcLegLinks]:
+    one = GrpcLegLinks(prefill.channels, frontend_id="f1", clock=SystemClock())
     yield one
     await one.aclose()
 
 
-async def run(client: GrpcPrefillClient, rig: WorkerRig, name: str, timeout_s: float = PATIENCE_S, **more: Any) -> Any:
-    return await client.prefill(rig.ref, request_id=name, generation=generation(**more), timeout_s=timeout_s)
+@pytest.fixture
+async def link(prefill: WorkerRig, links: GrpcLegLinks) -> LegLink:
+    return await links.link(prefill.ref, Role.PREFILL, timeout_s=PATIENCE_S)
 
 
-async def test_calls_share_a_stream(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
-    """Each call has its own answer, a refused one its own failure, and all of it is one link of the worker."""
-    names = [f"p{i}" for i in range(20)]
-    answers = await asyncio.gather(*(run(client, prefill, name) for name in names))
-    assert len({answer.handle.handle_id for answer in answers}) == 20
+async def compute(link: LegLink, leg_id: str, timeout_s: float = PATIENCE_S, **more: Any) -> KvHandle:
+    """A prompt's handle."""
+    whole = await run_leg(link, make_leg(leg_id, LegTask.PREFILL, **more), timeout_s=timeout_s)
+    assert whole.finish is not None and whole.finish.reason is FinishReason.HANDED_OFF
+    assert whole.finish.handle is not None and not whole.token_ids
+    return whole.finish.handle
+
+
+async def token(link: LegLink, leg_id: str, timeout_s: float = PATIENCE_S, **more: Any) -> WholeLeg:
+    """An answer of one token."""
+    return await run_leg(link, make_leg(leg_id, tokens=1, **more), timeout_s=timeout_s)
+
+
+async def test_prompts_share_a_stream(prefill: WorkerRig, link: LegLink) -> None:
+    """Each has its own handle, a refused one its own failure, and all of it is one link of the worker."""
+    handles = await asyncio.gather(*(compute(link, f"p{i}") for i in range(20)))
+    assert len({handle.handle_id for handle in handles}) == 20
     for wrong, error in (({"model": "another"}, NotFoundError), ({"prompt": [99_999]}, InvalidRequestError)):
         with pytest.raises(error):
-            await run(client, prefill, "bad", **wrong)
-    assert prefill.worker.statistics().links == 2  # This one, and that of plain calls.
-    for answer in answers:
-        await client.release_kv(prefill.ref, answer.handle.handle_id, timeout_s=PATIENCE_S)
+            await compute(link, "bad", **wrong)  # type: ignore[arg-type]
+    assert prefill.worker.statistics().links == 1
+    for handle in handles:
+        link.release_nowait(handle.handle_id)
     await prefill.wait_free()
 
 
-async def read_to_end(stream: Any) -> None:
-    """Raises how it ended unless that was well."""
-    while await stream.read() is not grpc.aio.EOF:
-        pass
-
-
 @pytest.mark.parametrize("ends", ["cancel", "deadline"])
-async def test_who_leaves_is_cancelled(prefill: WorkerRig, client: GrpcPrefillClient, ends: str) -> None:
-    """Nothing is left on the worker then, and the stream goes on."""
-    await run(client, prefill, "first")
+async def test_a_prompt_that_is_not_wanted_any_more(prefill: WorkerRig, link: LegLink, ends: str) -> None:
+    """Nothing of it is left on the worker, and the stream goes on."""
+    await compute(link, "first")
     # The engine stands still for longer than the deadline, and for long enough that the leg is seen before it.
     prefill.engine.inject(Stall(duration_s=4.0))
     timeout_s = 2.0 if ends == "deadline" else PATIENCE_S
-    running = asyncio.ensure_future(run(client, prefill, "p", timeout_s, prompt=[5] * 4000))
+    running = asyncio.ensure_future(compute(link, "p", timeout_s, prompt=[5] * 4000))
     await wait_until(lambda: prefill.worker.statistics().legs == 1 or running.done(), "it is submitted")
     if ends == "cancel":
         running.cancel()
@@ -86,181 +87,134 @@ async def test_who_leaves_is_cancelled(prefill: WorkerRig, client: GrpcPrefillCl
         await running
     await wait_until(lambda: prefill.worker.statistics().legs == 0, "it is gone")
     assert prefill.worker.statistics().leases == 1
-    await run(client, prefill, "after")
+    await compute(link, "after")
 
 
-async def test_a_handle_that_nobody_waits_for_goes_back(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
-    """Callers that leave at every moment around the answer leave no lease behind."""
-    first = await run(client, prefill, "first")
-    await client.release_kv(prefill.ref, first.handle.handle_id, timeout_s=PATIENCE_S)
+async def test_a_handle_that_nobody_waits_for_is_released(prefill: WorkerRig, link: LegLink) -> None:
+    """Callers that leave at every moment around the finish leave no lease behind."""
+    link.release_nowait((await compute(link, "first")).handle_id)
     for i in range(30):
-        running = asyncio.ensure_future(run(client, prefill, f"p{i}", prompt=range(i, i + 40)))
+        running = asyncio.ensure_future(compute(link, f"p{i}", prompt=range(i, i + 40)))
         await asyncio.sleep(0.001 * i)
-        if not running.done():
-            running.cancel()
+        running.cancel()
         try:
-            handle = (await running).handle
+            handle = await running
         except asyncio.CancelledError:
             continue
-        await client.release_kv(prefill.ref, handle.handle_id, timeout_s=PATIENCE_S)
+        link.release_nowait(handle.handle_id)
     await prefill.wait_free()
 
 
-async def test_a_stream_that_breaks_takes_its_calls_with_it(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
-    """They fail as lost, the engine drops them, and the next call makes a new stream."""
-    running = asyncio.ensure_future(run(client, prefill, "p", prompt=[5] * 4000))
+class CrossingLink:
+    """A link whose leg ends while its caller is being cancelled, before or after the caller's task runs again."""
+
+    worker = None
+    tasks = (LegTask.PREFILL,)
+
+    def __init__(self) -> None:
+        self.sinks: list[Any] = []
+        self.cancelled = 0
+        self.released: list[str] = []
+
+    def submit_nowait(self, leg: Leg, sink: Any, *, timeout_s: float) -> Any:
+        self.sinks.append(sink)
+        return self._cancel
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+    def release_nowait(self, handle_id: str) -> None:
+        self.released.append(handle_id)
+
+
+@pytest.mark.parametrize("first", ["finish", "cancel", "cancel, then its task"])
+async def test_a_finish_that_crosses_with_a_cancel(first: str) -> None:
+    """The handle is released whichever comes first, and the worker is told to stop the leg."""
+    link: Any = CrossingLink()
+    running = asyncio.ensure_future(run_leg(link, make_leg("p", LegTask.PREFILL), timeout_s=PATIENCE_S))
+    await asyncio.sleep(0)
+    handle = KvHandle(
+        handle_id="h", format="f", compatibility_hash="c", payload=b"", worker_id="w", worker_epoch=1, tokens=1, lease_s=1
+    )  # fmt: skip
+    finish = from_finish(pb.Finish(reason=output_pb2.FINISH_REASON_HANDED_OFF))
+    if first != "finish":
+        running.cancel()
+    if first == "cancel, then its task":
+        await asyncio.sleep(0)
+    link.sinks[0].on_finish(replace(finish, handle=handle))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert link.released == ["h"] and link.cancelled == 1
+
+
+async def test_a_stream_that_breaks_takes_its_prompts_with_it(prefill: WorkerRig, link: LegLink, kind: str) -> None:
+    """They fail as lost, the engine drops them, and the next link is a new stream."""
+    running = asyncio.ensure_future(compute(link, "p", prompt=[5] * 4000))
     await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
-    await client.aclose()
+    await link.aclose()  # type: ignore[attr-defined]
     with pytest.raises(LostError):
         await running
     await prefill.wait_free()
-    assert (await run(client, prefill, "again")).handle is not None
+    links = GrpcLegLinks(prefill.channels, frontend_id="f1", clock=SystemClock())
+    await compute(await links.link(prefill.ref, Role.PREFILL, timeout_s=PATIENCE_S), "again")
+    await links.aclose()
 
 
-async def test_another_incarnation_is_refused(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
-    """What was placed on a worker that is gone is not computed by its successor's cache."""
-    gone = WorkerRef(worker_id="w1", address=prefill.address, epoch=EPOCH + 1)
-    with pytest.raises(UnavailableError, match="anew"):
-        await client.prefill(gone, request_id="p", generation=generation(), timeout_s=PATIENCE_S)
-
-
-async def test_the_frontend_speaks_first(prefill: WorkerRig) -> None:
-    """Anything but a Hello is refused; so are a second one, and a number that is in use."""
-    call_1 = pb.Call(number=1, request=pb.PrefillRequest(request_id="a", generation=to_generation(generation())))
-    hello = pb.AttachRequest(hello=pb.Hello(frontend_id="f"))
-    prefill.engine.inject(Stall(duration_s=0.5))
-    for messages in (
-        [pb.AttachRequest(cancels=[1])],
-        [hello, hello],
-        [hello, pb.AttachRequest(calls=[call_1, call_1])],
-    ):
-        stream = PrefillServiceStub(prefill.channel).Attach()
-        for message in messages:
-            await stream.write(message)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await read_to_end(stream)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await prefill.wait_free()
-
-
-async def test_a_worker_without_attach_gets_plain_calls(kind: str) -> None:
-    """Workers of an earlier release go on serving."""
-
-    class Plain(PrefillServiceServicer):
-        async def Prefill(self, request: pb.PrefillRequest, context: Any) -> pb.PrefillResponse:
-            return pb.PrefillResponse()
-
-    def add(server: Any) -> None:
-        add_PrefillServiceServicer_to_server(Plain(), server)  # type: ignore[abstract]
-
-    async with serving(kind, add) as (address, channels, _):
-        client = GrpcPrefillClient(channels)
-        worker = WorkerRef(worker_id="old", address=address, epoch=1)
-        for name in ("a", "b"):
-            answer = await client.prefill(worker, request_id=name, generation=generation(), timeout_s=PATIENCE_S)
-            assert answer.handle is None
-
-
-async def test_a_worker_that_answers_nothing_is_given_up(kind: str) -> None:
-    """A call whose worker does not answer a health check either is lost after the probe, not at its deadline."""
-
-    class Hung(PrefillServiceServicer):
-        async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-            await context.write(pb.AttachResponse(welcome=pb.Welcome(worker_id="hung", epoch=1)))
-            await asyncio.Event().wait()
-
-    def add(server: Any) -> None:
-        add_PrefillServiceServicer_to_server(Hung(), server)  # type: ignore[abstract]
-
-    async with serving(kind, add, 0.1) as (address, channels, _):
-        client = GrpcPrefillClient(channels, probe_interval_s=0.1, probe_timeout_s=0.1)
-        client.is_alive = _never  # type: ignore[method-assign]  # This server does answer health checks.
-        worker = WorkerRef(worker_id="hung", address=address, epoch=1)
-        with pytest.raises(LostError) as caught:
-            await client.prefill(worker, request_id="a", generation=generation(), timeout_s=30)
-        assert caught.value.reason == "worker_silent"
-
-
-async def _never(worker: WorkerRef) -> bool:
-    return False
-
-
-async def token(
-    client: GrpcPrefillClient, rig: WorkerRig, name: str, timeout_s: float = PATIENCE_S, **more: Any
-) -> Any:
-    """A call whose answer is wanted."""
-    wanted = generation(tokens=1, **more)
-    return await client.prefill(rig.ref, request_id=name, generation=wanted, timeout_s=timeout_s, wants_output=True)
-
-
-async def unary(rig: WorkerRig, name: str, **fields: Any) -> pb.PrefillResponse:
-    request = pb.PrefillRequest(request_id=name, **fields)
-    response: pb.PrefillResponse = await PrefillServiceStub(rig.channel).Prefill(request, timeout=PATIENCE_S)
-    return response
-
-
-async def test_a_single_token_is_answered(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
-    """On the stream and in plain calls the same token, among prompts that are handed out; only of those a lease is left."""
-    answers = await asyncio.gather(*(token(client, prefill, f"t{i}", logprobs=2) for i in range(5)))
-    handed = await run(client, prefill, "h", tokens=1)
-    plain = await unary(prefill, "u", generation=to_generation(generation(tokens=1, logprobs=2)), wants_output=True)
-    assert client.may_answer(prefill.ref)
-    assert handed.output is None and handed.handle is not None
+async def test_a_single_token_is_answered(prefill: WorkerRig, link: LegLink) -> None:
+    """The engine's own token, among prompts that are handed out; only of those a lease is left."""
+    answers = await asyncio.gather(*(token(link, f"t{i}", logprobs=2) for i in range(5)))
+    handle = await compute(link, "h", tokens=1)
+    assert LegTask.GENERATE in link.tasks
     alone = SimulatedEngine(prefill.engine.settings, SystemClock())
     driver = await EngineDriver(alone, PATIENCE_S).start()
     expected = await driver.run(generation(tokens=1, logprobs=2))
     await driver.aclose()
-    for answer in (*answers, from_prefill_response(plain)):
-        assert answer.handle is None
-        assert list(answer.output.token_ids) == expected.tokens
-        assert answer.output.finish.reason is FinishReason.LENGTH
-        assert [entry.logprob for entry in answer.output.logprobs] == pytest.approx([expected.logprobs[0].logprob])
-        assert answer.output.prompt_logprobs is None
-        assert answer.usage.output_tokens == 1 and answer.usage.prompt_tokens == 37
+    for answer in answers:
+        assert answer.token_ids == expected.tokens
+        assert answer.finish is not None and answer.finish.handle is None
+        assert answer.finish.reason is FinishReason.LENGTH
+        assert [entry.logprob for entry in answer.logprobs] == pytest.approx([expected.logprobs[0].logprob])
+        assert answer.prompt_logprobs is None
+        assert answer.finish.usage.output_tokens == 1 and answer.finish.usage.prompt_tokens == 37
     assert prefill.worker.statistics().leases == 1
-    await client.release_kv(prefill.ref, handed.handle.handle_id, timeout_s=PATIENCE_S)
+    link.release_nowait(handle.handle_id)
     await prefill.wait_free()
 
 
-async def test_a_prompt_is_scored_with_its_token(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
+async def test_a_prompt_is_scored_with_its_token(prefill: WorkerRig, link: LegLink) -> None:
     """One entry per prompt token from the second on, for each of many that are answered in one step."""
     sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     prompts = [list(range(3, 40 + i)) for i in range(6)]
-    asked = [replace(generation(prompt), sampling=sampling) for prompt in prompts]
-    calls = [
-        client.prefill(prefill.ref, request_id=f"s{i}", generation=each, timeout_s=PATIENCE_S, wants_output=True)
-        for i, each in enumerate(asked)
+    legs = [
+        Leg(leg_id=f"s{i}", task=LegTask.GENERATE, generation=replace(generation(prompt), sampling=sampling))
+        for i, prompt in enumerate(prompts)
     ]
-    answers = await asyncio.gather(*calls)
-    scored = [len(answer.output.prompt_logprobs or ()) for answer in answers if answer.output is not None]
+    answers = await asyncio.gather(*(run_leg(link, leg, timeout_s=PATIENCE_S) for leg in legs))
+    scored = [len(answer.prompt_logprobs or ()) for answer in answers]
     assert scored == [len(prompt) - 1 for prompt in prompts]
-    plain = await unary(prefill, "u", generation=to_generation(asked[0]), wants_output=True)
-    assert len(plain.output.prompt_logprobs.token_logprobs) == len(prompts[0]) - 1
     await prefill.wait_free()
 
 
-async def test_the_output_of_more_than_one_token_is_refused(prefill: WorkerRig, client: GrpcPrefillClient) -> None:
-    """And an output beside a rendezvous, and of a request without a limit; on the stream and in plain calls."""
+async def test_more_than_one_token_is_refused(prefill: WorkerRig, link: LegLink) -> None:
+    """Also an answer without a limit; one token beyond those that were emitted is taken."""
     for tokens in (2, None):
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
-        more = replace(generation(), sampling=sampling)
+        leg = Leg(leg_id="m", task=LegTask.GENERATE, generation=replace(generation(), sampling=sampling))
         with pytest.raises(InvalidRequestError) as caught:
-            await client.prefill(prefill.ref, request_id="m", generation=more, timeout_s=PATIENCE_S, wants_output=True)
+            await run_leg(link, leg, timeout_s=PATIENCE_S)
         assert caught.value.field == "generation.sampling.max_tokens"
-    both = pb.PrefillRequest(generation=to_generation(generation(tokens=1)))
-    both.rendezvous.host, both.rendezvous.port, both.rendezvous.room = "127.0.0.1", 1, 1
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await unary(prefill, "b", generation=both.generation, rendezvous=both.rendezvous, wants_output=True)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    goes_on = await run_leg(link, make_leg("e", tokens=3, emitted_token_ids=[5, 6]), timeout_s=PATIENCE_S)
+    assert len(goes_on.token_ids) == 1
     await prefill.wait_free()
 
 
 @pytest.mark.parametrize("ends", ["cancel", "deadline", "death"])
-async def test_who_no_longer_wants_a_token(prefill: WorkerRig, client: GrpcPrefillClient, ends: str) -> None:
-    """Nothing is left on the worker a quarter of a second later; a worker that dies loses its calls."""
-    await token(client, prefill, "first")
-    running = asyncio.ensure_future(token(client, prefill, "t", 0.1 if ends == "deadline" else 5.0, prompt=[5] * 4000))
-    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
+async def test_a_token_that_is_not_wanted_any_more(prefill: WorkerRig, link: LegLink, ends: str) -> None:
+    """Nothing of it is left on the worker; a worker that dies loses its legs."""
+    await token(link, "first")
+    running = asyncio.ensure_future(token(link, "t", 0.1 if ends == "deadline" else PATIENCE_S, prompt=[5] * 4000))
+    await wait_until(lambda: prefill.worker.statistics().legs == 1 or running.done(), "it is submitted")
     if ends == "cancel":
         running.cancel()
     elif ends == "death":
@@ -269,69 +223,48 @@ async def test_who_no_longer_wants_a_token(prefill: WorkerRig, client: GrpcPrefi
         await running
     await wait_until(lambda: prefill.worker.statistics().legs == 0, "it is gone")
     if ends != "death":
-        assert prefill.engine.load().kv_blocks_used == 0
-        await token(client, prefill, "after")
-
-
-@pytest.mark.parametrize("says", [True, False])
-async def test_a_worker_that_does_not_answer_single_tokens(kind: str, says: bool) -> None:
-    """It gives a handle to who could not know yet; its Welcome, or that it has none, is believed from then on."""
-
-    class Older(PrefillServiceServicer):
-        async def Attach(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-            if not says:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Attach")
-            await context.write(pb.AttachResponse(welcome=pb.Welcome(worker_id="old", epoch=1)))
-            async for request in requests:
-                results = [pb.Result(number=call.number, response=pb.PrefillResponse()) for call in request.calls]
-                await context.write(pb.AttachResponse(results=results))
-
-        async def Prefill(self, request: pb.PrefillRequest, context: Any) -> pb.PrefillResponse:
-            return pb.PrefillResponse()
-
-    def add(server: Any) -> None:
-        add_PrefillServiceServicer_to_server(Older(), server)  # type: ignore[abstract]
-
-    async with serving(kind, add) as (address, channels, _):
-        client = GrpcPrefillClient(channels)
-        worker = WorkerRef(worker_id="old", address=address, epoch=1)
-        assert client.may_answer(worker)
-        wanted = generation(tokens=1)
-        answer = await client.prefill(
-            worker, request_id="a", generation=wanted, timeout_s=PATIENCE_S, wants_output=True
-        )
-        assert answer.output is None
-        assert not client.may_answer(worker)
-        await client.aclose()
+        await prefill.wait_free()
+        await token(link, "after")
 
 
 @pytest.mark.parametrize(
-    "output",
+    "finish",
     [
-        pb.Output(reason=FINISH_REASON_LENGTH),
-        pb.Output(token_ids=[1, 2], reason=FINISH_REASON_LENGTH),
-        pb.Output(token_ids=[1]),
-        pb.Output(token_ids=[1], reason=FINISH_REASON_HANDED_OFF),
-        pb.Output(token_ids=[1], reason=FINISH_REASON_LENGTH, logprobs=Logprobs(token_logprobs=[-1.0])),
+        pb.Finish(),
+        pb.Finish(reason=output_pb2.FINISH_REASON_HANDED_OFF, handle={"handle_id": "h"}),  # type: ignore[arg-type]
+        pb.Finish(reason=output_pb2.FINISH_REASON_ERROR),
     ],
 )
-def test_an_output_against_the_contract_is_the_workers_fault(output: pb.Output) -> None:
+def test_a_finish_against_the_contract_is_the_workers_fault(finish: pb.Finish) -> None:
     """The client's request is not blamed for it."""
-    with pytest.raises(InternalError):
-        from_prefill_response(pb.PrefillResponse(output=output))
+    assert isinstance(from_finish(finish).error, InternalError)
 
 
-async def test_results_that_were_not_told_give_their_handles_back(prefill: WorkerRig) -> None:
-    """A link that closes with results in its buffer: their blocks are free at once, long before the lease ends."""
-    stream = PrefillStream(prefill.worker, PrefillAdmission(waiting_prompt_tokens_max=0), SystemClock(), "f1")
-    message = pb.AttachRequest()
-    for number in (1, 2, 3):
-        fill_prefill_request(
-            message.calls.add(number=number).request, f"r{number}", generation(prompt=range(number, 40)), None, "v"
-        )
-    stream.take(message)
+async def test_handles_that_were_not_written_are_released(prefill: WorkerRig) -> None:
+    """A stream that closes with finishes in its buffer: their blocks are free at once, long before the lease ends."""
+    outlet = FrameOutlet(prefill.worker, "f1", steps_max=100, legs_max=100)
+    for slot in (1, 2, 3):
+        outlet.link.submit_nowait(slot, make_leg(f"r{slot}", LegTask.PREFILL, prompt=range(slot, 40)), None)
     statistics = prefill.worker.statistics
-    await wait_until(lambda: (statistics().legs, statistics().leases) == (0, 3), "all results wait to be sent")
-    stream.close_nowait()
-    assert prefill.worker.statistics().leases == 0
+    await wait_until(lambda: (statistics().legs, statistics().leases) == (0, 3), "all finishes wait to be sent")
+    outlet.close_nowait()
+    assert statistics().leases == 0
     await prefill.wait_free()
+
+
+async def test_many_handles_are_sent_in_several_frames(prefill: WorkerRig) -> None:
+    """A handle may have a megabyte, and gRPC's limit is 64 of them."""
+    outlet = FrameOutlet(prefill.worker, "f1", steps_max=1000, legs_max=1000)
+    count = 3 * RESULTS_PER_FRAME_MAX
+    for slot in range(count):
+        outlet.link.submit_nowait(slot, make_leg(f"r{slot}", LegTask.PREFILL), None)
+    statistics = prefill.worker.statistics
+    await wait_until(lambda: (statistics().legs, statistics().leases) == (0, count), "all finishes wait to be sent")
+    slots: list[int] = []
+    while len(slots) < count:
+        finishes = outlet.take_frame().frame.finishes
+        assert 1 <= len(finishes) <= RESULTS_PER_FRAME_MAX
+        assert all(finish.handle.lease.seconds < 20 for finish in finishes)
+        slots += [finish.slot for finish in finishes]
+    assert sorted(slots) == list(range(count))
+    outlet.close_nowait()
