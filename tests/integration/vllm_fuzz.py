@@ -226,7 +226,9 @@ class Fuzz:
                 got = await self._decode.result(key, ANSWER_S)
             else:
                 handle = (await self._prefill.prefill(generation)) if self.found.requests % 4 else None
-                key = self._decode.submit(LegTask.GENERATE, generation, handle=handle, name=f"fuzz-{self.found.requests}")
+                key = self._decode.submit(
+                    LegTask.GENERATE, generation, handle=handle, name=f"fuzz-{self.found.requests}"
+                )
                 got = await self._decode.result(key, ANSWER_S)
         except LostError:
             raise

@@ -45,7 +45,9 @@ class Bench:
         self.now_s = 0.0
         self.decode_steps_max = 1
 
-    def submit(self, key: int, generation: Generation, task: LegTask = LegTask.GENERATE, handle: KvHandle | None = None) -> None:
+    def submit(
+        self, key: int, generation: Generation, task: LegTask = LegTask.GENERATE, handle: KvHandle | None = None
+    ) -> None:
         self.scheduler.submit(
             EngineRequest(key=key, leg_id=str(key), task=task, generation=generation, handle=handle), self.now_s
         )
