@@ -38,9 +38,9 @@ from kvmesh.rpc.clients import LegSink, Placed
 from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models, ServedModel, StaticModels
-from services.frontend.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import PipelineSettings
-from services.frontend.text_model import TextModel, load_text_model
+from services.frontend.text.text_model import TextModel, load_text_model
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif -%}"

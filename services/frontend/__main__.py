@@ -27,15 +27,15 @@ from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
-from services.frontend.apps import Apps, AppSettings
-from services.frontend.kserve.servicer import SERVICE_NAME as KSERVE_NAME
-from services.frontend.kserve.servicer import KserveServicer
+from services.frontend.api.apps import Apps, AppSettings
+from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.api.http.server import HttpServer
+from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
+from services.frontend.api.kserve.servicer import KserveServicer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
-from services.frontend.openai.http import HttpServer
-from services.frontend.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
-from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.settings import FrontendSettings
 
 

@@ -11,13 +11,13 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
-from services.frontend.batches.settings import BatchSettings
-from services.frontend.kserve.settings import KserveSettings
+from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.api.kserve.settings import KserveSettings
+from services.frontend.api.responses.settings import ResponsesSettings
+from services.frontend.parser_process.process import check_installed
+from services.frontend.parser_process.settings import RemoteSettings
 from services.frontend.parsers.select import ParserNames
-from services.frontend.remote.process import check_installed
-from services.frontend.remote.settings import RemoteSettings
-from services.frontend.responses.settings import ResponsesSettings
-from services.frontend.sandbox import TemplateLimits
+from services.frontend.text.sandbox import TemplateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,13 +21,13 @@ from kvmesh.core import ConstraintKind, Generation, ReportKind
 from kvmesh.errors import InternalError, LostError, NotFoundError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.telemetry import Instruments
+from services.frontend.api.http.half_close import PROBE
+from services.frontend.api.http.server import HttpServer
+from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.openai.chat_request import read_chat
-from services.frontend.openai.half_close import PROBE
-from services.frontend.openai.http import HttpServer
-from services.frontend.pipeline import Pipeline
-from services.frontend.request import Conversation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S

@@ -2,11 +2,11 @@
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, Usage
-from services.frontend.choice import Choice
-from services.frontend.detokenise import Detokenisers
 from services.frontend.metrics import ModelGaps
-from services.frontend.request import Ending
-from services.frontend.stops import StopFinder
+from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.request import Ending
+from services.frontend.text.detokenise import Detokenisers
+from services.frontend.text.stops import StopFinder
 from tests.property.test_detokenise import byte_level
 
 TOKENIZER = byte_level()

@@ -25,10 +25,10 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes
+from services.frontend.api.openai.bodies import error_headers
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.openai.bodies import error_headers
-from services.frontend.pipeline import Pipeline
-from services.frontend.request import Answer, Conversation, Ending, Request
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Answer, Conversation, Ending, Request
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
 from tests.virtual_loop import run_virtual
 

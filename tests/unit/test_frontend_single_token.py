@@ -8,7 +8,7 @@ import pytest
 from kvmesh.core import FinishReason, Handoff, ReportKind
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.request import Answer
+from services.frontend.pipeline.request import Answer
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, tokens_of
 from tests.unit.test_frontend_pipeline import TEXT, Heard, a_request, ask, cancelled_after, mesh, model, run
 
