@@ -17,14 +17,9 @@ from kvmesh.errors import (
 )
 from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.codec.legs import spend_lease
-<<<<<<< HEAD:services/frontend/attempt.py
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
-from services.frontend.choice import Choice
-from services.frontend.prepare import Prepared
-=======
 from services.frontend.pipeline.choice import Choice
 from services.frontend.pipeline.prepare import Prepared
->>>>>>> frontend:services/frontend/pipeline/attempt.py
 from services.frontend.settings import PipelineSettings
 
 # Failures after which the same request may go well elsewhere, or once more.

@@ -5,12 +5,6 @@ from collections.abc import Callable, Sequence
 from kvmesh.clock import Clock
 from kvmesh.core import FinishReason, LegFinish, TokenLogprob
 from kvmesh.errors import LostError, MeshError
-<<<<<<< HEAD:services/frontend/choice.py
-from services.frontend.call_end import CallEnd
-from services.frontend.detokenise import Detokeniser
-=======
-from kvmesh.rpc.clients import LegFinish
->>>>>>> frontend:services/frontend/pipeline/choice.py
 from services.frontend.metrics import ModelGaps
 from services.frontend.pipeline.call_end import CallEnd
 from services.frontend.pipeline.request import Ending, Outlet
