@@ -77,25 +77,39 @@ class Side:
     def __init__(self, worker: WorkerRef, channels: ChannelPool) -> None:
         self.worker = worker
         self.load = LoadRecord()
+        self._error: MeshError | None = None
         self._changed = asyncio.Condition()
         self._client = GrpcWorkerClient(channels)
 
     async def watch(self) -> None:
-        """Keeps the load up to date."""
-        async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
+        """Keeps the load up to date. The watch's failure becomes that of whoever waits for a load."""
+        try:
+            async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
+                async with self._changed:
+                    self.load = load
+                    self._changed.notify_all()
+        except MeshError as error:
             async with self._changed:
-                self.load = load
+                self._error = error
                 self._changed.notify_all()
 
     async def until(self, holds: Callable[[LoadRecord], bool]) -> float:
-        """When the load was so first, by the performance counter."""
-        async with asyncio.timeout(TRIAL_S), self._changed:
-            await self._changed.wait_for(lambda: holds(self.load))
+        """Waits for a load and returns the time of its arrival, by the performance counter.
+
+        Raises the watch's MeshError when it has ended, and TimeoutError with the last load after TRIAL_S.
+        """
+        try:
+            async with asyncio.timeout(TRIAL_S), self._changed:
+                await self._changed.wait_for(lambda: self._error is not None or holds(self.load))
+        except TimeoutError:
+            raise TimeoutError(f"after {TRIAL_S:.0f} s the load of {self.worker.worker_id} is {self.load}") from None
+        if self._error is not None:
+            raise self._error
         return time.perf_counter()
 
-    async def until_idle(self) -> float:
-        """When nothing is left here."""
-        return await self.until(is_idle)
+    async def until_idle(self, after_s: float = 0.0) -> float:
+        """Waits until the worker has no request and no block in use, by a load that it took after a wall-clock time."""
+        return await self.until(lambda load: load.taken_at_s >= after_s and is_idle(load))
 
 
 def is_idle(load: LoadRecord) -> bool:
@@ -196,11 +210,12 @@ class Trials:
         prompt = self._start_prefill(generation)
         answer = self._submit(generation, await prompt)
         await asyncio.sleep(self._random.uniform(0, 0.01))
-        was_further, began = answer.first.is_set(), time.perf_counter()
+        was_further, began, cancelled_at_s = answer.first.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        # A load that was sent before the submission shows an idle worker as well: the finish comes first.
-        await answer.ended.wait()
-        prefill, decode = await asyncio.gather(self._prefill.until_idle(), self._decode.until_idle())
+        # A load from before the submission shows an idle decode worker as well. The finish is a step, which makes a new one.
+        prefill, decode = await asyncio.gather(
+            self._prefill.until_idle(cancelled_at_s), self._decode.until_idle(cancelled_at_s)
+        )
         return None if was_further else {"prefill": prefill - began, "decode": decode - began}
 
     async def decoding(self) -> dict[str, float] | None:
@@ -209,9 +224,9 @@ class Trials:
         answer = self._submit(generation, await self._start_prefill(generation))
         await answer.first.wait()
         await asyncio.sleep(self._random.uniform(0, 0.05))
-        was_further, began = answer.ended.is_set(), time.perf_counter()
+        was_further, began, cancelled_at_s = answer.ended.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        freed = await self._decode.until_idle()
+        freed = await self._decode.until_idle(cancelled_at_s)
         return None if was_further else {"decode": freed - began}
 
     def _generation(self, tokens: int = PROMPT_TOKENS) -> Generation:
