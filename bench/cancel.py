@@ -161,13 +161,16 @@ class Trials:
     async def queued_prefill(self) -> dict[str, float] | None:
         """Behind a prompt that is computed."""
         running = self._start_prefill()
-        await self._prefill.until(lambda load: load.running_requests == 1)
+        await self._prefill.until(lambda load: load.running_requests == 1 or running.done())
         waiting = self._start_prefill()
-        await self._prefill.until(lambda load: load.waiting_requests == 1)
+        await self._prefill.until(lambda load: load.waiting_requests == 1 or running.done())
         began = await cancelled(waiting)
         freed = await self._prefill.until(lambda load: not load.waiting_requests)
         was_done = running.done()
-        await cancelled(running)
+        for prompt in (running, waiting):
+            await cancelled(prompt)
+            if not prompt.cancelled() and prompt.exception() is None:
+                await self._release(prompt)
         return None if was_done else {"prefill": freed - began}
 
     async def queued_decode(self) -> dict[str, float] | None:
@@ -175,7 +178,7 @@ class Trials:
         running = self._submit(self._generation(20))
         await running.first.wait()
         waiting = self._submit(self._generation())
-        await self._decode.until(lambda load: load.waiting_requests == 1)
+        await self._decode.until(lambda load: load.waiting_requests == 1 or running.ended.is_set())
         began = time.perf_counter()
         waiting.cancel()
         freed = await self._decode.until(lambda load: not load.waiting_requests)
@@ -197,7 +200,7 @@ class Trials:
     async def prefilling_on_decode(self) -> dict[str, float] | None:
         """The same where the decode worker computes the prompt."""
         answer = self._submit(self._generation())
-        await self._decode.until(lambda load: load.kv_blocks_used > 0)
+        await self._decode.until(lambda load: load.kv_blocks_used > 0 or answer.ended.is_set())
         await asyncio.sleep(self._random.uniform(0, 0.2))
         was_further, began = answer.first.is_set(), time.perf_counter()
         answer.cancel()
@@ -256,7 +259,7 @@ class Trials:
 
 
 async def cancelled(task: "asyncio.Task[Any]") -> float:
-    """Cancels a call; when. A call that ended before has left a lease, which its owner cannot know of: it is not counted."""
+    """Cancels a call and returns when. A call that had ended keeps its lease."""
     began = time.perf_counter()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, MeshError):
