@@ -77,25 +77,39 @@ class Side:
     def __init__(self, worker: WorkerRef, channels: ChannelPool) -> None:
         self.worker = worker
         self.load = LoadRecord()
+        self._error: MeshError | None = None
         self._changed = asyncio.Condition()
         self._client = GrpcWorkerClient(channels)
 
     async def watch(self) -> None:
-        """Keeps the load up to date."""
-        async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
+        """Keeps the load up to date. The watch's failure becomes that of whoever waits for a load."""
+        try:
+            async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
+                async with self._changed:
+                    self.load = load
+                    self._changed.notify_all()
+        except MeshError as error:
             async with self._changed:
-                self.load = load
+                self._error = error
                 self._changed.notify_all()
 
     async def until(self, holds: Callable[[LoadRecord], bool]) -> float:
-        """When the load was so first, by the performance counter."""
-        async with asyncio.timeout(TRIAL_S), self._changed:
-            await self._changed.wait_for(lambda: holds(self.load))
+        """Waits for a load and returns the time of its arrival, by the performance counter.
+
+        Raises the watch's MeshError when it has ended, and TimeoutError with the last load after TRIAL_S.
+        """
+        try:
+            async with asyncio.timeout(TRIAL_S), self._changed:
+                await self._changed.wait_for(lambda: self._error is not None or holds(self.load))
+        except TimeoutError:
+            raise TimeoutError(f"after {TRIAL_S:.0f} s the load of {self.worker.worker_id} is {self.load}") from None
+        if self._error is not None:
+            raise self._error
         return time.perf_counter()
 
-    async def until_idle(self) -> float:
-        """When nothing is left here."""
-        return await self.until(is_idle)
+    async def until_idle(self, after_s: float = 0.0) -> float:
+        """Waits until the worker has no request and no block in use, by a load that it took after a wall-clock time."""
+        return await self.until(lambda load: load.taken_at_s >= after_s and is_idle(load))
 
 
 def is_idle(load: LoadRecord) -> bool:
@@ -147,13 +161,16 @@ class Trials:
     async def queued_prefill(self) -> dict[str, float] | None:
         """Behind a prompt that is computed."""
         running = self._start_prefill()
-        await self._prefill.until(lambda load: load.running_requests == 1)
+        await self._prefill.until(lambda load: load.running_requests == 1 or running.done())
         waiting = self._start_prefill()
-        await self._prefill.until(lambda load: load.waiting_requests == 1)
+        await self._prefill.until(lambda load: load.waiting_requests == 1 or running.done())
         began = await cancelled(waiting)
         freed = await self._prefill.until(lambda load: not load.waiting_requests)
         was_done = running.done()
-        await cancelled(running)
+        for prompt in (running, waiting):
+            await cancelled(prompt)
+            if not prompt.cancelled() and prompt.exception() is None:
+                await self._release(prompt)
         return None if was_done else {"prefill": freed - began}
 
     async def queued_decode(self) -> dict[str, float] | None:
@@ -161,7 +178,7 @@ class Trials:
         running = self._submit(self._generation(20))
         await running.first.wait()
         waiting = self._submit(self._generation())
-        await self._decode.until(lambda load: load.waiting_requests == 1)
+        await self._decode.until(lambda load: load.waiting_requests == 1 or running.ended.is_set())
         began = time.perf_counter()
         waiting.cancel()
         freed = await self._decode.until(lambda load: not load.waiting_requests)
@@ -183,7 +200,7 @@ class Trials:
     async def prefilling_on_decode(self) -> dict[str, float] | None:
         """The same where the decode worker computes the prompt."""
         answer = self._submit(self._generation())
-        await self._decode.until(lambda load: load.kv_blocks_used > 0)
+        await self._decode.until(lambda load: load.kv_blocks_used > 0 or answer.ended.is_set())
         await asyncio.sleep(self._random.uniform(0, 0.2))
         was_further, began = answer.first.is_set(), time.perf_counter()
         answer.cancel()
@@ -196,11 +213,12 @@ class Trials:
         prompt = self._start_prefill(generation)
         answer = self._submit(generation, await prompt)
         await asyncio.sleep(self._random.uniform(0, 0.01))
-        was_further, began = answer.first.is_set(), time.perf_counter()
+        was_further, began, cancelled_at_s = answer.first.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        # A load that was sent before the submission shows an idle worker as well: the finish comes first.
-        await answer.ended.wait()
-        prefill, decode = await asyncio.gather(self._prefill.until_idle(), self._decode.until_idle())
+        # A load from before the submission shows an idle decode worker as well. The finish is a step, which makes a new one.
+        prefill, decode = await asyncio.gather(
+            self._prefill.until_idle(cancelled_at_s), self._decode.until_idle(cancelled_at_s)
+        )
         return None if was_further else {"prefill": prefill - began, "decode": decode - began}
 
     async def decoding(self) -> dict[str, float] | None:
@@ -209,9 +227,9 @@ class Trials:
         answer = self._submit(generation, await self._start_prefill(generation))
         await answer.first.wait()
         await asyncio.sleep(self._random.uniform(0, 0.05))
-        was_further, began = answer.ended.is_set(), time.perf_counter()
+        was_further, began, cancelled_at_s = answer.ended.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        freed = await self._decode.until_idle()
+        freed = await self._decode.until_idle(cancelled_at_s)
         return None if was_further else {"decode": freed - began}
 
     def _generation(self, tokens: int = PROMPT_TOKENS) -> Generation:
@@ -241,7 +259,7 @@ class Trials:
 
 
 async def cancelled(task: "asyncio.Task[Any]") -> float:
-    """Cancels a call; when. A call that ended before has left a lease, which its owner cannot know of: it is not counted."""
+    """Cancels a call and returns when. A call that had ended keeps its lease."""
     began = time.perf_counter()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, MeshError):
