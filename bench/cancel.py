@@ -18,13 +18,24 @@ from typing import Any
 from bench.figures import percentiles
 from bench.services import one_worker
 from kvmesh.clock import SystemClock
-from kvmesh.core import Generation, KvHandle, LoadRecord, SamplingParams, TokenLogprob, WorkerRef
+from kvmesh.core import (
+    Generation,
+    KvHandle,
+    Leg,
+    LegFinish,
+    LegTask,
+    LoadRecord,
+    Role,
+    SamplingParams,
+    TokenLogprob,
+    WorkerRef,
+)
 from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish
-from kvmesh.rpc.decode_link import GrpcDecodeLinks
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.clients import LegLink
+from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.whole_leg import run_leg
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 
 PROMISE_S = 0.25
@@ -140,8 +151,9 @@ class Answer:
 class Trials:
     """Requests of all phases, one at a time. A trial gives None when the request was further than meant."""
 
-    def __init__(self, prefill: Side, decode: Side, client: GrpcPrefillClient, link: DecodeLink, seed: int) -> None:
-        self._prefill, self._decode, self._client, self._link = prefill, decode, client, link
+    def __init__(self, prefill: Side, decode: Side, prefill_link: LegLink, decode_link: LegLink, seed: int) -> None:
+        self._prefill, self._decode = prefill, decode
+        self._prefill_link, self._decode_link = prefill_link, decode_link
         self._random = Random(seed)
         self._numbers = count(1)
         self.phases: dict[str, Callable[[], Awaitable[dict[str, float] | None]]] = {
@@ -241,20 +253,19 @@ class Trials:
         return asyncio.create_task(self._prefill_prompt(generation or self._generation()))
 
     async def _prefill_prompt(self, generation: Generation) -> KvHandle:
-        result = await self._client.prefill(
-            self._prefill.worker, request_id=f"prompt-{next(self._numbers)}", generation=generation, timeout_s=TRIAL_S
-        )
-        assert result.handle is not None
-        return result.handle
+        leg = Leg(leg_id=f"prompt-{next(self._numbers)}", task=LegTask.PREFILL, generation=generation)
+        whole = await run_leg(self._prefill_link, leg, timeout_s=TRIAL_S)
+        assert whole.finish is not None and whole.finish.handle is not None
+        return whole.finish.handle
 
     async def _release(self, prompt: "asyncio.Task[KvHandle]") -> None:
-        await self._client.release_kv(self._prefill.worker, (await prompt).handle_id, timeout_s=TRIAL_S)
+        self._prefill_link.release_nowait((await prompt).handle_id)
 
     def _submit(self, generation: Generation, handle: KvHandle | None = None) -> Answer:
         answer = Answer()
-        request_id = f"answer-{next(self._numbers)}"
-        leg = DecodeLeg(request_id=request_id, generation=generation, timeout_s=TRIAL_S, handle=handle)
-        answer.cancel = self._link.submit_nowait(leg, answer)
+        leg_id = f"answer-{next(self._numbers)}"
+        leg = Leg(leg_id=leg_id, task=LegTask.GENERATE, generation=generation, handle=handle)
+        answer.cancel = self._decode_link.submit_nowait(leg, answer, timeout_s=TRIAL_S)
         return answer
 
 
@@ -299,14 +310,14 @@ async def running_trials(engine: str, seed: int) -> AsyncIterator[Trials]:
     ):
         prefill, decode = Side(prefill_ref, channels), Side(decode_ref, channels)
         watches = [asyncio.create_task(side.watch()) for side in (prefill, decode)]
-        client = GrpcPrefillClient(channels, frontend_id="bench")
-        links = GrpcDecodeLinks(channels, frontend_id="bench", clock=SystemClock())
+        links = GrpcLegLinks(channels, frontend_id="bench", clock=SystemClock())
         try:
-            yield Trials(prefill, decode, client, await links.link(decode_ref, timeout_s=10.0), seed)
+            prefill_link = await links.link(prefill_ref, Role.PREFILL, timeout_s=10.0)
+            decode_link = await links.link(decode_ref, Role.DECODE, timeout_s=10.0)
+            yield Trials(prefill, decode, prefill_link, decode_link, seed)
         finally:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
-            await client.aclose()
             await links.aclose()
             await channels.aclose()
