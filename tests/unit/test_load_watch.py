@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvmesh.api.worker.v1 import worker_pb2 as pb
+from kvmesh.core import Leg, LegTask
 from kvmesh.discovery.memory import MemoryAgent
-from kvmesh.engines.base import Leg
 from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import KvLostError
@@ -16,7 +16,7 @@ from kvmesh.kv.transport import Piece
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
-from kvmesh.worker.worker import Submission, Worker, WorkerIdentity
+from kvmesh.worker.worker import Worker, WorkerIdentity
 from tests.simulation.world import VirtualClock
 from tests.virtual_loop import run_virtual
 from tests.worker_rig import generation
@@ -77,12 +77,12 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
         async def run(worker: Worker, **more: Any) -> Any:
             outlet = _Outlet()
             link = worker.open_link(outlet)
-            link.submit_nowait(Submission(slot=0, request_id="r", generation=request, **more))
+            link.submit_nowait(0, Leg(leg_id="r", generation=request, **more), None)
             while not outlet.finishes:
                 await asyncio.sleep(0.01)
             return outlet.finishes[0]
 
-        handle = (await run(prefill, leg=Leg.PREFILL)).handle
+        handle = (await run(prefill, task=LegTask.PREFILL)).handle
         servicer = WorkerServicer(decode, Membership(decode, MemoryAgent().registry(), host="w", uses_tls=False), clock)
         loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
 
@@ -93,7 +93,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
                 records.append((clock.now() - began_s, message.load))
 
         watching = loop.create_task(watch())
-        finish = await run(decode, leg=Leg.DECODE, handle=replace(handle, lease_s=5.0))
+        finish = await run(decode, task=LegTask.GENERATE, handle=replace(handle, lease_s=5.0))
         assert finish.was_recomputed and clock.now() - began_s < PULL_S / 2
         assert decode.engine.load().kv_blocks_used > 0 and not decode.legs
         await asyncio.sleep(PULL_S + 10)
