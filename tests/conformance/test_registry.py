@@ -27,6 +27,7 @@ from tests.patience import PATIENCE_S
 LONG_S = 10 * PATIENCE_S
 """TTL of what must not expire while a test runs."""
 
+
 def registration(port: int = 1, **changes: object) -> Registration:
     """An instance of a service that no other test uses."""
     service = f"svc-{uuid.uuid4().hex[:12]}"
