@@ -21,6 +21,7 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from tests.integration.mesh import ROOT, RunningMesh, chat, metrics_text, running_mesh, wait_until, worker_metric
 from tests.parts import require_part
+from tests.patience import PATIENCE_S
 
 MODEL = ROOT / "models" / "demo"
 PROMPTS = 50
@@ -144,13 +145,14 @@ async def test_answers_are_readable(mesh: RunningMesh) -> None:
 
 async def test_a_client_that_leaves_frees_blocks_on_both_sides(mesh: RunningMesh) -> None:
     """Cancelled in mid-stream on vLLM too: nothing is held or leased any more, and the engine goes on."""
-    body = {
+    body: dict[str, Any] = {
         "model": "demo",
         "prompt": "a long story " * 60,
         "max_tokens": 1000,
         "ignore_eos": True,
         "stream": True,
     }
+    before = await worker_total(mesh, DECODE, "output_tokens_total")
     async with aiohttp.ClientSession() as session:
         response = await session.post(f"{mesh.url}/v1/completions", json=body)
         await response.content.readline()
@@ -161,7 +163,8 @@ async def test_a_client_that_leaves_frees_blocks_on_both_sides(mesh: RunningMesh
         used = [await worker_total(mesh, service, "kv_blocks_used") for service in (PREFILL, DECODE)]
         return used == [0, 0]
 
-    await wait_until(is_free, 5.0, "blocks are freed on both sides")
+    await wait_until(is_free, PATIENCE_S, "blocks are freed on both sides")
+    assert await worker_total(mesh, DECODE, "output_tokens_total") - before < body["max_tokens"], "it ran to its end"
     await chat(mesh.url, "still there?", max_tokens=5)
 
 
