@@ -93,7 +93,7 @@ async def running_apps(
     """Starts it, and ends it in the order of the process."""
     registry = CollectorRegistry()
     pipeline = Pipeline(
-        models=StaticModels(models), prefill=mesh, links=mesh, router=mesh, clock=SystemClock(),
+        models=StaticModels(models), links=mesh, router=mesh, clock=SystemClock(),
         generator=random.Random(seed),
         metrics=FrontendMetrics(Instruments(registry, "frontend"), lambda: pipeline.in_flight),
         settings=PipelineSettings(**settings), access=access,

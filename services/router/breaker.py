@@ -2,9 +2,10 @@
 
     CLOSED --failures in a row, or their share of the newest outcomes, or `trip`--> OPEN
     OPEN --pause over--> HALF_OPEN --enough probes succeeded--> CLOSED
+    OPEN --`half_open_early`--> HALF_OPEN
                          HALF_OPEN --a probe failed--> OPEN, with a pause twice as long
 
-1. While OPEN nothing is placed; while HALF_OPEN at most `probes_max` requests are under way.
+1. While OPEN nothing is placed; while HALF_OPEN at most `probes_max` requests are under way, after `half_open_early` one.
 2. In OPEN nothing that was placed before counts, in HALF_OPEN only probes do: what a worker broke yesterday says nothing new.
 3. A probe of which nothing is heard for `probe_s_max` gives its place back without a verdict.
 """
@@ -63,6 +64,8 @@ class Breaker:
         self._outcomes: deque[bool] = deque(maxlen=settings.outcomes_min)
         self._pause_s = 0.0
         self._half_open_at = NEVER_S
+        self._early_at = NEVER_S
+        self._probes_max = settings.probes_max
         self._closed_at = -NEVER_S
         self._probes: dict[str, float] = {}
         self._succeeded_probes = 0
@@ -71,7 +74,7 @@ class Breaker:
     def admits(self) -> bool:
         """True while a request may be placed."""
         if self.state is BreakerState.HALF_OPEN:
-            return len(self._probes) < self._settings.probes_max
+            return len(self._probes) < self._probes_max
         return self.state is BreakerState.CLOSED
 
     @property
@@ -87,11 +90,21 @@ class Breaker:
             return max(0.0, self._half_open_at - now)
         return 0.0 if self.admits else self._settings.pause_min_s
 
+    def early_after_s(self, now: float) -> float:
+        """`retry_after_s` of a worker without which no other is left: `half_open_early` shortens its pause."""
+        return min(self.retry_after_s(now), max(0.0, self._early_at - now))
+
+    def half_open_early(self, now: float) -> bool:
+        """Half-opens for one probe at a time before the pause is over, but not before a first pause is. False: not yet."""
+        if self.state is not BreakerState.OPEN or now < self._early_at:
+            return False
+        self._half_open(probes_max=1)
+        return True
+
     def turn(self, now: float) -> None:
         """The time's own changes."""
         if self.state is BreakerState.OPEN and now >= self._half_open_at:
-            self.state = BreakerState.HALF_OPEN
-            self._succeeded_probes = 0
+            self._half_open(probes_max=self._settings.probes_max)
         for probe in [probe for probe, ends_at in self._probes.items() if now >= ends_at]:
             del self._probes[probe]
 
@@ -143,6 +156,11 @@ class Breaker:
         self._outcomes.clear()
         self._probes.clear()
 
+    def _half_open(self, *, probes_max: int) -> None:
+        self.state = BreakerState.HALF_OPEN
+        self._succeeded_probes = 0
+        self._probes_max = probes_max
+
     def _fails_too_often(self) -> bool:
         outcomes = self._outcomes
         share = self._settings.failed_fraction * self._settings.outcomes_min
@@ -155,6 +173,7 @@ class Breaker:
         self._pause_s = max(self._pause_s, settings.pause_min_s)
         self.state, self.cause = BreakerState.OPEN, cause
         self._half_open_at = now + self._pause_s
+        self._early_at = now + settings.pause_min_s
         self._failures_in_row = 0
         self._outcomes.clear()
         self._probes.clear()

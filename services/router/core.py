@@ -6,7 +6,7 @@ from functools import reduce
 from operator import or_
 from random import Random
 
-from kvmesh.core import Ask, Handoff, Placement
+from kvmesh.core import Ask, Handoff, Placement, Role
 from kvmesh.core.routing import PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.admission import Admission, Answer, Queued
@@ -119,8 +119,29 @@ class RouterCore:
     def _choose(self, ask: Ask, now: float) -> Choice:
         try:
             return self._placer.choose(ask, now=now)
-        except (OverloadedError, UnavailableError):
+        except UnavailableError:
+            self.hear_reports()
+            return self._choose_or_try(ask, now)
+        except OverloadedError:
             if not self.hear_reports():
+                raise
+            return self._choose_or_try(ask, now)
+
+    def _choose_or_try(self, ask: Ask, now: float) -> Choice:
+        """Where breakers leave no decode worker, the request is a trial of one of those that are paused."""
+        try:
+            return self._placer.choose(ask, now=now)
+        except UnavailableError:
+            if self._placer.considered is not None:
+                raise  # There are workers; the request's own pins or exclusions leave none.
+            paused = [
+                worker
+                for worker, _ in self._placer.removed(ask)
+                if worker.role is Role.DECODE
+                and worker.worker_id not in ask.excluded_worker_ids
+                and ask.pinned_decode_worker_id in ("", worker.worker_id)
+            ]
+            if not self.health.half_open_early(paused, now):
                 raise
             return self._placer.choose(ask, now=now)
 
@@ -271,7 +292,7 @@ class RouterCore:
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - waited_s)
         try:
-            choice = self._placer.choose(ask, now=now)
+            choice = self._choose_or_try(ask, now)
         except UnavailableError as problem:
             record.refused(problem, self._placer)
             raise self.health.refusal(problem, ask.model, now) from None

@@ -239,12 +239,30 @@ class Health:
                 self._tell(target.worker, "worker_wedged", cause="overdue_placements")
                 self._trip(target.worker, WEDGED, now)
 
+    def half_open_early(self, paused: Iterable["Worker"], now: float) -> bool:
+        """Lets one of the decode workers that are all paused take a trial request: the one whose pause ends first.
+
+        False while the trial of another is under way, and during the first `pause_min_s` of a pause.
+        """
+        workers = [worker for worker in paused if worker.excluded_by == BREAKER_OPEN]
+        breakers = [self.of(worker).breaker for worker in workers]
+        if any(breaker.state is BreakerState.HALF_OPEN for breaker in breakers):
+            return False
+        waits = zip(breakers, workers, strict=True)
+        first = min(waits, key=lambda pair: (pair[0].retry_after_s(now), pair[1].worker_id), default=None)
+        if first is None or not first[0].half_open_early(now):
+            return False
+        self._update(first[1], self.of(first[1]))
+        return True
+
     def refusal(self, error: MeshError, model: str, now: float) -> MeshError:
         """What a request is refused with: says so, and for how long, when it is for breakers that nobody takes it."""
         if error.reason != "no_worker":
             return error
         waits = [
-            self.of(worker).breaker.retry_after_s(now)
+            self.of(worker).breaker.early_after_s(now)
+            if worker.excluded_by == BREAKER_OPEN
+            else self.of(worker).breaker.retry_after_s(now)
             for worker in self._workers.values()
             if worker.role is Role.DECODE and worker.excluded_by in (BREAKER_OPEN, WEDGED) and _model(worker) == model
         ]

@@ -24,7 +24,7 @@ from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
 from kvmesh.engines.simulated import Die, Stall, StepProfile
-from kvmesh.errors import InvalidRequestError, LostError, UnavailableError
+from kvmesh.errors import InvalidRequestError, LostError, OverloadedError, UnavailableError
 from kvmesh.rpc.codec.legs import from_finish, to_leg
 from kvmesh.rpc.codec.scalars import to_duration
 from kvmesh.rpc.leg_link import GrpcLegLinks
@@ -345,6 +345,30 @@ async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
             cancel()
         await wait_until(lambda: all(sink.finishes for sink in sinks), "all are cancelled")
         assert {sink.finishes[0].reason for sink in sinks} == {FinishReason.CANCELLED}
+        await links.aclose()
+        await rig.wait_free()
+
+
+async def test_a_full_link_refuses_and_lives_on(kind: str) -> None:
+    """A leg beyond the Welcome's `submissions_max` is refused before it is sent; a finished one makes room."""
+    async with running_worker(kind, settings=replace(WORKER, submissions_max=2)) as rig:
+        links = links_to(rig)
+        link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+        sinks = [Sink() for _ in range(3)]
+        cancel = link.submit_nowait(make_leg("r0", tokens=4000), sinks[0], timeout_s=PATIENCE_S)
+        link.submit_nowait(make_leg("r1", tokens=10), sinks[1], timeout_s=PATIENCE_S)
+        refused = Sink()
+        with pytest.raises(OverloadedError) as caught:
+            link.submit_nowait(make_leg("r2"), refused, timeout_s=PATIENCE_S)
+        assert caught.value.reason == "link_full" and caught.value.retry_after_s
+        await wait_until(lambda: bool(sinks[1].finishes), "one has finished")
+        link.submit_nowait(make_leg("r3", tokens=10), sinks[2], timeout_s=PATIENCE_S)
+        await wait_until(lambda: bool(sinks[2].finishes), "the next one too")
+        assert sinks[2].finishes[0].reason is FinishReason.LENGTH
+        cancel()
+        await wait_until(lambda: bool(sinks[0].finishes), "the long one is cancelled")
+        assert sinks[0].finishes[0].reason is FinishReason.CANCELLED
+        assert not refused.tokens and not refused.finishes
         await links.aclose()
         await rig.wait_free()
 

@@ -1,6 +1,8 @@
 """Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +112,23 @@ async def test_a_seeded_answer_does_not_depend_on_chunks(make: Make) -> None:
     assert tokens_of(await chunked.decode(generations[0])) == expected[0]
     # Others decode meanwhile: their generators advance with every step.
     assert list(map(tokens_of, await asyncio.gather(*map(chunked.decode, generations)))) == expected
+
+
+async def test_seeded_requests_of_a_dead_prefill_worker_are_recomputed(make: Make) -> None:
+    """The prefill process dies with the KV of seeded prompts. The decode engine computes them in chunks, among others that
+    decode, gives the same tokens as an engine that takes each prompt in one step, and goes on."""
+    prefill, decode, whole = await asyncio.gather(
+        make("prefill"), make("decode", step_tokens_max=64, kv_pull_timeout_s=2.0), make("decode", step_tokens_max=2048)
+    )
+    generations = [greedy(500, seed=seed, sampling=sampled(seed=seed)) for seed in range(6)]
+    expected = [tokens_of(await whole.decode(generation)) for generation in generations]
+    handles = [await prefill.prefill(generation) for generation in generations[:4]]
+    os.kill(prefill.remote.pid, signal.SIGKILL)
+    lost = [decode.decode(generation, handle) for generation, handle in zip(generations[:4], handles, strict=True)]
+    got = await asyncio.gather(*lost, *map(decode.decode, generations[4:]))
+    assert list(map(tokens_of, got)) == expected
+    assert [each.finish is not None and each.finish.was_recomputed for each in got] == [True] * 4 + [False] * 2
+    assert tokens_of(await decode.decode(generations[0])) == expected[0]
 
 
 async def test_adapters_in_every_slot_leave_the_base_model_alone(make: Make, tmp_path: Path) -> None:

@@ -232,10 +232,10 @@ async def test_cards_of_workers_that_are_gone_are_forgotten(tmp_path: Path) -> N
         await mesh.add_worker("stays", directory)
         for number in range(10):
             await mesh.add_worker(f"d{number}", directory)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while f"d{number}" not in mesh.models._cards:
                     await asyncio.sleep(0.01)
             await mesh.registry.deregister(f"d{number}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while set(mesh.models._cards) != {"stays"}:
                 await asyncio.sleep(0.01)

@@ -196,7 +196,7 @@ async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
     await asyncio.sleep(0)
     submit(rig.worker.open_link(broken), 1, "breaks")
     with pytest.raises(LostError) as caught:
-        await asyncio.wait_for(rig.worker.run(), 10)
+        await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
     assert caught.value.reason == "worker_defect"
     with pytest.raises(LostError):
         await asyncio.wait_for(waiting, PATIENCE_S)
@@ -207,7 +207,7 @@ async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig)
     rig.worker._kv_changes.put_nowait([KvRemoved(block_hashes=[1])])
     rig.worker.kv_feed.append_nowait([KvStored(block_hashes=[2])])
     with pytest.raises(LostError) as caught:
-        await asyncio.wait_for(rig.worker.run(), 10)
+        await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
     assert caught.value.reason == "worker_defect"
 
 
@@ -217,15 +217,15 @@ async def test_closing_answers_everybody() -> None:
     await rig.worker.start()
     handed = await run_prefill(rig.worker, "handed")
     assert handed.handle is not None and lease_left_s(rig.worker, handed) > 0
-    rig.engine.inject(Stall(duration_s=10))
+    rig.engine.inject(Stall(duration_s=10 * PATIENCE_S))
     waiting = [asyncio.ensure_future(run_prefill(rig.worker, f"p{i}")) for i in range(3)]
     await asyncio.sleep(0.02)
-    await asyncio.wait_for(rig.worker.aclose(), 10)
+    await asyncio.wait_for(rig.worker.aclose(), PATIENCE_S)
     await rig.worker.aclose()
-    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
     assert all(isinstance(result, LostError) for result in results)
     assert rig.worker.statistics().leases == 0 and rig.engine.load().kv_blocks_used == 0
-    await asyncio.wait_for(rig.worker.run(), 10)
+    await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
 
 
 async def test_closing_delivers_the_last_finishes() -> None:
@@ -336,18 +336,30 @@ async def test_legs_are_bounded() -> None:
     await rig.worker.aclose()
 
 
-async def test_leases_end() -> None:
-    """By release, once; by time."""
+async def test_a_release_ends_a_lease() -> None:
+    """Once; until then the lease has time left."""
+    lease_s = 10 * PATIENCE_S
+    rig = make_worker(replace(SLOW, role="prefill", lease_s=lease_s), WORKER)
+    await rig.worker.start()
+    finish = await run_prefill(rig.worker, "a")
+    handle = finish.handle
+    assert handle is not None
+    assert handle.worker_id == "w1" and handle.worker_epoch == 7
+    assert 0 < lease_left_s(rig.worker, finish) <= lease_s
+    assert [rig.worker.release_nowait(handle.handle_id) for _ in range(2)] == [True, False]
+    assert lease_left_s(rig.worker, finish) == 0
+    await rig.wait_free()
+    await rig.worker.aclose()
+
+
+async def test_time_ends_a_lease() -> None:
+    """On the engine and in the worker's own record."""
     rig = make_worker(replace(SLOW, role="prefill", lease_s=0.2), WORKER)
     await rig.worker.start()
-    finish, second = [await run_prefill(rig.worker, name) for name in ("a", "b")]
-    first = finish.handle
-    assert first is not None
-    assert first.worker_id == "w1" and first.worker_epoch == 7
-    assert [rig.worker.release_nowait(first.handle_id) for _ in range(2)] == [True, False]
-    assert 0 < lease_left_s(rig.worker, second) <= 0.2
+    finish = await run_prefill(rig.worker, "a")
+    assert lease_left_s(rig.worker, finish) <= 0.2
     await wait_until(lambda: rig.worker.statistics().leases == 0, "the lease is over")
-    await wait_until(lambda: lease_left_s(rig.worker, second) == 0, "the worker's own record of it has ended")
+    await wait_until(lambda: lease_left_s(rig.worker, finish) == 0, "the worker's own record of it has ended")
     await rig.wait_free()
     await rig.worker.aclose()
 
