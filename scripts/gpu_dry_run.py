@@ -98,8 +98,10 @@ def stub_environment(folder: Path) -> Mapping[str, str]:
     compiler = os.environ.get("CC", "cc")
     for name, flags in (("libnvidia-ml.so.1", ["-DSTUB_NVML"]), ("libcuda.so.1", [])):
         subprocess.run([compiler, "-shared", "-fPIC", *flags, "-o", folder / name, source], check=True)
+    # Without compiled modules each process would compile those of vLLM and torch for a minute.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": str(ROOT),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))),
         "LD_PRELOAD": str(folder / "libcuda.so.1"),

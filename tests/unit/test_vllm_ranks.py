@@ -1,4 +1,4 @@
-"""Ranks that vLLM forks die with the engine's process, however early it is killed."""
+"""Ranks of an engine die with the engine's process, however early it is killed."""
 
 import contextlib
 import os
@@ -17,25 +17,27 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel call is Linux's")
 
 ENGINE = """
-import contextlib, os, sys, threading, time
-from kvmesh.engines.vllm.ranks import forks_die_with_this_thread
+import contextlib, multiprocessing, os, subprocess, threading, time
+from kvmesh.engines.vllm.ranks import ranks_die_with_this_thread
 
-def fork(bound):
-    with forks_die_with_this_thread() if bound else contextlib.nullcontext():
-        rank = os.fork()
-    if rank == 0:
-        time.sleep(600)
-    print(rank, flush=True)
+def start(method, bound):
+    with ranks_die_with_this_thread() if bound else contextlib.nullcontext():
+        process = multiprocessing.get_context(method).Process(target=time.sleep, args=(600,))
+        process.start()
+    print(process.pid, flush=True)
 
-def engine():
-    fork(True)
-    other = threading.Thread(target=fork, args=(False,))
-    other.start()
-    other.join()
-    fork(False)
+def engine(method):
+    start(method, True)
+    with ranks_die_with_this_thread():
+        other = threading.Thread(target=start, args=("fork", False))
+        other.start()
+        other.join()
+    start(method, False)
     time.sleep(600)
 
-threading.Thread(target=engine).start()
+if __name__ == "__main__":
+    import sys
+    threading.Thread(target=engine, args=sys.argv[1:]).start()
 """
 
 
@@ -47,9 +49,9 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def running_engine() -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+def running_engine(method: str) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
     """The engine's process, and what it forked: a rank, a fork of another thread, one after the build."""
-    with subprocess.Popen([sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True) as engine:
+    with subprocess.Popen([sys.executable, "-c", ENGINE, method], stdout=subprocess.PIPE, text=True) as engine:
         forks: list[int] = []
         try:
             assert engine.stdout is not None
@@ -61,10 +63,12 @@ def running_engine() -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
                     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_forked_rank_dies_with_its_engine() -> None:
-    """The kernel ends a rank even while it is stopped. What others fork is no rank: it is left alone."""
-    with running_engine() as (engine, (rank, others, later)):
-        os.kill(rank, signal.SIGSTOP)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_rank_dies_with_its_engine(method: str) -> None:
+    """At whatever moment: the kernel ends a rank even while it is stopped. What is started elsewhere is left alone."""
+    with running_engine(method) as (engine, (rank, others, later)):
+        if method == "fork":
+            os.kill(rank, signal.SIGSTOP)
         engine.kill()
         ends_s = time.monotonic() + PATIENCE_S
         while is_running(rank):

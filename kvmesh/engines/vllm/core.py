@@ -12,7 +12,7 @@ from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
 from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
 from kvmesh.engines.vllm.holds import HoldMemory
 from kvmesh.engines.vllm.preload import collector_off
-from kvmesh.engines.vllm.ranks import forks_die_with_this_thread
+from kvmesh.engines.vllm.ranks import ranks_die_with_this_thread
 from kvmesh.engines.vllm.settings import VllmSettings
 
 
@@ -61,7 +61,7 @@ class VllmCore:
             arguments = engine_arguments(settings, is_cpu=self.is_cpu, holds_path=self._hold_memory.path)
             if self.is_cpu:
                 allow_model_compiling(not arguments.enforce_eager)
-            with forks_die_with_this_thread():
+            with ranks_die_with_this_thread():
                 engine = LLMEngine.from_engine_args(arguments, usage_context=usage_context(is_cpu=self.is_cpu))
         self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS

@@ -11,7 +11,6 @@ from typing import Any
 
 from kvmesh.engines.vllm.cpu import prepare_runner
 from kvmesh.engines.vllm.environment import mend_nixl
-from kvmesh.engines.vllm.ranks import bind_spawned_rank
 
 
 class KvmeshWorkerExtension:
@@ -75,6 +74,5 @@ def connector_worker() -> Any:
 
 
 # A rank of a tensor-parallel engine imports this module before it initialises its device and makes its agent.
-bind_spawned_rank()
 if importlib.util.find_spec("nixl") is not None:
     mend_nixl()
