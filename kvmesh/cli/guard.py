@@ -28,7 +28,7 @@ def run(parent_pid: int, command: Sequence[str]) -> int:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     die_with_parent(parent_pid, signal_number=signal.SIGTERM)
-    program = os.posix_spawnp(command[0], command, os.environ, setsigmask=former_mask)
+    program = os.posix_spawnp(command[0], list(command), os.environ, setsigmask=former_mask)
     status = EXIT_BY_SIGNAL + signal.SIGTERM
     while (number := signal.sigwait(SIGNALS)) != signal.SIGTERM:
         if number == signal.SIGINT:
