@@ -216,3 +216,42 @@ async def test_the_greeting_comes_over_nixl(tmp_path: Path) -> None:
     assert "> Hello! Who are you?" in text
     assert "curl -N http://127.0.0.1:" in text
     assert "demo model" in text, text
+
+
+IN_TURNS = """
+import asyncio, os, sys, time
+from kvmesh.cli.gpu_plan import WorkerPlaces
+from kvmesh.cli.up import Mesh
+from kvmesh.cli.up_settings import UpSettings
+from kvmesh.settings import load
+settings = load(UpSettings, argv=sys.argv[1:], environ=os.environ, program="kvmesh up", description="")
+places = WorkerPlaces(turns={"prefill-0": 0, "decode-0": 1})
+sys.exit(asyncio.run(Mesh(settings, started_at_s=time.monotonic(), forked={}, places=places).run()))
+"""
+"""`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns."""
+
+
+async def test_workers_that_share_a_device_start_one_after_the_other(tmp_path: Path) -> None:
+    """The second worker's process starts when the first one's engine is ready; together they answer."""
+    require_part("vllm")
+    require_part("nixl")
+    first, second = tmp_path / "prefill-0.log", tmp_path / "decode-0.log"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", IN_TURNS, "--port", "0", "--once", "--run-dir", str(tmp_path)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    answer = asyncio.create_task(process.communicate())
+    try:
+        async with asyncio.timeout(200):
+            while not second.exists() and not answer.done():
+                await asyncio.sleep(0.02)
+            assert "rpc_server_started" in first.read_text()
+            text = (await answer)[0].decode()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await answer
+    assert process.returncode == 0, text
+    assert "demo model" in text, text

@@ -1,6 +1,7 @@
 """The vLLM adapter on real engines, each in a process of its own, with KV over real NIXL."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -28,8 +29,8 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
-from kvmesh.worker.forkserver import ForkServer
-from tests.integration.vllm_drive import Drive, greedy
+from kvmesh.worker.forkserver import Child, ForkServer
+from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
@@ -664,7 +665,7 @@ import asyncio
 from pathlib import Path
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.forkserver import Child, ForkServer
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
 
@@ -709,6 +710,61 @@ async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while any(is_running(pid) for pid in ranks):
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("stage", ["importing", "starting"])
+async def test_ranks_die_with_an_engine_that_is_killed_while_it_starts(
+    server: ForkServer, settings: Callable[..., VllmSettings], tmp_path: Path, stage: str
+) -> None:
+    """The kernel kills a rank with its engine. One that still imports vLLM ends by itself, before it starts its device."""
+    remote = RemoteEngine(server, settings("decode", tensor_parallel_size=2), tmp_path)
+    starting = asyncio.create_task(remote.start())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(ranks := ranks_of(remote, is_titled=stage == "starting")) < 2:
+                assert not starting.done(), starting
+                await asyncio.sleep(0.01)
+        # Only the kernel can end a process that is stopped.
+        for rank in ranks:
+            os.kill(rank, signal.SIGSTOP)
+        os.kill(remote.pid, signal.SIGKILL)
+        if stage == "importing":
+            assert await server.wait(child_of(remote)) == -signal.SIGKILL
+            for rank in ranks:
+                os.kill(rank, signal.SIGCONT)
+        async with asyncio.timeout(TIMEOUT_S):
+            while any(is_running(rank) for rank in ranks):
+                await asyncio.sleep(0.02)
+        log = remote.log.read_text(errors="replace")
+        assert "WorkerProc" not in log, log
+    finally:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+        await asyncio.gather(starting, return_exceptions=True)
+        await remote.aclose()
+
+
+def child_of(remote: RemoteEngine) -> Child:
+    assert remote.child is not None
+    return remote.child
+
+
+def ranks_of(remote: RemoteEngine, *, is_titled: bool) -> list[int]:
+    """Rank processes that vLLM has started. It sets their title when the imports are done and the device comes next."""
+    if remote.child is None:
+        return []
+    mark = "VLLM::Worker" if is_titled else "multiprocessing.spawn"
+    return [pid for pid in children_of(remote.pid) if mark in command_of(pid)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 @pytest.mark.slow
