@@ -772,7 +772,8 @@ def command_of(pid: int) -> str:
 @pytest.mark.parametrize("wide", ["prefill", "decode"])
 async def test_unequal_ranks_exchange_kv(pair: tuple[Drive, Drive], make: Make, wide: str) -> None:
     """One rank hands over to two and two to one: the tokens are those of one engine, and no prompt block is computed twice."""
-    other = await make(wide, tensor_parallel_size=2)
+    # The first pull between two workers includes UCX's connection set-up, which takes seconds on a busy machine.
+    other = await make(wide, tensor_parallel_size=2, kv_pull_timeout_s=25.0)
     prefill, decode = (other, pair[1]) if wide == "prefill" else (pair[0], other)
     assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
     for length in (33, 200):
