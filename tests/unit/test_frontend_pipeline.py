@@ -377,9 +377,7 @@ def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model:
 
 
 @pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
-def test_a_lost_request_waits_for_a_worker_that_comes_back(
-    mesh: FakeMesh, model: ServedModel, reason: str
-) -> None:
+def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
     """The only worker is away for some seconds; nothing was shown, so the client gets its answer all the same."""
     mesh.faults = Faults(prefill=[LostError("first")])
     placed, refusals = mesh.place, iter(range(12))
