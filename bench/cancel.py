@@ -18,13 +18,24 @@ from typing import Any
 from bench.figures import percentiles
 from bench.services import one_worker
 from kvmesh.clock import SystemClock
-from kvmesh.core import Generation, KvHandle, LoadRecord, SamplingParams, TokenLogprob, WorkerRef
+from kvmesh.core import (
+    Generation,
+    KvHandle,
+    Leg,
+    LegFinish,
+    LegTask,
+    LoadRecord,
+    Role,
+    SamplingParams,
+    TokenLogprob,
+    WorkerRef,
+)
 from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish
-from kvmesh.rpc.decode_link import GrpcDecodeLinks
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.clients import LegLink
+from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.whole_leg import run_leg
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 
 PROMISE_S = 0.25
@@ -77,25 +88,39 @@ class Side:
     def __init__(self, worker: WorkerRef, channels: ChannelPool) -> None:
         self.worker = worker
         self.load = LoadRecord()
+        self._error: MeshError | None = None
         self._changed = asyncio.Condition()
         self._client = GrpcWorkerClient(channels)
 
     async def watch(self) -> None:
-        """Keeps the load up to date."""
-        async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
+        """Keeps the load up to date. The watch's failure becomes that of whoever waits for a load."""
+        try:
+            async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
+                async with self._changed:
+                    self.load = load
+                    self._changed.notify_all()
+        except MeshError as error:
             async with self._changed:
-                self.load = load
+                self._error = error
                 self._changed.notify_all()
 
     async def until(self, holds: Callable[[LoadRecord], bool]) -> float:
-        """When the load was so first, by the performance counter."""
-        async with asyncio.timeout(TRIAL_S), self._changed:
-            await self._changed.wait_for(lambda: holds(self.load))
+        """Waits for a load and returns the time of its arrival, by the performance counter.
+
+        Raises the watch's MeshError when it has ended, and TimeoutError with the last load after TRIAL_S.
+        """
+        try:
+            async with asyncio.timeout(TRIAL_S), self._changed:
+                await self._changed.wait_for(lambda: self._error is not None or holds(self.load))
+        except TimeoutError:
+            raise TimeoutError(f"after {TRIAL_S:.0f} s the load of {self.worker.worker_id} is {self.load}") from None
+        if self._error is not None:
+            raise self._error
         return time.perf_counter()
 
-    async def until_idle(self) -> float:
-        """When nothing is left here."""
-        return await self.until(is_idle)
+    async def until_idle(self, after_s: float = 0.0) -> float:
+        """Waits until the worker has no request and no block in use, by a load that it took after a wall-clock time."""
+        return await self.until(lambda load: load.taken_at_s >= after_s and is_idle(load))
 
 
 def is_idle(load: LoadRecord) -> bool:
@@ -126,8 +151,9 @@ class Answer:
 class Trials:
     """Requests of all phases, one at a time. A trial gives None when the request was further than meant."""
 
-    def __init__(self, prefill: Side, decode: Side, client: GrpcPrefillClient, link: DecodeLink, seed: int) -> None:
-        self._prefill, self._decode, self._client, self._link = prefill, decode, client, link
+    def __init__(self, prefill: Side, decode: Side, prefill_link: LegLink, decode_link: LegLink, seed: int) -> None:
+        self._prefill, self._decode = prefill, decode
+        self._prefill_link, self._decode_link = prefill_link, decode_link
         self._random = Random(seed)
         self._numbers = count(1)
         self.phases: dict[str, Callable[[], Awaitable[dict[str, float] | None]]] = {
@@ -147,13 +173,16 @@ class Trials:
     async def queued_prefill(self) -> dict[str, float] | None:
         """Behind a prompt that is computed."""
         running = self._start_prefill()
-        await self._prefill.until(lambda load: load.running_requests == 1)
+        await self._prefill.until(lambda load: load.running_requests == 1 or running.done())
         waiting = self._start_prefill()
-        await self._prefill.until(lambda load: load.waiting_requests == 1)
+        await self._prefill.until(lambda load: load.waiting_requests == 1 or running.done())
         began = await cancelled(waiting)
         freed = await self._prefill.until(lambda load: not load.waiting_requests)
         was_done = running.done()
-        await cancelled(running)
+        for prompt in (running, waiting):
+            await cancelled(prompt)
+            if not prompt.cancelled() and prompt.exception() is None:
+                await self._release(prompt)
         return None if was_done else {"prefill": freed - began}
 
     async def queued_decode(self) -> dict[str, float] | None:
@@ -161,7 +190,7 @@ class Trials:
         running = self._submit(self._generation(20))
         await running.first.wait()
         waiting = self._submit(self._generation())
-        await self._decode.until(lambda load: load.waiting_requests == 1)
+        await self._decode.until(lambda load: load.waiting_requests == 1 or running.ended.is_set())
         began = time.perf_counter()
         waiting.cancel()
         freed = await self._decode.until(lambda load: not load.waiting_requests)
@@ -183,7 +212,7 @@ class Trials:
     async def prefilling_on_decode(self) -> dict[str, float] | None:
         """The same where the decode worker computes the prompt."""
         answer = self._submit(self._generation())
-        await self._decode.until(lambda load: load.kv_blocks_used > 0)
+        await self._decode.until(lambda load: load.kv_blocks_used > 0 or answer.ended.is_set())
         await asyncio.sleep(self._random.uniform(0, 0.2))
         was_further, began = answer.first.is_set(), time.perf_counter()
         answer.cancel()
@@ -196,11 +225,12 @@ class Trials:
         prompt = self._start_prefill(generation)
         answer = self._submit(generation, await prompt)
         await asyncio.sleep(self._random.uniform(0, 0.01))
-        was_further, began = answer.first.is_set(), time.perf_counter()
+        was_further, began, cancelled_at_s = answer.first.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        # A load that was sent before the submission shows an idle worker as well: the finish comes first.
-        await answer.ended.wait()
-        prefill, decode = await asyncio.gather(self._prefill.until_idle(), self._decode.until_idle())
+        # A load from before the submission shows an idle decode worker as well. The finish is a step, which makes a new one.
+        prefill, decode = await asyncio.gather(
+            self._prefill.until_idle(cancelled_at_s), self._decode.until_idle(cancelled_at_s)
+        )
         return None if was_further else {"prefill": prefill - began, "decode": decode - began}
 
     async def decoding(self) -> dict[str, float] | None:
@@ -209,9 +239,9 @@ class Trials:
         answer = self._submit(generation, await self._start_prefill(generation))
         await answer.first.wait()
         await asyncio.sleep(self._random.uniform(0, 0.05))
-        was_further, began = answer.ended.is_set(), time.perf_counter()
+        was_further, began, cancelled_at_s = answer.ended.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        freed = await self._decode.until_idle()
+        freed = await self._decode.until_idle(cancelled_at_s)
         return None if was_further else {"decode": freed - began}
 
     def _generation(self, tokens: int = PROMPT_TOKENS) -> Generation:
@@ -223,25 +253,24 @@ class Trials:
         return asyncio.create_task(self._prefill_prompt(generation or self._generation()))
 
     async def _prefill_prompt(self, generation: Generation) -> KvHandle:
-        result = await self._client.prefill(
-            self._prefill.worker, request_id=f"prompt-{next(self._numbers)}", generation=generation, timeout_s=TRIAL_S
-        )
-        assert result.handle is not None
-        return result.handle
+        leg = Leg(leg_id=f"prompt-{next(self._numbers)}", task=LegTask.PREFILL, generation=generation)
+        whole = await run_leg(self._prefill_link, leg, timeout_s=TRIAL_S)
+        assert whole.finish is not None and whole.finish.handle is not None
+        return whole.finish.handle
 
     async def _release(self, prompt: "asyncio.Task[KvHandle]") -> None:
-        await self._client.release_kv(self._prefill.worker, (await prompt).handle_id, timeout_s=TRIAL_S)
+        self._prefill_link.release_nowait((await prompt).handle_id)
 
     def _submit(self, generation: Generation, handle: KvHandle | None = None) -> Answer:
         answer = Answer()
-        request_id = f"answer-{next(self._numbers)}"
-        leg = DecodeLeg(request_id=request_id, generation=generation, timeout_s=TRIAL_S, handle=handle)
-        answer.cancel = self._link.submit_nowait(leg, answer)
+        leg_id = f"answer-{next(self._numbers)}"
+        leg = Leg(leg_id=leg_id, task=LegTask.GENERATE, generation=generation, handle=handle)
+        answer.cancel = self._decode_link.submit_nowait(leg, answer, timeout_s=TRIAL_S)
         return answer
 
 
 async def cancelled(task: "asyncio.Task[Any]") -> float:
-    """Cancels a call; when. A call that ended before has left a lease, which its owner cannot know of: it is not counted."""
+    """Cancels a call and returns when. A call that had ended keeps its lease."""
     began = time.perf_counter()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, MeshError):
@@ -281,14 +310,14 @@ async def running_trials(engine: str, seed: int) -> AsyncIterator[Trials]:
     ):
         prefill, decode = Side(prefill_ref, channels), Side(decode_ref, channels)
         watches = [asyncio.create_task(side.watch()) for side in (prefill, decode)]
-        client = GrpcPrefillClient(channels, frontend_id="bench")
-        links = GrpcDecodeLinks(channels, frontend_id="bench", clock=SystemClock())
+        links = GrpcLegLinks(channels, frontend_id="bench", clock=SystemClock())
         try:
-            yield Trials(prefill, decode, client, await links.link(decode_ref, timeout_s=10.0), seed)
+            prefill_link = await links.link(prefill_ref, Role.PREFILL, timeout_s=10.0)
+            decode_link = await links.link(decode_ref, Role.DECODE, timeout_s=10.0)
+            yield Trials(prefill, decode, prefill_link, decode_link, seed)
         finally:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
-            await client.aclose()
             await links.aclose()
             await channels.aclose()

@@ -26,14 +26,25 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvmesh.clock import SystemClock  # noqa: E402
-from kvmesh.core import Ask, FinishReason, Placement, TokenLogprob, Usage, WorkerRef  # noqa: E402
-from kvmesh.rpc.clients import DecodeLeg, LegFinish, LegSink, Placed  # noqa: E402
+from kvmesh.core import (  # noqa: E402
+    Ask,
+    FinishReason,
+    Leg,
+    LegFinish,
+    LegTask,
+    Placement,
+    Role,
+    TokenLogprob,
+    Usage,
+    WorkerRef,
+)
+from kvmesh.rpc.clients import LegSink, Placed  # noqa: E402
 from kvmesh.rpc.codec.types import from_logprobs, to_logprobs  # noqa: E402
 from kvmesh.telemetry import Instruments  # noqa: E402
+from services.frontend.api.http.server import HttpServer  # noqa: E402
 from services.frontend.metrics import FrontendMetrics  # noqa: E402
 from services.frontend.models import ServedModel, StaticModels  # noqa: E402
-from services.frontend.openai.http import HttpServer  # noqa: E402
-from services.frontend.pipeline import Pipeline  # noqa: E402
+from services.frontend.pipeline.pipeline import Pipeline  # noqa: E402
 from services.frontend.settings import HttpSettings, PipelineSettings  # noqa: E402
 from tests.frontend_mesh import served_model, write_model  # noqa: E402
 
@@ -46,9 +57,11 @@ class Stepper:
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
-        self.legs: dict[LegSink, DecodeLeg] = {}
+        self.legs: dict[LegSink, Leg] = {}
         self.left: dict[LegSink, int] = {}
         self.tokens = 0
+        self.tasks = (LegTask.GENERATE,)
+        self.worker = WorkerRef(worker_id="d", address="d:1")
         self._random = random.Random(1)
         self._entries: dict[int, list[object]] = {}
 
@@ -59,10 +72,14 @@ class Stepper:
     def report_nowait(self, *_: object, **__: object) -> None:
         pass
 
-    async def link(self, worker: WorkerRef, *, timeout_s: float) -> "Stepper":
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> "Stepper":
+        self.worker = worker
         return self
 
-    def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
+    def release_nowait(self, handle_id: str) -> None:
+        pass
+
+    def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
         self.legs[sink] = leg
         self.left[sink] = leg.generation.sampling.max_tokens or 1
 
@@ -141,7 +158,6 @@ async def main(streams: int, tokens: int, step_s: float, requests: int, logprobs
     registry = CollectorRegistry()
     pipeline = Pipeline(
         models=StaticModels([model]),
-        prefill=None,  # type: ignore[arg-type]
         links=stepper,
         router=stepper,
         clock=SystemClock(),

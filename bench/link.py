@@ -13,11 +13,11 @@ from typing import Any
 from bench.processes import process_use
 from bench.services import one_worker
 from kvmesh.clock import SystemClock
-from kvmesh.core import Generation, SamplingParams, TokenLogprob
+from kvmesh.core import Generation, Leg, LegFinish, LegTask, Role, SamplingParams, TokenLogprob
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.clients import DecodeLeg, DecodeLink, LegFinish
-from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.rpc.clients import LegLink
+from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.settings import RpcSettings
 
 PROMPT_TOKENS = 32
@@ -43,7 +43,7 @@ class _Sink:
 class _Load:
     """Keeps `concurrency` legs in flight until it is stopped."""
 
-    def __init__(self, link: DecodeLink) -> None:
+    def __init__(self, link: LegLink) -> None:
         self._link = link
         self.tokens = self.legs = self.in_flight = 0
         self.error = ""
@@ -58,8 +58,8 @@ class _Load:
             token_ids=[5 + (self.legs + i) % 100 for i in range(PROMPT_TOKENS)],
             sampling=SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True),
         )
-        leg = DecodeLeg(request_id=f"leg-{self.legs}", generation=generation, timeout_s=60.0)
-        self._link.submit_nowait(leg, _Sink(self))
+        leg = Leg(leg_id=f"leg-{self.legs}", task=LegTask.GENERATE, generation=generation)
+        self._link.submit_nowait(leg, _Sink(self), timeout_s=60.0)
 
     def on_finish(self, finish: LegFinish) -> None:
         self.in_flight -= 1
@@ -83,8 +83,8 @@ async def measure_link(concurrency: int, seconds: float) -> dict[str, Any]:
     )
     channels = ChannelPool(RpcSettings())
     async with one_worker("decode", argv) as (worker, pid):
-        links = GrpcDecodeLinks(channels, frontend_id="bench", clock=SystemClock())
-        load = _Load(await links.link(worker, timeout_s=5.0))
+        links = GrpcLegLinks(channels, frontend_id="bench", clock=SystemClock())
+        load = _Load(await links.link(worker, Role.DECODE, timeout_s=5.0))
         for _ in range(concurrency):
             load.submit()
         await asyncio.sleep(min(1.0, seconds / 4))

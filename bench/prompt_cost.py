@@ -22,10 +22,10 @@ from kvmesh.core import SamplingParams
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.lifecycle import run
 from services.frontend.models import ServedModel
-from services.frontend.prepare import hashes_of, prepare, tokens_of
-from services.frontend.request import Conversation, Request
+from services.frontend.pipeline.prepare import hashes_of, prepare, tokens_of
+from services.frontend.pipeline.request import Conversation, Request
 from services.frontend.settings import PipelineSettings
-from services.frontend.text_model import TextModel, load_text_model
+from services.frontend.text.text_model import TextModel, load_text_model
 
 ROUNDS = 15
 TICK_S = 0.001

@@ -84,9 +84,12 @@ def install(venv: Path) -> None:
         return
     print(f"installing vLLM's CUDA build into {venv}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    limits = ("-c", str(ROOT / "constraints.txt"))
-    command = [str(python), "-m", "pip", "install", "--no-compile", "-q", *limits, "-e", f"{ROOT}[vllm]"]
-    subprocess.run(command, check=True)
+    pip = (str(python), "-m", "pip", "install", "--no-compile", "-q", "-c", str(ROOT / "constraints.txt"))
+    lock = (ROOT / "constraints-cpu.txt").read_text()
+    (version,) = re.findall(r"^torch==([\d.]+)", lock, flags=re.MULTILINE)
+    # Where pip also finds a CPU build of torch (+cpu), it prefers that, unless the version is matched as a text.
+    subprocess.run([*pip, f"torch==={version}"], check=True)
+    subprocess.run([*pip, "-e", f"{ROOT}[vllm]"], check=True)
 
 
 def stub_environment(folder: Path) -> Mapping[str, str]:
@@ -95,8 +98,10 @@ def stub_environment(folder: Path) -> Mapping[str, str]:
     compiler = os.environ.get("CC", "cc")
     for name, flags in (("libnvidia-ml.so.1", ["-DSTUB_NVML"]), ("libcuda.so.1", [])):
         subprocess.run([compiler, "-shared", "-fPIC", *flags, "-o", folder / name, source], check=True)
+    # Without compiled modules each process would compile those of vLLM and torch for a minute.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": str(ROOT),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("LD_LIBRARY_PATH")))),
         "LD_PRELOAD": str(folder / "libcuda.so.1"),

@@ -169,6 +169,8 @@ def install(engine: str, tests: bool) -> None:
     if engine == "gpu":
         # The CUDA build chooses its own torch and CUDA packages, so pip resolves; the lock limits the rest.
         limits = [word for lock in locks for word in ("-c", str(lock))]
+        # Where pip's sources also have a CPU build of torch (+cpu), pip prefers it, unless the version is compared as text.
+        pip(*limits, f"torch==={torch_version().partition('+')[0]}")
         pip(*limits, "-e", f"{ROOT}[{'vllm,dev' if tests else 'vllm'}]")
         compile_all()
         return
@@ -185,11 +187,17 @@ def install(engine: str, tests: bool) -> None:
 
 def install_torch() -> None:
     """The CPU build, from where this machine's pip looks, otherwise from PyTorch's own index."""
-    torch = next(line for line in LOCKS["cpu"].read_text().splitlines() if line.startswith("torch=="))
+    torch = f"torch=={torch_version()}"
     if pip_status("--no-deps", torch) != 0:
         say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
         if pip_status("--no-deps", "--extra-index-url", TORCH_CPU_INDEX, torch) != 0:
             fail(f"pip install {torch} (without vLLM, for simulated engines only: KVMESH_ENGINE_BUILD=none)")
+
+
+def torch_version() -> str:
+    """The version in the lock of the CPU build, with its local part: 2.13.0+cpu."""
+    line = next(line for line in LOCKS["cpu"].read_text().splitlines() if line.startswith("torch=="))
+    return line.removeprefix("torch==")
 
 
 def compile_all() -> None:

@@ -4,6 +4,8 @@
  * 80 GiB, compute capability 9.0, joined by NVLink). A program that wants a context on a device gets an error, or waits for
  * ever with STUB_HOLD, and a line on standard error says which device it wanted: "stub driver: context on device 3".
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,8 +152,14 @@ static void context(int device) {
   fflush(stderr);
   while (getenv("STUB_HOLD")) pause();
 }
-/* A program that wants the first device does not say so: it has it already, and asks for its memory next. */
-Result cudaGetDevice(int *device) { *device = 0; return SUCCESS; }
+/* A process has the first device from its start, and torch does not ask for the one that it has. Where torch sets a device, the
+ * stub says that it has none. */
+Result cudaGetDevice(int *device) {
+  Dl_info caller;
+  int is_known = dladdr(__builtin_return_address(0), &caller) && caller.dli_sname;
+  *device = is_known && strstr(caller.dli_sname, "SetDevice") ? gpus() : 0;
+  return SUCCESS;
+}
 Result cudaSetDevice(int device) {
   if (device >= gpus()) return INVALID_DEVICE;
   context(device);

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from kvmesh.core import Generation
-from services.frontend.apps import AppSettings
-from services.frontend.batches.settings import BatchSettings
+from services.frontend.api.apps import AppSettings
+from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.models import ServedModel
 from tests.frontend_apps import running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of

@@ -16,11 +16,11 @@ from kvmesh.clock import SystemClock
 from kvmesh.lifecycle import Part, RunningPart
 from kvmesh.telemetry import Instruments
 from services.frontend.access.access import Access
-from services.frontend.apps import Apps, AppSettings
+from services.frontend.api.apps import Apps, AppSettings
+from services.frontend.api.http.server import HttpServer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.openai.http import HttpServer
-from services.frontend.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.frontend_mesh import FakeMesh
 
@@ -93,7 +93,7 @@ async def running_apps(
     """Starts it, and ends it in the order of the process."""
     registry = CollectorRegistry()
     pipeline = Pipeline(
-        models=StaticModels(models), prefill=mesh, links=mesh, router=mesh, clock=SystemClock(),
+        models=StaticModels(models), links=mesh, router=mesh, clock=SystemClock(),
         generator=random.Random(seed),
         metrics=FrontendMetrics(Instruments(registry, "frontend"), lambda: pipeline.in_flight),
         settings=PipelineSettings(**settings), access=access,

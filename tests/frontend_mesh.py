@@ -7,9 +7,10 @@ where the real one can. It counts what is held, so that tests can see that nothi
 import asyncio
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,21 +22,25 @@ from kvmesh.core import (
     Generation,
     Handoff,
     KvHandle,
+    Leg,
+    LegFinish,
+    LegTask,
     Placement,
     Rendezvous,
     ReportKind,
+    Role,
     TokenLogprob,
     Usage,
     WorkerRef,
 )
 from kvmesh.errors import MeshError, UnavailableError
-from kvmesh.rpc.clients import DecodeLeg, LegFinish, LegOutput, LegSink, Placed, PrefillResult
+from kvmesh.rpc.clients import LegSink, Placed
 from kvmesh.telemetry import Instruments
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models, ServedModel, StaticModels
-from services.frontend.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import PipelineSettings
-from services.frontend.text_model import TextModel, load_text_model
+from services.frontend.text.text_model import TextModel, load_text_model
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif -%}"
@@ -91,7 +96,7 @@ class Faults:
     """What goes wrong, by place; a list is used up from the front, one entry per call."""
 
     place: list[MeshError] = field(default_factory=list)
-    prefill: list[MeshError] = field(default_factory=list)
+    prefill: list[MeshError | None] = field(default_factory=list)
     link: list[MeshError] = field(default_factory=list)
     submit: list[MeshError] = field(default_factory=list)
     leg_after: int | None = None
@@ -100,11 +105,15 @@ class Faults:
     """The first leg that has so many tokens fails so; then the next entry counts."""
     stalls_after: int | None = None
     prefill_hangs: bool = False
+    prefill_hangs_after: int | None = None
+    """So many prefills end; those after them hang."""
+    stands_still_s: float = 0.0
+    """The frontend stands still for so long after the finish of a prefill."""
 
 
 @dataclass
 class FakeMesh:
-    """Implements PrefillClient, DecodeLinks, DecodeLink and RouterLink."""
+    """Implements LegLinks and RouterLink."""
 
     answer: Callable[[Generation], Sequence[int]]
     step_s: float = 0.0
@@ -112,8 +121,6 @@ class FakeMesh:
     has_prefill: bool = True
     answers: bool = True
     """Prefill workers answer single tokens."""
-    has_welcomed: bool = True
-    """And have said whether they do."""
     answered_by_prefill: list[int] = field(default_factory=list)
     told_cached: dict[ReportKind, int] = field(default_factory=dict)
     handoff: Handoff = Handoff.SEQUENTIAL
@@ -122,12 +129,14 @@ class FakeMesh:
     reports: list[tuple[int, ReportKind]] = field(default_factory=list)
     prefills: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
-    legs: list[DecodeLeg] = field(default_factory=list)
+    legs: list[Leg] = field(default_factory=list)
+    timeouts_s: list[float] = field(default_factory=list)
+    """Of `legs`, in that order."""
     handles: set[str] = field(default_factory=set)
     released: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     rendezvous: list[Rendezvous] = field(default_factory=list)
-    running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    running: dict[str, asyncio.Task[LegFinish]] = field(default_factory=dict)
     prefilling: int = 0
     stalled: int = 0
 
@@ -163,89 +172,65 @@ class FakeMesh:
         if cached_tokens is not None:
             self.told_cached[kind] = cached_tokens
 
-    def may_answer(self, worker: WorkerRef) -> bool:
-        return self.answers or not self.has_welcomed
-
-    async def prefill(
-        self, worker: WorkerRef, *, request_id: str, generation: Generation, timeout_s: float,
-        rendezvous: Rendezvous | None = None, reservation_id: str = "", wants_output: bool = False,
-    ) -> PrefillResult:  # fmt: skip
-        assert timeout_s > 0 and reservation_id
-        assert not wants_output or self.may_answer(worker)
-        self.prefills.append(request_id)
-        if self.faults.prefill:
-            raise self.faults.prefill.pop(0)
-        self.prefilling += 1
-        try:
-            await asyncio.sleep(1000 if self.faults.prefill_hangs else self.step_s)
-        finally:
-            self.prefilling -= 1
-        usage = Usage(prompt_tokens=len(generation.token_ids), cached_tokens=4)
-        if rendezvous is not None:
-            return PrefillResult(handle=None, usage=usage, queue_s=0, compute_s=0)
-        if wants_output and self.answers:
-            output = self._output(generation, usage)
-            return PrefillResult(handle=None, usage=output.finish.usage, queue_s=0, compute_s=0, output=output)
-        self.handles.add(request_id)
-        handle = KvHandle(
-            handle_id=request_id, format="fake", compatibility_hash="c", payload=b"", worker_id=worker.worker_id,
-            worker_epoch=0, tokens=len(generation.token_ids), lease_s=30.0,
-        )  # fmt: skip
-        return PrefillResult(handle=handle, usage=usage, queue_s=0, compute_s=0)
-
-    def _output(self, generation: Generation, usage: Usage) -> LegOutput:
-        self.generations.append(generation)
-        tokens = list(self.answer(generation))[:1]
-        asks_prompt = generation.sampling.prompt_logprobs is not None
-        reason = FinishReason.STOP if tokens == [2] else FinishReason.LENGTH
-        return LegOutput(
-            token_ids=tokens,
-            finish=LegFinish(reason=reason, usage=replace(usage, output_tokens=1)),
-            logprobs=self._logprobs(generation, tokens),
-            prompt_logprobs=[TokenLogprob(logprob=-0.5) for _ in generation.token_ids[1:]] if asks_prompt else None,
-        )
-
-    async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
-        self.handles.discard(handle_id)
-        self.released.append(handle_id)
-
-    async def link(self, worker: WorkerRef, *, timeout_s: float) -> "FakeMesh":
-        if self.faults.link:
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> "FakeLink":
+        assert timeout_s > 0
+        if role is Role.DECODE and self.faults.link:
             raise self.faults.link.pop(0)
-        return self
+        return FakeLink(self, worker, role)
 
-    def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
-        if self.faults.submit:
-            raise self.faults.submit.pop(0)
-        assert leg.request_id not in self.running, "leg ids are unique among live legs"
-        self.legs.append(leg)
-        self.generations.append(leg.generation)
-        if leg.handle is not None:
-            assert 0 < leg.handle.lease_s <= 30.0
-            self.handles.discard(leg.handle.handle_id)
-        if leg.rendezvous is not None:
-            self.rendezvous.append(leg.rendezvous)
-        task = asyncio.get_running_loop().create_task(self._generate(leg, sink))
-        self.running[leg.request_id] = task
+    def start(self, leg: Leg, sink: LegSink, worker: WorkerRef) -> Callable[[], None]:
+        """Runs a leg in a task; the function cancels it. Its sink gets one finish, whatever happens."""
+        assert leg.leg_id not in self.running, "leg ids are unique among live legs"
+        run = self._prefill(leg, worker) if leg.task is LegTask.PREFILL else self._generate(leg, sink)
+        task = self.running[leg.leg_id] = asyncio.get_running_loop().create_task(run)
+
+        def end(task: asyncio.Task[LegFinish]) -> None:
+            del self.running[leg.leg_id]
+            sink.on_finish(LegFinish(reason=FinishReason.CANCELLED) if task.cancelled() else task.result())
+            if leg.task is LegTask.PREFILL and self.faults.stands_still_s:
+                loop: Any = asyncio.get_running_loop()
+                loop.stand_still(self.faults.stands_still_s)
+
+        task.add_done_callback(end)
 
         def cancel() -> None:
-            if leg.request_id in self.running:
-                self.cancelled.append(leg.request_id)
+            if leg.leg_id in self.running:
+                self.cancelled.append(leg.leg_id)
                 task.cancel()
 
         return cancel
 
-    async def _generate(self, leg: DecodeLeg, sink: LegSink) -> None:
-        computes = leg.handle is None and leg.rendezvous is None
-        usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=2 if computes else 0)
+    async def _prefill(self, leg: Leg, worker: WorkerRef) -> LegFinish:
+        self.prefilling += 1
         try:
-            finish = await self._tokens(leg.generation, sink)
-        except asyncio.CancelledError:
-            self.running.pop(leg.request_id, None)
-            sink.on_finish(LegFinish(reason=FinishReason.CANCELLED))
-            return
-        self.running.pop(leg.request_id, None)
-        sink.on_finish(LegFinish(reason=finish, usage=usage) if isinstance(finish, FinishReason) else finish)
+            await asyncio.sleep(1000 if self._hangs() else self.step_s)
+        finally:
+            self.prefilling -= 1
+        usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=4)
+        return LegFinish(reason=FinishReason.HANDED_OFF, usage=usage, handle=self._handle(leg, worker))
+
+    def _hangs(self) -> bool:
+        after = self.faults.prefill_hangs_after
+        return self.faults.prefill_hangs or (after is not None and len(self.prefills) > after)
+
+    def _handle(self, leg: Leg, worker: WorkerRef) -> KvHandle | None:
+        if leg.rendezvous is not None:
+            return None
+        self.handles.add(leg.leg_id)
+        return KvHandle(
+            handle_id=leg.leg_id, format="fake", compatibility_hash="c", payload=b"", worker_id=worker.worker_id,
+            worker_epoch=0, tokens=len(leg.generation.token_ids), lease_s=30.0,
+        )  # fmt: skip
+
+    async def _generate(self, leg: Leg, sink: LegSink) -> LegFinish:
+        is_answered_by_prefill = leg.leg_id in self.prefills
+        if is_answered_by_prefill and self._hangs():
+            await asyncio.sleep(1000)
+        computes = leg.handle is None and leg.rendezvous is None
+        cached = 4 if is_answered_by_prefill else 2 if computes else 0
+        usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=cached)
+        finish = await self._tokens(leg.generation, sink)
+        return LegFinish(reason=finish, usage=usage) if isinstance(finish, FinishReason) else finish
 
     async def _tokens(self, generation: Generation, sink: LegSink) -> FinishReason | LegFinish:
         faults = self.faults
@@ -285,11 +270,52 @@ class FakeMesh:
         return [(ask_id, kind) for ask_id, kind in self.reports if kind.settles]
 
 
+@dataclass(frozen=True)
+class FakeLink:
+    """A link to one worker of the fake mesh."""
+
+    mesh: FakeMesh
+    worker: WorkerRef
+    role: Role
+
+    @property
+    def tasks(self) -> Collection[LegTask]:
+        if self.role is Role.DECODE:
+            return (LegTask.GENERATE, LegTask.EMBED)
+        return (LegTask.PREFILL, LegTask.GENERATE) if self.mesh.answers else (LegTask.PREFILL,)
+
+    def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
+        mesh = self.mesh
+        assert timeout_s > 0 and leg.task in self.tasks
+        if self.role is Role.PREFILL:
+            mesh.prefills.append(leg.leg_id)
+            if mesh.faults.prefill and (error := mesh.faults.prefill.pop(0)) is not None:
+                sink.on_finish(LegFinish(reason=FinishReason.ERROR, error=error))
+                return lambda: None
+            if leg.task is LegTask.GENERATE:
+                mesh.generations.append(leg.generation)
+            return mesh.start(leg, sink, self.worker)
+        if mesh.faults.submit:
+            raise mesh.faults.submit.pop(0)
+        mesh.legs.append(leg)
+        mesh.timeouts_s.append(timeout_s)
+        mesh.generations.append(leg.generation)
+        if leg.handle is not None:
+            assert 0 < leg.handle.lease_s <= 30.0
+            mesh.handles.discard(leg.handle.handle_id)
+        if leg.rendezvous is not None:
+            mesh.rendezvous.append(leg.rendezvous)
+        return mesh.start(leg, sink, self.worker)
+
+    def release_nowait(self, handle_id: str) -> None:
+        self.mesh.handles.discard(handle_id)
+        self.mesh.released.append(handle_id)
+
+
 def make_pipeline(mesh: FakeMesh, served: Models, **settings: object) -> Pipeline:
     """A pipeline on a fake mesh, with its own metrics registry."""
     return Pipeline(
         models=served,
-        prefill=mesh,
         links=mesh,
         router=mesh,
         clock=SystemClock(),

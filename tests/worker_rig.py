@@ -8,32 +8,31 @@ from typing import Any
 
 import grpc.aio
 
-from kvmesh.api.decode.v1 import decode_pb2 as pb
 from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub, add_DecodeServiceServicer_to_server
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
+from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import SystemClock
-from kvmesh.core import Generation, Role, SamplingParams, WorkerRef
+from kvmesh.core import Generation, Leg, LegTask, Role, SamplingParams, WorkerRef
 from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
 from kvmesh.kv.memory_transport import MemoryNetwork as KvNetwork
 from kvmesh.kv.memory_transport import MemoryTransport
 from kvmesh.rpc.channels import ChannelPool, Channels
-from kvmesh.rpc.clients import DecodeLeg
-from kvmesh.rpc.codec.legs import to_submission
+from kvmesh.rpc.codec.legs import to_leg
+from kvmesh.rpc.codec.scalars import to_positive_duration
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.memory import MemoryNetwork
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.telemetry import Telemetry
+from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
 from services.decode.admit import DecodeAdmission
-from services.decode.servicer import DecodeServicer
 from services.prefill.admit import PrefillAdmission
-from services.prefill.servicer import PrefillServicer
 from tests.patience import PATIENCE_S
 
 MODEL = "demo"
@@ -50,6 +49,16 @@ def generation(
     """A small greedy request."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=logprobs)
     return Generation(**{"model": MODEL, "token_ids": list(prompt), "sampling": sampling, **more})
+
+
+def make_leg(leg_id: str, task: LegTask = LegTask.GENERATE, **more: Any) -> Leg:
+    """A leg with the generation of `generation`."""
+    return Leg(leg_id=leg_id, task=task, generation=generation(**more))
+
+
+def submission(slot: int, leg: Leg, timeout_s: float = 30.0) -> pb.Submission:
+    """A leg on a slot, as a frontend sends it."""
+    return pb.Submission(slot=slot, leg=to_leg(leg), timeout=to_positive_duration(timeout_s))
 
 
 async def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
@@ -143,10 +152,10 @@ async def running_worker(
 
     def add_services(server: Any) -> None:
         if role is Role.DECODE:
-            servicer = DecodeServicer(rig.worker, DecodeAdmission(waiting_requests_max=waiting_requests_max))
-            add_DecodeServiceServicer_to_server(servicer, server)
+            decode: Any = LegServicer(rig.worker, DecodeAdmission(waiting_requests_max=waiting_requests_max))
+            add_DecodeServiceServicer_to_server(decode, server)
         else:
-            prefill = PrefillServicer(rig.worker, PrefillAdmission(waiting_prompt_tokens_max=0), clock)
+            prefill: Any = LegServicer(rig.worker, PrefillAdmission(waiting_prompt_tokens_max=0))
             add_PrefillServiceServicer_to_server(prefill, server)
         add_WorkerServiceServicer_to_server(WorkerServicer(rig.worker, membership, clock), server)
 
@@ -182,8 +191,7 @@ class RawFrontend:
 
     async def submit(self, *slots: int, timeout_s: float = 30.0, **more: Any) -> None:
         """The same generation on each slot, in one message."""
-        legs = [DecodeLeg(request_id=f"r{slot}", generation=generation(**more), timeout_s=timeout_s) for slot in slots]
-        await self.send(*(to_submission(slot, leg) for slot, leg in zip(slots, legs, strict=True)))
+        await self.send(*(submission(slot, make_leg(f"r{slot}", **more), timeout_s) for slot in slots))
 
     async def send(self, *submissions: pb.Submission, cancels: Sequence[int] = ()) -> None:
         await self.call.write(pb.AttachRequest(submissions=submissions, cancels=cancels))

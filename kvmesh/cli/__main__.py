@@ -27,23 +27,26 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader closed the pipe (`kvmesh status | head`). Python flushes again when the process exits, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
     if words[0] not in COMMANDS:
         print(f"kvmesh: no such command: {words[0]}\n\n{usage()}", file=sys.stderr)
         return 2
-    module = importlib.import_module(COMMANDS[words[0]][0])
-    try:
-        status = int(module.main(words[1:]))
-        sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read has enough (`kvmesh status | head`); what is left must not be written at the end of the process either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_UNREAD
+    return int(importlib.import_module(COMMANDS[words[0]][0]).main(words[1:]))
 
 
 if __name__ == "__main__":

@@ -259,11 +259,11 @@ class Doctor:
     async def _process(
         self, log: Path, *argv: str, env: dict[str, str] | None = None, answers: bool = False
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A Python process in a group of its own, gone at the end with all that it started."""
+        """A Python process below a guard. It is gone at the end, with all that it started; also when this process is killed."""
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *argv,
+                *(sys.executable, "-m", "kvmesh.cli.guard", str(os.getpid())),
+                *(sys.executable, *argv),
                 env={**os.environ, **(env or {})},
                 stdin=asyncio.subprocess.PIPE if answers else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if answers else file,
@@ -276,17 +276,23 @@ class Doctor:
             await stop(process)
 
 
-async def stop(process: asyncio.subprocess.Process) -> None:
-    """As Ctrl-C; the whole group is killed when that takes too long, or leaves something behind."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT)
+async def stop(guard: asyncio.subprocess.Process) -> None:
+    """Stops what a guard runs, as Ctrl-C does. After STOP_TIMEOUT_S the guard kills it."""
+    try:
+        send(guard, signal.SIGINT)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+                await guard.wait()
+    finally:
+        send(guard, signal.SIGTERM)
+        await guard.wait()
+
+
+def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Sends a signal to a process, if it still runs."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
 
 
 async def transferred_tokens(registry_address: str) -> float:

@@ -10,6 +10,8 @@ import aiohttp
 from kvmesh.errors import UnavailableError
 
 REQUEST_TIMEOUT_S = 300.0
+MEASUREMENT_LIMIT_S = 60.0
+"""The doctor's default measurement takes some seconds; on a slow or busy machine fewer requests give the figure."""
 WORDS = (
     "the quick brown fox jumps over a lazy dog while seven engines compute and nobody waits for them to end ".split()
 )
@@ -52,23 +54,38 @@ async def greedy(url: str, model: str, prompts: Sequence[Sequence[int]], tokens:
 
 
 async def tokens_per_s(
-    url: str, model: str, *, requests: int, concurrency: int, prompt_words: int, tokens: int, first: int
+    url: str,
+    model: str,
+    *,
+    requests: int,
+    concurrency: int,
+    prompt_words: int,
+    tokens: int,
+    first: int,
+    limit_s: float = MEASUREMENT_LIMIT_S,
 ) -> float:
     """Output tokens per second of requests of one size, `concurrency` at a time, after a round that warms up.
 
-    Prompts are numbered from `first`, so that no two runs share one.
+    Prompts are numbered from `first`, so that no two runs share one. After `limit_s` no further request is sent.
     """
-    gate = asyncio.Semaphore(concurrency)
+    numbers = iter(range(first + concurrency, first + concurrency + requests))
     async with session() as client:
 
         async def ask(number: int) -> int:
             body = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-            async with gate:
-                prompt = sentences(number, prompt_words)
-                answer = await call(client, f"{url}/v1/completions", {**body, "prompt": prompt})
+            prompt = sentences(number, prompt_words)
+            answer = await call(client, f"{url}/v1/completions", {**body, "prompt": prompt})
             return int(answer["usage"]["completion_tokens"])
+
+        async def ask_in_turn() -> int:
+            total = 0
+            for number in numbers:
+                total += await ask(number)
+                if time.monotonic() - began_s >= limit_s:
+                    break
+            return total
 
         await asyncio.gather(*(ask(first + number) for number in range(concurrency)))
         began_s = time.monotonic()
-        counts = await asyncio.gather(*(ask(first + concurrency + number) for number in range(requests)))
+        counts = await asyncio.gather(*(ask_in_turn() for _ in range(concurrency)))
         return sum(counts) / (time.monotonic() - began_s)

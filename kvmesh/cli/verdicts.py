@@ -12,7 +12,9 @@ DEVICE_TRANSPORTS = ("cuda_ipc", "rc_mlx5", "dc_mlx5", "rc_verbs", "gdr_copy", "
 LOCAL_TRANSPORTS = ("cma", "knem", "xpmem", "posix", "sysv")
 """UCX's ways between processes of one machine."""
 THROUGHPUT_RATIO_MIN = 0.7
-"""Below this share of `vllm serve`'s tokens per second something is worth looking for."""
+"""Below this share of `vllm serve`'s tokens per second the check warns."""
+THROUGHPUT_RATIO_BROKEN = 0.1
+"""Below this share the check fails: no split of the work costs this much, so something waits for a timeout."""
 
 
 class Status(StrEnum):
@@ -181,6 +183,9 @@ def throughput_finding(mesh_tokens_s: float, serve_tokens_s: float) -> Finding:
     name = "throughput"
     ratio = mesh_tokens_s / serve_tokens_s if serve_tokens_s else 0.0
     found = f"{mesh_tokens_s:.0f} tokens/s, `vllm serve` {serve_tokens_s:.0f}: {ratio:.2f} of it"
+    if ratio < THROUGHPUT_RATIO_BROKEN:
+        advice = "something waits: the workers' logs name transfers and requests that timed out; see also check 7"
+        return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
     if ratio < THROUGHPUT_RATIO_MIN:
         advice = "prefill and decode share a device or its cores, or transfers are slow (check 7); compare --prefill 0"
         return Finding(check=name, status=Status.WARNING, found=found, advice=advice)

@@ -2,6 +2,7 @@
 
 from kvmesh.core.generation import Generation, Media, MediaKind
 from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
+from kvmesh.core.leg import Leg, LegFinish, LegTask
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
 from kvmesh.core.replica import PeerNews, ReservationNews
 from kvmesh.core.routing import Ask, Placement, Report, ReportKind
@@ -32,6 +33,9 @@ __all__ = [
     "KvRemoved",
     "KvStored",
     "KvTier",
+    "Leg",
+    "LegFinish",
+    "LegTask",
     "LoadRecord",
     "Media",
     "MediaKind",

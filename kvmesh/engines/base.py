@@ -17,72 +17,37 @@ Invariants every adapter keeps:
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from kvmesh.core import (
     Capabilities,
-    FinishReason,
-    Generation,
     KvEvent,
-    KvHandle,
+    Leg,
+    LegFinish,
     LoadRecord,
     ModelCard,
     PerformanceProfile,
-    Rendezvous,
     Role,
     TokenLogprob,
-    Usage,
 )
-from kvmesh.errors import MeshError
-
-
-class Leg(StrEnum):
-    """Which part of a request an engine is asked for."""
-
-    PREFILL = "prefill"
-    """Compute the prompt, hand its KV out, sample nothing that counts. Ends with HANDED_OFF and a handle (sequential), or
-    HANDED_OFF without one when the rendezvous transfer is over."""
-    DECODE = "decode"
-    """Generate; the prompt's KV comes by `handle` or `rendezvous`, or is computed here when both are absent."""
-    EMBED = "embed"
-    """Compute the prompt's vector; nothing is generated. Ends with STOP and an `embedding`. Engines that have the feature
-    `embeddings` take it, the others refuse it with UnsupportedError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """One leg of one request. `request_id` is unique among live legs of the mesh; engines may use it as their own id.
-
-    `dimensions` is the length of an embedding; None the model's own.
-    """
+class EngineRequest(Leg):
+    """A leg under the worker's key."""
 
     key: int
-    request_id: str
-    leg: Leg
-    generation: Generation
-    handle: KvHandle | None = None
-    rendezvous: Rendezvous | None = None
-    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFinish:
-    """The end of a leg. `error` is set exactly when the reason is ERROR; `handle` only with HANDED_OFF; `embedding`
-    exactly at the good end of an EMBED leg, of length 1 as vectors measure it.
+class EngineFinish(LegFinish):
+    """The end of the leg under `key`.
 
-    `queue_s` is how long a leg that computes its prompt waited from submit to the step that began it; 0 where it never began.
+    `queue_s`: time from submit to the step that began to compute the prompt; 0 where none did.
     """
 
     key: int
-    reason: FinishReason
-    usage: Usage = field(default_factory=Usage)
-    stop_token_id: int | None = None
-    error: MeshError | None = None
-    handle: KvHandle | None = None
-    was_recomputed: bool = False
     queue_s: float = 0.0
-    embedding: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def load(
     everything = tuple(specs(cls))
     known = tuple(spec for spec in everything if not spec.is_hidden)
     if "--help" in argv or "-h" in argv:
-        print(help_text(cls, program=program, description=description))  # noqa: T201 (asked for by a person)
+        _print_help(help_text(cls, program=program, description=description))
         raise SystemExit(0)
     problems: list[str] = []
     flags = Flags(known)
@@ -77,6 +77,14 @@ def load(
     if problems:
         raise SettingsError(problems)
     return typing.cast(S, settings)
+
+
+def _print_help(text: str) -> None:
+    try:
+        print(text, flush=True)  # noqa: T201 (asked for by a person)
+    except BrokenPipeError:
+        # The reader closed the pipe (`--help | head -1`). Python flushes again when the process exits, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load_or_exit(cls: type[S], *, program: str, description: str = "", **sources: Any) -> S:

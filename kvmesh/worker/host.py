@@ -4,11 +4,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc.aio
 
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from kvmesh.clock import Clock, SystemClock
+from kvmesh.clock import SystemClock
 from kvmesh.core import Role
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
@@ -16,6 +17,7 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from kvmesh.worker.engines import make_engine
+from kvmesh.worker.leg_servicer import Admission, LegServicer
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
@@ -23,8 +25,8 @@ from kvmesh.worker.settings import HostSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
 
 WORKER_SERVICE = "kvmesh.worker.v1.WorkerService"
-AddServicer = Callable[[grpc.aio.Server, Worker, Clock], None]
-"""Adds a role's own servicer."""
+AddServicer = Callable[[Any, grpc.aio.Server], None]
+"""Adds a role's own service: the function that gRPC's compiler generates."""
 
 
 def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
@@ -70,7 +72,9 @@ class _Closing:
         await self._registry.aclose()
 
 
-async def serve_worker(settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer) -> None:
+async def serve_worker(
+    settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer, admission: Admission
+) -> None:
     """Until told to stop, or the engine dies. Stopping drains: no new requests, those in flight finish in bounded time."""
     configure_logging(
         level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=f"kvmesh-{role.value}"
@@ -85,7 +89,7 @@ async def serve_worker(settings: HostSettings, role: Role, service_name: str, ad
     membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
 
     def add_services(server: grpc.aio.Server) -> None:
-        add_servicer(server, worker, clock)
+        add_servicer(LegServicer(worker, admission), server)
         add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock), server)
 
     server = RpcServer(

@@ -62,9 +62,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             load = self._worker.engine.load()
             if news.is_due(load, self._clock.now(), is_draining=self._worker.is_draining):
                 yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
-            elif not (load.running_requests or load.waiting_requests or load.kv_blocks_leased or self._worker.legs):
+            elif not (load.running_requests or load.waiting_requests or load.kv_blocks_used or self._worker.legs):
                 # Nothing has changed since this look and nothing will before something begins, which is told with what
                 # follows at once. Not after a record was given: who took it may have let something begin meanwhile.
+                # Blocks in use end without a step and without a ring: leases, and pulls that outlive their requests.
                 await bell.wait(0, quiet_s)
             if not self._worker.ended.is_set():
                 await bell.wait(pause_s, LATE_RATIO * pause_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from kvmesh.core import TokenLogprob
-from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.errors import MeshError
 
 SLOT_BITS = 32
@@ -25,13 +25,11 @@ def key_of(link: int, slot: int) -> int:
 
 @dataclass(slots=True)
 class LegRecord:
-    """One leg in the engine. `failure` overrides the finish the engine gives (deadline, drain)."""
+    """One leg in the engine. `failure` replaces the engine's finish (deadline, drain)."""
 
-    request_id: str
-    leg: Leg
+    leg_id: str
     deadline_s: float
-    traceparent: str = ""
-    accepted_at_s: float = 0.0
+    is_cancelled: bool = False
     failure: MeshError | None = None
 
 
@@ -50,19 +48,19 @@ class LinkStep:
 class LegTable:
     """All legs in the engine.
 
-    Invariants: 1. a key is here exactly while the engine owes its finish; 2. request ids are unique among live legs;
+    Invariants: 1. a key is here exactly while the engine owes its finish; 2. leg ids are unique among live legs;
     3. `collect_overdue` gives each leg at most once; 4. memory is proportional to the live legs.
     """
 
     _legs: dict[int, LegRecord] = field(default_factory=dict)
-    _keys_of_requests: dict[str, int] = field(default_factory=dict)
+    _leg_ids: set[str] = field(default_factory=set)
     _deadlines: list[tuple[float, int]] = field(default_factory=list)
     _legs_of_links: Counter[int] = field(default_factory=Counter)
 
     def add(self, key: int, record: LegRecord) -> None:
         """Remembers an accepted leg."""
         self._legs[key] = record
-        self._keys_of_requests[record.request_id] = key
+        self._leg_ids.add(record.leg_id)
         self._legs_of_links[key >> SLOT_BITS] += 1
         heappush(self._deadlines, (record.deadline_s, key))
 
@@ -70,7 +68,7 @@ class LegTable:
         """Forgets a finished leg."""
         record = self._legs.pop(key, None)
         if record is not None:
-            self._keys_of_requests.pop(record.request_id, None)
+            self._leg_ids.discard(record.leg_id)
             link = key >> SLOT_BITS
             self._legs_of_links[link] -= 1
             if not self._legs_of_links[link]:
@@ -96,9 +94,9 @@ class LegTable:
         """The leg of a key."""
         return self._legs.get(key)
 
-    def has_request(self, request_id: str) -> bool:
+    def has_leg_id(self, leg_id: str) -> bool:
         """True while a leg of this id is live."""
-        return request_id in self._keys_of_requests
+        return leg_id in self._leg_ids
 
     def count_of_link(self, link: int) -> int:
         """How many live legs a link has."""
@@ -115,7 +113,7 @@ class LegTable:
     def clear(self) -> None:
         """Forgets all legs: the engine that owed their finishes is dead."""
         self._legs.clear()
-        self._keys_of_requests.clear()
+        self._leg_ids.clear()
         self._legs_of_links.clear()
         self._deadlines.clear()
 

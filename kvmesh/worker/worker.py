@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import FinishReason, Generation, KvEvent, KvHandle, LoadRecord, Rendezvous, TokenLogprob
-from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, Leg, StepOutput
+from kvmesh.core import FinishReason, KvEvent, KvHandle, Leg, LoadRecord, TokenLogprob
+from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, StepOutput
 from kvmesh.errors import (
     DeadlineError,
     InternalError,
@@ -41,20 +41,6 @@ class WorkerIdentity:
     worker_id: str
     epoch: int
     address: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """One leg as a service hands it to the worker."""
-
-    slot: int
-    request_id: str
-    leg: Leg
-    generation: Generation
-    timeout_s: float | None = None
-    handle: KvHandle | None = None
-    rendezvous: Rendezvous | None = None
-    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +76,10 @@ class Link:
         self.outlet = outlet
         self.legs_max = legs_max
 
-    def submit_nowait(self, submission: Submission) -> None:
-        """Accepts a leg or raises; see `Engine.submit_nowait`, plus OverloadedError and UnavailableError of the worker."""
-        self._worker.submit_nowait(self.number, submission)
+    def submit_nowait(self, slot: int, leg: Leg, timeout_s: float | None = None) -> None:
+        """Accepts a leg on a free slot or raises; see `Engine.submit_nowait`, plus OverloadedError and UnavailableError of the
+        worker. `timeout_s` None: the worker's own limit."""
+        self._worker.submit_nowait(self.number, slot, leg, timeout_s)
 
     def cancel_nowait(self, slot: int) -> None:
         """Stops a leg; its finish follows. Unknown slots are ignored."""
@@ -201,42 +188,32 @@ class Worker:
         self._next_link += 1
         return link
 
-    def submit_nowait(self, link: int, submission: Submission) -> None:
+    def submit_nowait(self, link: int, slot: int, leg: Leg, timeout_s: float | None) -> None:
         """Checks a leg, then hands it to the engine; nothing is remembered when it is refused."""
         self._check_open()
         self._check_link(link)
-        self._check_submission(link, submission)
-        timeout_s = self._timeout_s(submission)
-        key = key_of(link, submission.slot)
+        self._check_leg(link, slot, leg)
+        life_s = self._life_s(timeout_s)
+        key = key_of(link, slot)
         self.engine.submit_nowait(
             EngineRequest(
                 key=key,
-                request_id=submission.request_id,
-                leg=submission.leg,
-                generation=submission.generation,
-                handle=submission.handle,
-                rendezvous=submission.rendezvous,
-                dimensions=submission.dimensions,
+                leg_id=leg.leg_id,
+                task=leg.task,
+                generation=leg.generation,
+                handle=leg.handle,
+                rendezvous=leg.rendezvous,
+                dimensions=leg.dimensions,
             )
         )
-        now_s = self._clock.now()
-        self._legs.add(
-            key,
-            LegRecord(
-                request_id=submission.request_id,
-                leg=submission.leg,
-                deadline_s=now_s + timeout_s,
-                traceparent=submission.generation.traceparent,
-                accepted_at_s=now_s,
-            ),
-        )
+        self._legs.add(key, LegRecord(leg_id=leg.leg_id, deadline_s=self._clock.now() + life_s))
         self._idle.clear()
         self.load_bell.ring()
         if self._tracing.is_on:
             self._spans[key] = self._tracing.start_span(
-                f"{submission.leg.value} leg",
-                parent=submission.generation.traceparent,
-                attributes={"kvmesh.request_id": submission.request_id, "kvmesh.worker_id": self.identity.worker_id},
+                f"{leg.task.value} leg",
+                parent=leg.generation.traceparent,
+                attributes={"kvmesh.leg_id": leg.leg_id, "kvmesh.worker_id": self.identity.worker_id},
             )
 
     def _check_open(self) -> None:
@@ -264,33 +241,34 @@ class Worker:
                 where=self.identity.worker_id,
             )
 
-    def _timeout_s(self, submission: Submission) -> float:
-        """How long the leg may live; 0 is a deadline that has passed, which is not the same as none."""
-        if submission.timeout_s is None:
+    def _life_s(self, timeout_s: float | None) -> float:
+        """How long a leg may live. 0 is a deadline that has passed, which is not the same as none."""
+        if timeout_s is None:
             return self.settings.request_timeout_s
-        if submission.timeout_s <= 0:
+        if timeout_s <= 0:
             raise DeadlineError("the request ran out of time", where=self.identity.worker_id)
-        return min(submission.timeout_s, self.settings.request_timeout_s)
+        return min(timeout_s, self.settings.request_timeout_s)
 
-    def _check_submission(self, link: int, submission: Submission) -> None:
-        """What the worker knows; the engine checks the generation itself."""
+    def _check_leg(self, link: int, slot: int, leg: Leg) -> None:
+        """Checks what the worker knows; the engine checks the generation itself."""
         model = self.description.model
-        if submission.generation.model != model.name:
+        if leg.generation.model != model.name:
             raise NotFoundError(f"this worker serves {model.name}", reason="model_not_found", field="generation.model")
-        if not 0 <= submission.slot < SLOTS_MAX:
+        if not 0 <= slot < SLOTS_MAX:
             raise InvalidRequestError("slot must be below 2^31", field="slot")
-        if self._legs.get(key_of(link, submission.slot)) is not None:
-            raise InvalidRequestError(f"slot {submission.slot} is in use", field="slot", reason="slot_in_use")
-        if self._legs.has_request(submission.request_id):
-            raise InvalidRequestError("a request of this id is running", field="request_id", reason="request_id_in_use")
+        if self._legs.get(key_of(link, slot)) is not None:
+            raise InvalidRequestError(f"slot {slot} is in use", field="slot", reason="slot_in_use")
+        if self._legs.has_leg_id(leg.leg_id):
+            raise InvalidRequestError("a leg of this id is running", field="leg_id", reason="leg_id_in_use")
 
     def has_leg(self, key: int) -> bool:
         """True while the engine owes the leg's finish."""
         return self._legs.get(key) is not None
 
     def cancel_nowait(self, key: int) -> None:
-        """Stops a leg."""
-        if self._legs.get(key) is not None:
+        """Stops a leg. A handle that it makes all the same is released."""
+        if (record := self._legs.get(key)) is not None:
+            record.is_cancelled = True
             self.engine.cancel_nowait(key)
 
     def close_link_nowait(self, number: int) -> None:
@@ -305,10 +283,13 @@ class Worker:
         self._leases.remove(handle_id)
         return self.engine.release_nowait(handle_id)
 
-    def lease_left_s(self, handle_id: str) -> float:
-        """Seconds left on a lease; 0 when there is none."""
-        expires_at_s = self._leases.expires_at_s(handle_id)
-        return 0.0 if expires_at_s is None else max(0.0, expires_at_s - self._clock.now())
+    def with_lease_left(self, finish: EngineFinish) -> EngineFinish:
+        """The finish as it is sent now: its handle's lease has become shorter since the engine made it."""
+        if finish.handle is None:
+            return finish
+        expires_at_s = self._leases.expires_at_s(finish.handle.handle_id)
+        left_s = 0.0 if expires_at_s is None else max(0.0, expires_at_s - self._clock.now())
+        return replace(finish, handle=replace(finish.handle, lease_s=left_s))
 
     async def _read_steps(self) -> None:
         try:
@@ -334,10 +315,11 @@ class Worker:
         if not len(self._legs):
             self._idle.set()
         failure = record.failure if record is not None else None
+        is_wanted = failure is None and not (record is not None and record.is_cancelled)
         if finish.handle is not None:
-            finish = self._lease(finish, finish.handle, is_wanted=failure is None)
+            finish = self._lease(finish, finish.handle) if is_wanted else self._give_up(finish, finish.handle)
         if failure is not None:
-            return replace(finish, reason=FinishReason.ERROR, error=failure, handle=None)
+            return replace(finish, reason=FinishReason.ERROR, error=failure)
         return finish
 
     def _end_span(self, finish: EngineFinish) -> None:
@@ -346,16 +328,22 @@ class Worker:
             return
         span.set_attribute("gen_ai.response.finish_reasons", [finish.reason.value])
         span.set_attribute("gen_ai.usage.output_tokens", finish.usage.output_tokens)
+        span.set_attribute("kvmesh.queue_s", finish.queue_s)
         if finish.error is not None:
             fail_span(span, finish.error.reason)
         span.end()
 
-    def _lease(self, finish: EngineFinish, handle: KvHandle, *, is_wanted: bool) -> EngineFinish:
+    def _lease(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
         handle = replace(handle, worker_id=self.identity.worker_id, worker_epoch=self.identity.epoch)
         self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s)
-        if not is_wanted or finish.key >> SLOT_BITS not in self._links:
+        if finish.key >> SLOT_BITS not in self._links:
             self.release_nowait(handle.handle_id)
         return replace(finish, handle=handle)
+
+    def _give_up(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
+        """The finish of a leg whose cancel crossed with its handle."""
+        self.engine.release_nowait(handle.handle_id)
+        return replace(finish, reason=FinishReason.CANCELLED, handle=None)
 
     def _on_lost(self, error: MeshError) -> None:
         if self._lost is not None:

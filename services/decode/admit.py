@@ -1,23 +1,29 @@
-"""Whether a decode worker takes one more request. Pure: the load is an argument."""
+"""Which legs a decode worker takes. Pure: the load is an argument."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kvmesh.core import LoadRecord
+from kvmesh.core import Capabilities, Leg, LegTask, LoadRecord
 from kvmesh.errors import OverloadedError
+
+EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeAdmission:
-    """Sheds when more than `waiting_requests_max` requests wait for a place in the batch; 0 is no limit."""
+    """Sheds when more than `waiting_requests_max` legs wait for a place in the batch; 0: no limit."""
 
     waiting_requests_max: int
 
-    def check(self, legs: int, read_load: Callable[[], LoadRecord]) -> None:
-        """OverloadedError when the queue is full; the wait is estimated from the step time, one place freed per step.
+    def tasks(self, capabilities: Capabilities) -> Collection[LegTask]:
+        """GENERATE; and EMBED, on engines with the feature."""
+        if EMBEDDINGS in capabilities.features:
+            return (LegTask.GENERATE, LegTask.EMBED)
+        return (LegTask.GENERATE,)
 
-        Of the worker's `legs` no more can wait than there are, and its load takes a while to read.
-        """
+    def check(self, leg: Leg, legs: int, read_load: Callable[[], LoadRecord]) -> None:
+        """OverloadedError when the queue is full. The wait is estimated from the step time: one place is freed per step."""
+        # No more legs can wait than there are, and the load takes longer to read.
         if not self.waiting_requests_max or legs < self.waiting_requests_max:
             return
         load = read_load()

@@ -13,4 +13,3 @@ class DecodeSettings(HostSettings):
     waiting_requests_max: int = setting(
         1024, "requests that may wait for a place in the batch; beyond it they are shed; 0: no limit", min=0
     )
-    embed_parallel_max: int = setting(64, "inputs of one embedding request that run at once; the others follow", min=1)

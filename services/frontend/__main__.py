@@ -19,25 +19,23 @@ from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import RouterLink
-from kvmesh.rpc.decode_link import GrpcDecodeLinks
-from kvmesh.rpc.embed_client import GrpcEmbedClient
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
-from services.frontend.apps import Apps, AppSettings
-from services.frontend.kserve.servicer import SERVICE_NAME as KSERVE_NAME
-from services.frontend.kserve.servicer import KserveServicer
+from services.frontend.api.apps import Apps, AppSettings
+from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.api.http.server import HttpServer
+from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
+from services.frontend.api.kserve.servicer import KserveServicer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
-from services.frontend.openai.http import HttpServer
-from services.frontend.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
-from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.settings import FrontendSettings
 
 
@@ -57,7 +55,7 @@ class Frontend:
         self.registry: Registry = ConsulRegistry(settings.discovery)
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
         pace_s = settings.pipeline.message_pace_s
-        self.links = GrpcDecodeLinks(self.channels, frontend_id=self.instance_id, clock=clock, pace_s=pace_s)
+        self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock, pace_s=pace_s)
         self.router: RouterPart = router or GrpcRouterLink(
             self.registry,
             self.channels,
@@ -68,16 +66,8 @@ class Frontend:
         )
         self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
-        self.prefill = GrpcPrefillClient(
-            self.channels,
-            frontend_id=self.instance_id,
-            probe_interval_s=settings.pipeline.prefill_probe_interval_s,
-            probe_timeout_s=settings.pipeline.prefill_probe_timeout_s,
-            pace_s=pace_s,
-        )
         self.pipeline = Pipeline(
             models=self.models,
-            prefill=self.prefill,
             links=self.links,
             router=self.router,
             clock=clock,
@@ -85,7 +75,6 @@ class Frontend:
             metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
-            embed=GrpcEmbedClient(self.channels),
             access=self.access,
         )
         self.apps = Apps(
@@ -147,9 +136,7 @@ class Frontend:
 
     async def aclose(self) -> None:
         """What is closed after everything that used it."""
-        await self.pipeline.aclose()
         await self.links.aclose()
-        await self.prefill.aclose()
         await self.channels.aclose()
         await self.registry.aclose()
 

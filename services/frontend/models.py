@@ -13,11 +13,11 @@ from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.hub_files import model_directory
+from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import VLLM, ParserNames
-from services.frontend.remote.process import ParserProcess
 from services.frontend.settings import ModelSettings
-from services.frontend.text_model import TextModel, load_text_model
+from services.frontend.text.hub_files import model_directory
+from services.frontend.text.text_model import TextModel, load_text_model
 
 _log = event_logger(__name__)
 CARD_PREFIX = "kvmesh/workers/"

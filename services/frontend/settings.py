@@ -11,13 +11,13 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
-from services.frontend.batches.settings import BatchSettings
-from services.frontend.kserve.settings import KserveSettings
+from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.api.kserve.settings import KserveSettings
+from services.frontend.api.responses.settings import ResponsesSettings
+from services.frontend.parser_process.process import check_installed
+from services.frontend.parser_process.settings import RemoteSettings
 from services.frontend.parsers.select import ParserNames
-from services.frontend.remote.process import check_installed
-from services.frontend.remote.settings import RemoteSettings
-from services.frontend.responses.settings import ResponsesSettings
-from services.frontend.sandbox import TemplateLimits
+from services.frontend.text.sandbox import TemplateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,20 +90,13 @@ class PipelineSettings:
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
     idle_timeout_s: float = setting(60.0, "Longest silence between two tokens of a request.", min=0.1)
     place_timeout_s: float = setting(10.0, "Longest wait for a router, other than in its queue.", min=0.01)
-    prefill_probe_interval_s: float = setting(
-        3.0, "How often the worker of a long prefill is asked whether it still answers.", min=0.1
-    )
-    prefill_probe_timeout_s: float = setting(
-        2.0, "Longest wait for that answer; then the prefill is placed again.", min=0.1
-    )
     message_pace_s: float = setting(
         DEFAULT_PACE_S,
         "Least time between two messages to one worker; requests that come meanwhile share the next one. 0: none waits.",
         min=0,
         max=1,
     )
-    link_timeout_s: float = setting(5.0, "Longest wait for a connection to a decode worker.", min=0.01)
-    release_timeout_s: float = setting(5.0, "Longest call that gives an unused handle back.", min=0.01)
+    link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
         "Placements of one request, while nothing of its answer was shown, that may end with a refusal or with lost KV.",

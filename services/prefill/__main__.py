@@ -2,17 +2,12 @@
 
 import sys
 
-import grpc.aio
-
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
-from kvmesh.clock import Clock
 from kvmesh.core import Role
 from kvmesh.lifecycle import run_process
 from kvmesh.settings import load_or_exit
 from kvmesh.worker.host import serve_worker
-from kvmesh.worker.worker import Worker
 from services.prefill.admit import PrefillAdmission
-from services.prefill.servicer import PrefillServicer
 from services.prefill.settings import PrefillSettings
 
 SERVICE = "kvmesh.prefill.v1.PrefillService"
@@ -23,10 +18,8 @@ def main() -> int:
     settings = load_or_exit(PrefillSettings, program="python -m services.prefill", description=__doc__ or "")
     admission = PrefillAdmission(waiting_prompt_tokens_max=settings.waiting_prompt_tokens_max)
 
-    def add_servicer(server: grpc.aio.Server, worker: Worker, clock: Clock) -> None:
-        add_PrefillServiceServicer_to_server(PrefillServicer(worker, admission, clock), server)
-
-    return run_process(lambda: serve_worker(settings, Role.PREFILL, SERVICE, add_servicer))
+    add_servicer = add_PrefillServiceServicer_to_server
+    return run_process(lambda: serve_worker(settings, Role.PREFILL, SERVICE, add_servicer, admission))
 
 
 if __name__ == "__main__":

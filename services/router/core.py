@@ -6,7 +6,7 @@ from functools import reduce
 from operator import or_
 from random import Random
 
-from kvmesh.core import Ask, Handoff, Placement, Report
+from kvmesh.core import Ask, Handoff, Placement, Report, Role
 from kvmesh.core.routing import PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.explain import DecisionHistory, DecisionRecord
@@ -202,8 +202,29 @@ class RouterCore:
     def _choose(self, ask: Ask, now: float) -> Decision:
         try:
             return self.placer.choose(ask, now=now)
-        except (OverloadedError, UnavailableError):
+        except UnavailableError:
+            self.apply_buffered_reports()
+            return self._choose_or_probe(ask, now)
+        except OverloadedError:
             if not self.apply_buffered_reports():
+                raise
+            return self._choose_or_probe(ask, now)
+
+    def _choose_or_probe(self, ask: Ask, now: float) -> Decision:
+        """Where breakers leave no decode worker, the request is a probe of one of them before its pause is over."""
+        try:
+            return self.placer.choose(ask, now=now)
+        except UnavailableError:
+            if self.placer.considered is not None:
+                raise  # There are workers, but the request's own pins or exclusions leave none.
+            paused = [
+                worker
+                for worker, _ in self.placer.removed(ask)
+                if worker.role is Role.DECODE
+                and worker.worker_id not in ask.excluded_worker_ids
+                and ask.pinned_decode_worker_id in ("", worker.worker_id)
+            ]
+            if not self.health.half_open_early(paused, now):
                 raise
             return self.placer.choose(ask, now=now)
 
@@ -270,7 +291,7 @@ class RouterCore:
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - queued_s)
         try:
-            decision = self.placer.choose(ask, now=now)
+            decision = self._choose_or_probe(ask, now)
         except UnavailableError as problem:
             record.refuse(problem, self.placer)
             raise self.health.refusal(problem, ask.model, now) from None

@@ -13,11 +13,12 @@ from kvmesh.core import (
     KvEvent,
     KvHandle,
     KvStored,
+    LegTask,
     Rendezvous,
     SamplingParams,
     TokenLogprob,
 )
-from kvmesh.engines.base import Engine, EngineFinish, EngineRequest, Leg, StepOutput
+from kvmesh.engines.base import Engine, EngineFinish, EngineRequest, StepOutput
 from kvmesh.errors import MeshError
 
 _NUMBERS = count(1)
@@ -132,7 +133,7 @@ class EngineDriver:
         self,
         generation: Generation,
         *,
-        leg: Leg = Leg.DECODE,
+        task: LegTask = LegTask.GENERATE,
         handle: KvHandle | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> Record:
@@ -140,8 +141,8 @@ class EngineDriver:
         self.engine.submit_nowait(
             EngineRequest(
                 key=record.key,
-                request_id=f"request-{next(_NUMBERS)}",
-                leg=leg,
+                leg_id=f"leg-{next(_NUMBERS)}",
+                task=task,
                 generation=generation,
                 handle=handle,
                 rendezvous=rendezvous,
@@ -168,7 +169,7 @@ class EngineDriver:
 
     async def prefill(self, generation: Generation) -> KvHandle:
         """A prefill leg's handle."""
-        record = await self.wait(self.submit(generation, leg=Leg.PREFILL))
+        record = await self.wait(self.submit(generation, task=LegTask.PREFILL))
         assert record.done.reason is FinishReason.HANDED_OFF, record.done
         assert record.done.handle is not None
         assert not record.tokens, "a prefill leg has no tokens"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvmesh.engines.simulated.documents.tags import make_tagged
-from services.frontend.call_tags import CALL_TAGS
+from services.frontend.parsers.call_tags import CALL_TAGS
 from services.frontend.parsers.tables import TOOL_ALIASES
 from tests.conformance.parser_samples import DIRECTORY, Sample, load
 from tests.parts import require_part

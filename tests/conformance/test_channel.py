@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 
-from kvmesh.api.decode.v1 import decode_pb2, decode_pb2_grpc
+from kvmesh.api.decode.v1 import decode_pb2_grpc
 from kvmesh.api.types.v1 import kv_pb2
-from kvmesh.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from kvmesh.api.worker.v1 import legs_pb2, worker_pb2, worker_pb2_grpc
 from kvmesh.errors import (
     CancelledByCallerError,
     DeadlineError,
@@ -102,21 +102,25 @@ class Decode(decode_pb2_grpc.DecodeServiceServicer):
 
     async def Attach(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         first = await anext(request_iterator)
-        yield decode_pb2.AttachResponse(welcome=decode_pb2.Welcome(worker_id=first.hello.frontend_id))
+        yield legs_pb2.AttachResponse(welcome=legs_pb2.Welcome(worker_id=first.hello.frontend_id))
         async for request in request_iterator:
-            finishes = [decode_pb2.Finish(slot=each.slot) for each in request.submissions]
-            yield decode_pb2.AttachResponse(frame=decode_pb2.StepFrame(finishes=finishes))
+            finishes = [legs_pb2.Finish(slot=each.slot) for each in request.submissions]
+            yield legs_pb2.AttachResponse(frame=legs_pb2.StepFrame(finishes=finishes))
 
     async def Generate(self, request: Any, context: Any) -> None:
         # The reader and writer style, which grpc.aio allows too.
         for token in range(3):
-            await context.write(decode_pb2.GenerateResponse(token_ids=[token]))
+            await context.write(legs_pb2.GenerateResponse(token_ids=[token]))
+
+
+def plain(leg_id: str) -> legs_pb2.GenerateRequest:
+    return legs_pb2.GenerateRequest(leg=legs_pb2.Leg(leg_id=leg_id))
 
 
 async def join(requests: Any, context: Any) -> Any:
     """The contracts have no client-streaming method; the transports carry them nevertheless."""
-    ids = [request.request_id async for request in requests]
-    return decode_pb2.GenerateRequest(request_id=",".join(ids))
+    ids = [request.leg.leg_id async for request in requests]
+    return plain(",".join(ids))
 
 
 def add_services(worker: Worker, server: Any) -> None:
@@ -124,8 +128,8 @@ def add_services(worker: Worker, server: Any) -> None:
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(Decode(), server)
     handler = grpc.stream_unary_rpc_method_handler(
         join,
-        request_deserializer=decode_pb2.GenerateRequest.FromString,
-        response_serializer=decode_pb2.GenerateRequest.SerializeToString,
+        request_deserializer=legs_pb2.GenerateRequest.FromString,
+        response_serializer=legs_pb2.GenerateRequest.SerializeToString,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(JOIN, {"Join": handler}),))
 
@@ -222,7 +226,7 @@ async def test_server_stream_in_order(mesh: Mesh) -> None:
 
 async def test_writer_style_servicer(mesh: Mesh) -> None:
     """A servicer may write instead of yielding."""
-    call = mesh.decode.Generate(decode_pb2.GenerateRequest())
+    call = mesh.decode.Generate(legs_pb2.GenerateRequest())
     assert [list(each.token_ids) async for each in call] == [[0], [1], [2]]
 
 
@@ -230,28 +234,28 @@ async def test_client_stream(mesh: Mesh) -> None:
     """Requests from an iterator and by write reach a servicer that answers once."""
     method = mesh.pool.channel(mesh.address).stream_unary(
         f"/{JOIN}/Join",
-        request_serializer=decode_pb2.GenerateRequest.SerializeToString,
-        response_deserializer=decode_pb2.GenerateRequest.FromString,
+        request_serializer=legs_pb2.GenerateRequest.SerializeToString,
+        response_deserializer=legs_pb2.GenerateRequest.FromString,
     )
 
     async def requests() -> AsyncIterator[Any]:
         for name in "abc":
-            yield decode_pb2.GenerateRequest(request_id=name)
+            yield plain(name)
 
-    assert (await method(requests())).request_id == "a,b,c"
+    assert (await method(requests())).leg.leg_id == "a,b,c"
     call = method()
-    await call.write(decode_pb2.GenerateRequest(request_id="x"))
+    await call.write(plain("x"))
     await call.done_writing()
-    assert (await call).request_id == "x"
+    assert (await call).leg.leg_id == "x"
 
 
 async def test_bidi_by_write_and_read(mesh: Mesh) -> None:
     """Both sides speak in turn on one stream, and half-closing ends it well."""
     call = mesh.decode.Attach()
-    await call.write(decode_pb2.AttachRequest(hello=decode_pb2.Hello(frontend_id="f1")))
+    await call.write(legs_pb2.AttachRequest(hello=legs_pb2.Hello(frontend_id="f1")))
     assert (await call.read()).welcome.worker_id == "f1"
     for slot in range(50):
-        await call.write(decode_pb2.AttachRequest(submissions=[decode_pb2.Submission(slot=slot)]))
+        await call.write(legs_pb2.AttachRequest(submissions=[legs_pb2.Submission(slot=slot)]))
         assert (await call.read()).frame.finishes[0].slot == slot
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF

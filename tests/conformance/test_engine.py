@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kvmesh.core import FinishReason, Generation, KvHandle, Role
-from kvmesh.engines.base import Leg
+from kvmesh.core import FinishReason, Generation, KvHandle, LegTask, Role
 from kvmesh.errors import (
     InvalidRequestError,
     KvLostError,
@@ -200,9 +199,9 @@ class TestTokens:
         generation = fleet.greedy(2.5)
         if "embeddings" not in fleet.alone.engine.describe().capabilities.features:
             with pytest.raises(UnsupportedError):
-                fleet.alone.submit(generation, leg=Leg.EMBED)
+                fleet.alone.submit(generation, task=LegTask.EMBED)
             return
-        records = [fleet.alone.submit(each, leg=Leg.EMBED) for each in (generation, fleet.greedy(2.5), generation)]
+        records = [fleet.alone.submit(each, task=LegTask.EMBED) for each in (generation, fleet.greedy(2.5), generation)]
         vectors = [(await fleet.alone.wait(record)).done.embedding for record in records]
         for vector in vectors:
             assert vector is not None and sum(x * x for x in vector) == pytest.approx(1, abs=1e-4)
@@ -316,10 +315,10 @@ class TestCancel:
     @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
     async def test_waiting_or_computing_the_prompt(self, fleet: Fleet, turns: int) -> None:
         """Invariant 3 before the first token, at several moments; a prefill leg leaves no lease."""
-        for driver, leg in ((fleet.alone, Leg.DECODE), (fleet.prefill, Leg.PREFILL)):
+        for driver, task in ((fleet.alone, LegTask.GENERATE), (fleet.prefill, LegTask.PREFILL)):
             leased = driver.engine.load().kv_blocks_leased
             # Long enough that the answer does not end before the cancel, whatever stands between the two.
-            record = driver.submit(fleet.greedy(12, max_tokens=300), leg=leg)
+            record = driver.submit(fleet.greedy(12, max_tokens=300), task=task)
             for _ in range(turns):
                 await asyncio.sleep(0)
             driver.engine.cancel_nowait(record.key)

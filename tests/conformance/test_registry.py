@@ -24,12 +24,15 @@ from tests.conformance.conftest import Agent
 from tests.conformance.health_server import HealthServer
 from tests.patience import PATIENCE_S
 
+LONG_S = 10 * PATIENCE_S
+"""TTL of what must not expire while a test runs."""
+
 
 def registration(port: int = 1, **changes: object) -> Registration:
     """An instance of a service that no other test uses."""
     service = f"svc-{uuid.uuid4().hex[:12]}"
     base = Registration(
-        service=service, instance_id=f"{service}-1", host="127.0.0.1", port=port, check_interval_s=0.2, ttl_s=30.0
+        service=service, instance_id=f"{service}-1", host="127.0.0.1", port=port, check_interval_s=0.2, ttl_s=LONG_S
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -293,9 +296,9 @@ async def test_watch_is_silent_without_change(registry: ConsulRegistry, server: 
 @pytest.mark.parametrize("how", ["refuse", "hang"])
 async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
     """While the registry is away the last good view stands, marked stale once; afterwards it is fresh again at once."""
-    registry = agent.client(watch_wait_s=1.0, call_timeout_s=0.5)
+    writer, registry = agent.client(), agent.client(watch_wait_s=1.0, call_timeout_s=0.5)
     mine = registration()
-    await registry.register(mine)
+    await writer.register(mine)
     async with aclosing(registry.watch(mine.service)) as views:
         await view_where(views, lambda view: len(view.instances) == 1)
         await _break(agent, how)
@@ -310,7 +313,7 @@ async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
             fresh = await following
         assert not fresh.is_stale
         assert fresh.instances == stale.instances
-        await registry.deregister(mine.instance_id)
+        await writer.deregister(mine.instance_id)
         await view_where(views, lambda view: view.instances == ())
 
 
@@ -489,8 +492,8 @@ async def test_value_too_large(registry: ConsulRegistry) -> None:
 async def test_lock_has_one_holder(registry: ConsulRegistry) -> None:
     """Of two sessions one holds the lock, until it gives it back; the value stays when it does."""
     name = key("leader")
-    one = await registry.create_session(name="one", ttl_s=10.0)
-    two = await registry.create_session(name="two", ttl_s=10.0)
+    one = await registry.create_session(name="one", ttl_s=LONG_S)
+    two = await registry.create_session(name="two", ttl_s=LONG_S)
     assert await registry.acquire(name, one, b"one")
     assert not await registry.acquire(name, two, b"two")
     assert await registry.acquire(name, one, b"one again")
@@ -511,7 +514,7 @@ async def test_lock_has_one_holder(registry: ConsulRegistry) -> None:
 async def test_lock_contention(registry: ConsulRegistry) -> None:
     """Of many that reach for a lock at once, exactly one gets it."""
     name = key("leader")
-    sessions = [await registry.create_session(name="x", ttl_s=10.0) for _ in range(6)]
+    sessions = [await registry.create_session(name="x", ttl_s=LONG_S) for _ in range(6)]
     taken = await asyncio.gather(*(registry.acquire(name, session, session.encode()) for session in sessions))
     assert sum(taken) == 1
     entry = await registry.get(name)
@@ -524,7 +527,7 @@ async def test_lock_contention(registry: ConsulRegistry) -> None:
 async def test_destroyed_session_frees_its_locks(registry: ConsulRegistry) -> None:
     """A session that ends gives its locks back and is known no more; ending it twice is no error."""
     name = key("leader")
-    one = await registry.create_session(name="one", ttl_s=10.0)
+    one = await registry.create_session(name="one", ttl_s=LONG_S)
     assert await registry.acquire(name, one)
     await registry.renew_session(one)
     await registry.destroy_session(one)
@@ -552,8 +555,8 @@ async def test_unknown_session(registry: ConsulRegistry, session_id: str) -> Non
 async def test_lock_delay(registry: ConsulRegistry) -> None:
     """The lock of a session that was lost cannot be taken for the delay, and then can."""
     name = key("leader")
-    one = await registry.create_session(name="one", ttl_s=10.0, lock_delay_s=1.0)
-    two = await registry.create_session(name="two", ttl_s=10.0)
+    one = await registry.create_session(name="one", ttl_s=LONG_S, lock_delay_s=1.0)
+    two = await registry.create_session(name="two", ttl_s=LONG_S)
     assert await registry.acquire(name, one)
     began = time.monotonic()
     await registry.destroy_session(one)
@@ -605,7 +608,7 @@ async def test_token_is_passed(guarded_agent: Agent, server: HealthServer) -> No
     await registry.heartbeat(mine.instance_id)
     await until(registry, mine.service, lambda instance: instance.takes_requests)
     assert await registry.put(key("a"), b"1")
-    session = await registry.create_session(name="x", ttl_s=10.0)
+    session = await registry.create_session(name="x", ttl_s=LONG_S)
     await registry.renew_session(session)
     await registry.destroy_session(session)
     await registry.deregister(mine.instance_id)
@@ -635,7 +638,7 @@ def every_call(registry: ConsulRegistry) -> dict[str, Callable[[], Awaitable[obj
         "list_keys": lambda: registry.list_keys("x"),
         "put": lambda: registry.put("x", b""),
         "delete": lambda: registry.delete("x"),
-        "create_session": lambda: registry.create_session(name="x", ttl_s=10.0),
+        "create_session": lambda: registry.create_session(name="x", ttl_s=LONG_S),
         "renew_session": lambda: registry.renew_session("x"),
         "destroy_session": lambda: registry.destroy_session("x"),
         "acquire": lambda: registry.acquire("x", "x"),

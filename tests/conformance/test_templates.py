@@ -5,7 +5,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.continuing import cut_after_final_message
-from services.frontend.request import Conversation
-from services.frontend.sandbox import TemplateLimits
-from services.frontend.templates import ChatTemplate
-from services.frontend.text_model import load_text_model
+from services.frontend.pipeline.request import Conversation
+from services.frontend.text.continuing import cut_after_final_message
+from services.frontend.text.sandbox import TemplateLimits
+from services.frontend.text.templates import ChatTemplate
+from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import write_model
 
 DIRECTORY = Path(__file__).parent / "templates"
@@ -256,13 +255,14 @@ def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, nam
     ],
 )
 def test_a_template_cannot_run_away_or_out(source: str) -> None:
-    """Loops, growth, recursion, changes and ways to the process end as a refusal that names the field, soon."""
-    began_s = time.monotonic()
+    """Loops, growth, recursion, changes and ways to the process end as a refusal that names the field.
+
+    Without a limit most of them would take hours or all memory, which pytest's timeout ends.
+    """
     limits = TemplateLimits(steps_max=200_000, characters_max=1_000_000)
     conversation = Conversation(messages=[{"role": "user", "content": "x" * 100}])
     # Jinja's sandbox makes nothing of names that begin with underscores.
     assert outcome(source, conversation, limits) in ("", "None", "messages", "chat_template_broken")
-    assert time.monotonic() - began_s < 10
 
 
 def outcome(source: str, conversation: Conversation, limits: TemplateLimits) -> str:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from services.frontend.fast_tokenise import TEXTS, FastTokenizer, first_difference, load_fast, reference_ids
-from services.frontend.quick_pattern import CONTRACTIONS, LETTERS, quickened
+from services.frontend.text.fast_tokenise import TEXTS, FastTokenizer, first_difference, load_fast, reference_ids
+from services.frontend.text.quick_pattern import CONTRACTIONS, LETTERS, quickened
 
 pytest.importorskip("fastokens")
 ROOT = Path(__file__).resolve().parents[2]

@@ -91,7 +91,7 @@ async def test_processes_serve_and_stop():
         for stopping in (router, planner):
             stopping.send_signal(signal.SIGTERM)
         # Well below the time that the servers would give an open stream.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await router.wait() == 0
             assert await planner.wait() == 0
         assert (await registry.instances(ROUTER)).instances == ()

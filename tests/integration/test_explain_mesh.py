@@ -45,7 +45,7 @@ async def test_the_clients_id_explains_its_request(tmp_path: Path) -> None:
         running_mesh(tmp_path, *argv_simulated("--prefill", "2", "--decode", "2")) as mesh,
         aiohttp.ClientSession() as session,
     ):
-        await wait_until(lambda: all_join(mesh), 40.0, "all four workers are in use")
+        await wait_until(lambda: all_join(mesh), PATIENCE_S, "all four workers are in use")
         async with session.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
             answer = await response.json()
             assert response.status == 200, answer

@@ -41,11 +41,11 @@ from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
+from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.api.http.server import HttpServer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.openai.http import HttpServer
-from services.frontend.pipeline import Pipeline
-from services.frontend.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.certificates import Authority
 from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
@@ -78,7 +78,7 @@ async def frontend(
     gate = Access(access or AccessSettings(), clock, instruments=instruments, registry=registry)
     await gate.start()
     pipeline = Pipeline(
-        models=StaticModels([model]), prefill=mesh, links=mesh, router=mesh, clock=clock, generator=random.Random(3),
+        models=StaticModels([model]), links=mesh, router=mesh, clock=clock, generator=random.Random(3),
         metrics=FrontendMetrics(instruments, lambda: 0.0), settings=PipelineSettings(), access=gate,
     )  # fmt: skip
     server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), metrics)
@@ -283,7 +283,7 @@ async def test_a_tls_client_that_ends_its_side_is_gone(model: ServedModel, tmp_p
     mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.05)
     body = json.dumps({**BODY, "max_tokens": 400}).encode()
     request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-    async with frontend(model, mesh, http=http) as (url, pipeline, _), asyncio.timeout(30):
+    async with frontend(model, mesh, http=http) as (url, pipeline, _), asyncio.timeout(PATIENCE_S):
         port = int(url.rpartition(":")[2])
 
         def ask() -> socket.socket:

@@ -13,7 +13,7 @@ from kvmesh.clock import SystemClock
 from services.frontend.access.access import Access
 from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
-from services.frontend.apps import AppSettings
+from services.frontend.api.apps import AppSettings
 from services.frontend.models import ServedModel
 from tests.batch_process import QUICK, answering
 from tests.frontend_apps import RunningApps, running_apps

@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from kvmesh.errors import LostError, OverloadedError, UnavailableError
-from services.frontend.apps import AppSettings
+from services.frontend.api.apps import AppSettings
 from services.frontend.models import ServedModel
 from tests.batch_process import QUICK, answering
 from tests.frontend_apps import RunningApps, running_apps

@@ -21,13 +21,13 @@ from kvmesh.core import ConstraintKind, Generation, ReportKind
 from kvmesh.errors import InternalError, LostError, NotFoundError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.telemetry import Instruments
+from services.frontend.api.http.half_close import PROBE
+from services.frontend.api.http.server import HttpServer
+from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.openai.chat_request import read_chat
-from services.frontend.openai.half_close import PROBE
-from services.frontend.openai.http import HttpServer
-from services.frontend.pipeline import Pipeline
-from services.frontend.request import Conversation
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S
@@ -79,7 +79,7 @@ async def frontend(
 ) -> AsyncIterator[Running]:
     registry = CollectorRegistry()
     pipeline = Pipeline(
-        models=StaticModels(models), prefill=mesh, links=mesh, router=mesh, clock=SystemClock(),
+        models=StaticModels(models), links=mesh, router=mesh, clock=SystemClock(),
         generator=random.Random(3),
         metrics=FrontendMetrics(Instruments(registry, "frontend"), lambda: pipeline.in_flight),
         settings=PipelineSettings(**settings),
@@ -652,7 +652,7 @@ async def half_closed(port: int, *requests: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"".join(requests))
     writer.write_eof()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         data = await reader.read()
     writer.close()
     return data
@@ -792,12 +792,12 @@ async def test_connections_are_kept_and_old_clients_are_served(running: Running)
     body = chat_with(stream=True)
     for _ in range(2):
         writer.write(http_request(body))
-        data = await asyncio.wait_for(reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n"), 30)
+        data = await asyncio.wait_for(reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n"), PATIENCE_S)
         assert b"[DONE]" in data
     writer.close()
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(http_request(body, version="1.0"))
-    data = await asyncio.wait_for(reader.read(), 30)
+    data = await asyncio.wait_for(reader.read(), PATIENCE_S)
     assert data.endswith(b"data: [DONE]\n\n")
     assert b"chunked" not in data.lower()
     writer.close()

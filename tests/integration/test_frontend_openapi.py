@@ -22,12 +22,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from services.frontend.apps import AppSettings
+from services.frontend.api.apps import AppSettings
+from services.frontend.api.openai.chat_request import read_chat
+from services.frontend.api.openapi.document import openapi_document
+from services.frontend.api.openapi.fields import names_read, with_untyped
+from services.frontend.api.openapi.shapes import text
 from services.frontend.models import ServedModel
-from services.frontend.openai.chat_request import read_chat
-from services.frontend.openapi.document import openapi_document
-from services.frontend.openapi.fields import names_read, with_untyped
-from services.frontend.openapi.shapes import text
 from tests.batch_process import QUICK, answering
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import served_model, write_model

@@ -14,7 +14,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.errors import UnsupportedError
 from services.frontend.models import ServedModel
 from services.frontend.settings import FrontendSettings
-from services.frontend.text_model import load_text_model
+from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import TEMPLATE, FakeMesh, served_model, tokens_of, write_model
 from tests.integration.test_frontend_http import CHAT, MESSAGES, Running, content, frontend
 

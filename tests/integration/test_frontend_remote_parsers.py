@@ -15,10 +15,10 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import LostError, UnsupportedError
-from services.frontend.remote.process import ParserProcess
-from services.frontend.remote.settings import RemoteSettings
+from services.frontend.parser_process.process import ParserProcess
+from services.frontend.parser_process.settings import RemoteSettings
 from services.frontend.settings import FrontendSettings
-from services.frontend.text_model import load_text_model
+from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
 from tests.integration.test_frontend_http import CHAT, Running, content, frontend
 from tests.integration.test_frontend_parsers import BODY, deltas

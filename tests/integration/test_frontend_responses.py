@@ -12,9 +12,9 @@ import pytest
 
 from kvmesh.core import ConstraintKind, Generation
 from kvmesh.errors import LostError
-from services.frontend.apps import AppSettings
+from services.frontend.api.apps import AppSettings
+from services.frontend.api.responses.settings import ResponsesSettings
 from services.frontend.models import ServedModel
-from services.frontend.responses.settings import ResponsesSettings
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
 

@@ -27,13 +27,13 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.telemetry import Telemetry
-from services.frontend.apps import AppSettings
-from services.frontend.batches.settings import BatchSettings
-from services.frontend.kserve.servicer import SERVICE_NAME as KSERVE_NAME
-from services.frontend.kserve.servicer import KserveServicer
-from services.frontend.kserve.settings import KserveSettings
+from services.frontend.api.apps import AppSettings
+from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
+from services.frontend.api.kserve.servicer import KserveServicer
+from services.frontend.api.kserve.settings import KserveSettings
 from services.frontend.models import ServedModel
-from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
 from tests.grpc_messages import filled, mutated, random_bytes

@@ -175,7 +175,7 @@ async def test_a_client_that_leaves_frees_everything(mesh: RunningMesh) -> None:
     async def is_free() -> bool:
         return await blocks_in_use(mesh.registry) == 0
 
-    await wait_until(is_free, 20.0, "blocks are freed")
+    await wait_until(is_free, PATIENCE_S, "blocks are freed")
 
 
 async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
@@ -220,7 +220,7 @@ async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_pa
             for response in responses:
                 await response.content.readline()
             os.kill(mesh.pids("decode")[0], signal.SIGKILL)
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(PATIENCE_S):
                 texts = [await response.text() for response in responses]
         ended = [
             json.loads(text.strip().splitlines()[-1].removeprefix("data: "))
@@ -237,7 +237,7 @@ async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_pa
             decode = [view for view in views if view.role == "decode"]
             return sum(not view.excluded_by for view in decode) == 1
 
-        await wait_until(is_excluded, 20.0, "the dead worker is excluded")
+        await wait_until(is_excluded, PATIENCE_S, "the dead worker is excluded")
         for _ in range(4):
             await chat(mesh.url, "still there?", max_tokens=3)
         await channels.aclose()
@@ -252,7 +252,7 @@ async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
         os.kill(prefill, signal.SIGSTOP)
         try:
             # Well below the time that a first token may take, with room for a machine that is busy.
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(PATIENCE_S):
                 await chat(mesh.url, "is anybody computing prompts? " * 10, max_tokens=3)
         finally:
             os.kill(prefill, signal.SIGCONT)
@@ -266,7 +266,7 @@ async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
             for pid in decode:
                 os.kill(pid, signal.SIGSTOP)
             try:
-                async with asyncio.timeout(40):
+                async with asyncio.timeout(PATIENCE_S):
                     ends = [(await response.text()).strip().splitlines()[-1] for response in responses]
             finally:
                 for pid in decode:
@@ -280,7 +280,7 @@ async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
             ):
                 return response.status == 200
 
-        await wait_until(answers, 30.0, "the woken workers are used again")
+        await wait_until(answers, PATIENCE_S, "the woken workers are used again")
 
 
 async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
             ):
                 return response.status == 503 and int(response.headers["retry-after"]) >= 1
 
-        await wait_until(is_refused, 20.0, "503")
+        await wait_until(is_refused, PATIENCE_S, "503")
         await client.aclose()
 
 
@@ -380,7 +380,7 @@ async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul
         async def is_critical() -> bool:
             return sum(i.health is Health.CRITICAL for i in await instances(address, DECODE)) == 1
 
-        await wait_until(is_critical, 40.0, "critical in Consul")
+        await wait_until(is_critical, PATIENCE_S, "critical in Consul")
 
 
 async def test_a_death_before_ready_says_which_and_why(tmp_path: Path) -> None:

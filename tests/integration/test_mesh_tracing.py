@@ -7,6 +7,7 @@ import aiohttp
 
 from tests.collector import collecting
 from tests.integration.mesh import argv_simulated, running_mesh, wait_until
+from tests.patience import PATIENCE_S
 
 
 async def test_a_trace_crosses_every_hop(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ async def test_a_trace_crosses_every_hop(tmp_path: Path) -> None:
                 return wanted - {span.name for span in collector.of_trace(trace_id)}
 
             try:
-                await wait_until(lambda: not missing(), 30.0, "all spans arrive")
+                await wait_until(lambda: not missing(), PATIENCE_S, "all spans arrive")
             except TimeoutError:
                 raise AssertionError(f"no {missing()}\n{mesh.logs()}") from None
     spans = collector.of_trace(trace_id)

@@ -19,8 +19,10 @@ from kvmesh.api.types.v1.sampling_pb2 import SamplingParams
 from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.engines.vllm.alone import MARK
 from tests.integration.mesh import ROOT, RunningMesh, chat, metrics_text, running_mesh, wait_until, worker_metric
 from tests.parts import require_part
+from tests.patience import PATIENCE_S
 
 MODEL = ROOT / "models" / "demo"
 PROMPTS = 50
@@ -66,16 +68,17 @@ def make_prompts(vocabulary_size: int, seed: int = 7) -> list[list[int]]:
 async def answers_alone(prompts: list[list[int]]) -> list[list[int]]:
     """What one vLLM engine says without kvmesh."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(ROOT / "tests" / "integration" / "vllm_alone.py")),
+        *(sys.executable, "-m", "kvmesh.engines.vllm.alone"),
+        cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    task = {"model": str(MODEL), "prompts": prompts, "max_tokens": ANSWER_TOKENS}
+    task = {"model": str(MODEL), "prompts": prompts, "max_tokens": ANSWER_TOKENS, "dtype": "float32"}
     out, err = await asyncio.wait_for(process.communicate(json.dumps(task).encode()), 200)
-    lines = [line for line in out.decode().splitlines() if line.startswith("ANSWERS ")]
+    lines = [line for line in out.decode().splitlines() if line.startswith(MARK)]
     assert lines, err.decode()[-2000:]
-    answers: list[list[int]] = json.loads(lines[0].removeprefix("ANSWERS "))
+    answers: list[list[int]] = json.loads(lines[0].removeprefix(MARK))
     return answers
 
 
@@ -144,13 +147,14 @@ async def test_answers_are_readable(mesh: RunningMesh) -> None:
 
 async def test_a_client_that_leaves_frees_blocks_on_both_sides(mesh: RunningMesh) -> None:
     """Cancelled in mid-stream on vLLM too: nothing is held or leased any more, and the engine goes on."""
-    body = {
+    body: dict[str, Any] = {
         "model": "demo",
         "prompt": "a long story " * 60,
         "max_tokens": 1000,
         "ignore_eos": True,
         "stream": True,
     }
+    before = await worker_total(mesh, DECODE, "output_tokens_total")
     async with aiohttp.ClientSession() as session:
         response = await session.post(f"{mesh.url}/v1/completions", json=body)
         await response.content.readline()
@@ -161,7 +165,8 @@ async def test_a_client_that_leaves_frees_blocks_on_both_sides(mesh: RunningMesh
         used = [await worker_total(mesh, service, "kv_blocks_used") for service in (PREFILL, DECODE)]
         return used == [0, 0]
 
-    await wait_until(is_free, 5.0, "blocks are freed on both sides")
+    await wait_until(is_free, PATIENCE_S, "blocks are freed on both sides")
+    assert await worker_total(mesh, DECODE, "output_tokens_total") - before < body["max_tokens"], "it ran to its end"
     await chat(mesh.url, "still there?", max_tokens=5)
 
 
@@ -174,6 +179,25 @@ async def test_many_at_once_all_end(mesh: RunningMesh) -> None:
         ]
     assert all(len(task.result()["choices"]) == 2 for task in tasks)  # type: ignore[arg-type]
     assert await worker_total(mesh, DECODE, "legs_requests") == 0
+
+
+async def test_a_crowd_of_seeded_choices_without_prefill_workers(tmp_path: Path) -> None:
+    """A lone decode worker computes 20 seeded prompts in steps while others decode, three choices each: all are answered, the
+    same seeds give the same answers again, and the engine lives."""
+    require_part("vllm")
+    argv = ("--greeting", "", "--prefill", "0", "--decode", "1", "--restarts-max", "0")
+    async with running_mesh(tmp_path, *argv, ready_timeout_s=180) as mesh:
+        pids = mesh.pids("decode")
+
+        async def ask(seed: int) -> list[str]:
+            text = f"{seed} {'a long story ' * 100}"
+            got: Any = await chat(mesh.url, text, max_tokens=12, temperature=1.0, seed=seed, n=3)
+            return [choice["message"]["content"] for choice in got["choices"]]
+
+        first, second = [await asyncio.gather(*map(ask, range(20))) for _ in range(2)]
+        assert [len(choices) for choices in first] == [3] * 20
+        assert first == second
+        assert mesh.pids("decode") == pids
 
 
 async def test_the_greeting_comes_over_nixl(tmp_path: Path) -> None:
@@ -191,4 +215,43 @@ async def test_the_greeting_comes_over_nixl(tmp_path: Path) -> None:
     assert process.returncode == 0, text
     assert "> Hello! Who are you?" in text
     assert "curl -N http://127.0.0.1:" in text
+    assert "demo model" in text, text
+
+
+IN_TURNS = """
+import asyncio, os, sys, time
+from kvmesh.cli.gpu_plan import WorkerPlaces
+from kvmesh.cli.up import Mesh
+from kvmesh.cli.up_settings import UpSettings
+from kvmesh.settings import load
+settings = load(UpSettings, argv=sys.argv[1:], environ=os.environ, program="kvmesh up", description="")
+places = WorkerPlaces(turns={"prefill-0": 0, "decode-0": 1})
+sys.exit(asyncio.run(Mesh(settings, started_at_s=time.monotonic(), forked={}, places=places).run()))
+"""
+"""`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns."""
+
+
+async def test_workers_that_share_a_device_start_one_after_the_other(tmp_path: Path) -> None:
+    """The second worker's process starts when the first one's engine is ready; together they answer."""
+    require_part("vllm")
+    require_part("nixl")
+    first, second = tmp_path / "prefill-0.log", tmp_path / "decode-0.log"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", IN_TURNS, "--port", "0", "--once", "--run-dir", str(tmp_path)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    answer = asyncio.create_task(process.communicate())
+    try:
+        async with asyncio.timeout(200):
+            while not second.exists() and not answer.done():
+                await asyncio.sleep(0.02)
+            assert "rpc_server_started" in first.read_text()
+            text = (await answer)[0].decode()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await answer
+    assert process.returncode == 0, text
     assert "demo model" in text, text

@@ -21,6 +21,7 @@ from services.planner.metrics import PlannerMetrics
 from services.planner.observe import Fetcher, FetchLimits, PrometheusSource, ScrapeSource
 from services.planner.plan import Plan
 from services.planner.planner import Planner
+from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 CONFIG = Path(__file__).parents[2] / "compose" / "prometheus" / "prometheus.yml"
@@ -158,7 +159,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         planner = Planner(
             registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
         )
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE_S):
             while not (plan := await planner.observe()).pools[0].kv_usage:
                 await asyncio.sleep(0.3)
             while not plan.latencies or not plan.latencies[0].ttft_mean_s:

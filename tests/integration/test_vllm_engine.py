@@ -1,6 +1,7 @@
 """The vLLM adapter on real engines, each in a process of its own, with KV over real NIXL."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -16,8 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kvmesh.core import Constraint, ConstraintKind, FinishReason, Role, SamplingParams
-from kvmesh.engines.base import Leg
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, Role, SamplingParams
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.errors import (
@@ -29,8 +29,8 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
-from kvmesh.worker.forkserver import ForkServer
-from tests.integration.vllm_drive import Drive, greedy
+from kvmesh.worker.forkserver import Child, ForkServer
+from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
@@ -66,13 +66,18 @@ def settings(model: Path) -> Callable[..., VllmSettings]:
     return make
 
 
+FIRST_PULL_S = 25.0
+"""The first pull between two workers includes UCX's connection set-up, which takes seconds on a busy machine."""
+
+
 @module_fixture
 async def pair(
     server: ForkServer, settings: Callable[..., VllmSettings], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Drive, Drive]]:
     """A prefill and a decode engine that all harmless tests share."""
     folder = tmp_path_factory.mktemp("pair")
-    drives = [Drive(RemoteEngine(server, settings(role), folder)) for role in ("prefill", "decode")]
+    made = [settings(role, kv_pull_timeout_s=FIRST_PULL_S) for role in ("prefill", "decode")]
+    drives = [Drive(RemoteEngine(server, each, folder)) for each in made]
     await asyncio.gather(*(drive.start() for drive in drives))
     yield drives[0], drives[1]
     await asyncio.gather(*(drive.aclose() for drive in drives))
@@ -204,7 +209,7 @@ async def test_unequal_block_sizes_are_refused(pair: tuple[Drive, Drive], make: 
     short = await prefill.prefill(greedy(20))
     for its, generation in ((handle, greedy(100)), (short, greedy(20))):
         with pytest.raises(KvLostError) as caught:
-            decode.submit(Leg.DECODE, generation, handle=its)
+            decode.submit(LegTask.GENERATE, generation, handle=its)
         assert caught.value.reason == "kv_incompatible"
         assert prefill.engine.release_nowait(its.handle_id)
 
@@ -222,7 +227,7 @@ async def test_a_handle_of_another_prompt_is_refused(pair: tuple[Drive, Drive]) 
         (greedy(100, seed=1), replace(handle, format="vllm/0/nixl-0")),
     ):
         with pytest.raises(KvLostError):
-            decode.submit(Leg.DECODE, generation, handle=its)
+            decode.submit(LegTask.GENERATE, generation, handle=its)
     assert prefill.engine.release_nowait(handle.handle_id)
     await prefill.idle()
 
@@ -348,9 +353,9 @@ async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive,
     prefill, decode = await make("prefill", **short), await make("decode", running_requests_max=1, **short)
     generation = greedy(100, seed=9)
     alone = (await pair[1].decode(generation)).tokens
-    blocker = decode.submit(Leg.DECODE, greedy(10, tokens=2000))
+    blocker = decode.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await decode.got[blocker].first.wait()
-    key = decode.submit(Leg.DECODE, generation, handle=await prefill.prefill(generation))
+    key = decode.submit(LegTask.GENERATE, generation, handle=await prefill.prefill(generation))
     await asyncio.sleep(3.5)
     assert prefill.engine.load().kv_blocks_leased == 4
     decode.engine.cancel_nowait(blocker)
@@ -375,7 +380,7 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
     os.kill(prefill.remote.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        key = decode.submit(Leg.DECODE, generation, handle=handle)
+        key = decode.submit(LegTask.GENERATE, generation, handle=handle)
         other = await decode.decode(greedy(40, seed=14))
         assert other.finish is not None
         got = await decode.result(key)
@@ -403,7 +408,7 @@ async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
     handle = await prefill.prefill(greedy(300, seed=15))
     os.kill(prefill.remote.pid, signal.SIGSTOP)
     try:
-        key = decode.submit(Leg.DECODE, greedy(300, seed=15), handle=handle)
+        key = decode.submit(LegTask.GENERATE, greedy(300, seed=15), handle=handle)
         await decode.until(lambda load: load.kv_blocks_used > 0)
         decode.engine.cancel_nowait(key)
         got = await decode.result(key, CANCEL_S)
@@ -442,7 +447,7 @@ async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Driv
     expected = (await pair[1].decode(long)).tokens
     # After the handshake a pull begins and ends within one step, so that nobody sees it under way.
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
-    key = decode.submit(Leg.DECODE, long, handle=await prefill.prefill(long))
+    key = decode.submit(LegTask.GENERATE, long, handle=await prefill.prefill(long))
     await decode.got[key].first.wait()
     handle = await prefill.prefill(short)
     os.kill(prefill.remote.pid, signal.SIGKILL)
@@ -458,16 +463,16 @@ async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Driv
 async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
     """Wherever a request is: decoding, just submitted with a handle, prefilling."""
     prefill, decode = pair
-    running = decode.submit(Leg.DECODE, greedy(100, tokens=1500))
+    running = decode.submit(LegTask.GENERATE, greedy(100, tokens=1500))
     await decode.got[running].first.wait()
     decode.engine.cancel_nowait(running)
     assert (await decode.result(running, CANCEL_S)).finish.reason is FinishReason.CANCELLED  # type: ignore[union-attr]
     await decode.idle(CANCEL_S)
     handle = await prefill.prefill(greedy(300, seed=19))
-    pulling = decode.submit(Leg.DECODE, greedy(300, seed=19), handle=handle)
+    pulling = decode.submit(LegTask.GENERATE, greedy(300, seed=19), handle=handle)
     decode.engine.cancel_nowait(pulling)
     await decode.result(pulling, CANCEL_S)
-    prefilling = prefill.submit(Leg.PREFILL, greedy(1500, seed=20))
+    prefilling = prefill.submit(LegTask.PREFILL, greedy(1500, seed=20))
     prefill.engine.cancel_nowait(prefilling)
     got = await prefill.result(prefilling, 1.0)
     assert got.finish is not None
@@ -490,7 +495,7 @@ async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path)
         await engine.engine.load_adapter("broken", str(broken))
     for name in ("absent", "broken"):
         with pytest.raises(NotFoundError):
-            engine.submit(Leg.DECODE, greedy(10, adapter=name))
+            engine.submit(LegTask.GENERATE, greedy(10, adapter=name))
     await engine.engine.unload_adapter("absent")
     assert (await engine.decode(greedy(10))).tokens
 
@@ -498,14 +503,14 @@ async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path)
 async def test_an_engine_that_dies_says_so(make: Make) -> None:
     """A step that raises ends the stream with LostError; later submits are refused, closing works."""
     engine = await make("decode")
-    engine.submit(Leg.DECODE, greedy(10, tokens=2000))
+    engine.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await engine.remote.break_engine()
     async with asyncio.timeout(PATIENCE_S):
         while engine.failure is None:
             await asyncio.sleep(0.01)
     assert isinstance(engine.failure, LostError)
     with pytest.raises(UnavailableError):
-        engine.submit(Leg.DECODE, greedy(10))
+        engine.submit(LegTask.GENERATE, greedy(10))
 
 
 async def test_roles_can_be_switched(make: Make) -> None:
@@ -558,7 +563,7 @@ async def test_what_cannot_be_continued_is_refused(
 ) -> None:
     """vLLM would begin anew after emitted tokens, and the answer would differ from an uninterrupted one."""
     with pytest.raises(UnsupportedError) as caught:
-        pair[1].submit(Leg.DECODE, greedy(10, sampling=sampling, emitted_token_ids=[5]))
+        pair[1].submit(LegTask.GENERATE, greedy(10, sampling=sampling, emitted_token_ids=[5]))
     assert caught.value.field == f"generation.sampling.{field}"
 
 
@@ -593,11 +598,11 @@ async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
 async def test_the_largest_priority_goes_first(make: Make) -> None:
     """Of two that wait, the later with the larger priority runs first."""
     engine = await make("decode", running_requests_max=1)
-    blocker = engine.submit(Leg.DECODE, greedy(10, tokens=2000))
+    blocker = engine.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await engine.got[blocker].first.wait()
     # Long, so that it has not ended as well by the time a busy machine has told this test of the other's end.
-    low = engine.submit(Leg.DECODE, greedy(10, seed=1, tokens=1500, priority=-5))
-    high = engine.submit(Leg.DECODE, greedy(10, seed=2, tokens=30, priority=5))
+    low = engine.submit(LegTask.GENERATE, greedy(10, seed=1, tokens=1500, priority=-5))
+    high = engine.submit(LegTask.GENERATE, greedy(10, seed=2, tokens=30, priority=5))
     # Both wait, however late this test was told of the first one's token.
     await engine.until(lambda load: load.waiting_requests == 2)
     engine.engine.cancel_nowait(blocker)
@@ -622,7 +627,7 @@ async def test_the_largest_priority_goes_first(make: Make) -> None:
 async def test_bad_input_names_its_field(pair: tuple[Drive, Drive], generation: Any, field: str) -> None:
     """Refused before vLLM's scheduler sees it; the engine goes on."""
     with pytest.raises(InvalidRequestError) as caught:
-        pair[1].submit(Leg.DECODE, generation)
+        pair[1].submit(LegTask.GENERATE, generation)
     assert caught.value.field == field
     assert len((await pair[1].decode(greedy(10))).tokens) == 12
 
@@ -665,7 +670,7 @@ import asyncio
 from pathlib import Path
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.forkserver import Child, ForkServer
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
 
@@ -713,11 +718,66 @@ async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("stage", ["importing", "starting"])
+async def test_ranks_die_with_an_engine_that_is_killed_while_it_starts(
+    server: ForkServer, settings: Callable[..., VllmSettings], tmp_path: Path, stage: str
+) -> None:
+    """The kernel kills a rank with its engine. One that still imports vLLM ends by itself, before it starts its device."""
+    remote = RemoteEngine(server, settings("decode", tensor_parallel_size=2), tmp_path)
+    starting = asyncio.create_task(remote.start())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(ranks := ranks_of(remote, is_titled=stage == "starting")) < 2:
+                assert not starting.done(), starting
+                await asyncio.sleep(0.01)
+        # Only the kernel can end a process that is stopped.
+        for rank in ranks:
+            os.kill(rank, signal.SIGSTOP)
+        os.kill(remote.pid, signal.SIGKILL)
+        if stage == "importing":
+            assert await server.wait(child_of(remote)) == -signal.SIGKILL
+            for rank in ranks:
+                os.kill(rank, signal.SIGCONT)
+        async with asyncio.timeout(TIMEOUT_S):
+            while any(is_running(rank) for rank in ranks):
+                await asyncio.sleep(0.02)
+        log = remote.log.read_text(errors="replace")
+        assert "WorkerProc" not in log, log
+    finally:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+        await asyncio.gather(starting, return_exceptions=True)
+        await remote.aclose()
+
+
+def child_of(remote: RemoteEngine) -> Child:
+    assert remote.child is not None
+    return remote.child
+
+
+def ranks_of(remote: RemoteEngine, *, is_titled: bool) -> list[int]:
+    """Rank processes that vLLM has started. It sets their title when the imports are done and the device comes next."""
+    if remote.child is None:
+        return []
+    mark = "VLLM::Worker" if is_titled else "multiprocessing.spawn"
+    return [pid for pid in children_of(remote.pid) if mark in command_of(pid)]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("wide", ["prefill", "decode"])
 async def test_unequal_ranks_exchange_kv(pair: tuple[Drive, Drive], make: Make, wide: str) -> None:
     """One rank hands over to two and two to one: the tokens are those of one engine, and no prompt block is computed twice."""
-    other = await make(wide, tensor_parallel_size=2)
+    other = await make(wide, tensor_parallel_size=2, kv_pull_timeout_s=FIRST_PULL_S)
     prefill, decode = (other, pair[1]) if wide == "prefill" else (pair[0], other)
     assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
     for length in (33, 200):
@@ -755,9 +815,9 @@ async def test_structured_output_and_its_refusal(
         assert got.finish.reason is FinishReason.STOP
     bad = replace(base, sampling=SamplingParams(constraint=Constraint(kind=ConstraintKind.REGEX, text="[")))
     with pytest.raises(InvalidRequestError):
-        engine.submit(Leg.DECODE, bad)
+        engine.submit(LegTask.GENERATE, bad)
     with pytest.raises(UnsupportedError):
-        pair[1].submit(Leg.DECODE, bad)
+        pair[1].submit(LegTask.GENERATE, bad)
     assert (await engine.decode(base)).tokens
 
 
@@ -767,14 +827,14 @@ async def test_embeddings_of_a_pooling_model(make: Make, model: Path, tmp_path: 
     features = engine.engine.describe().capabilities.features
     assert "embeddings" in features and "logprobs" not in features
     prompts = [greedy(length, seed=length) for length in (20, 33, 200, 20)]
-    got = [await engine.result(engine.submit(Leg.EMBED, each)) for each in prompts]
+    got = [await engine.result(engine.submit(LegTask.EMBED, each)) for each in prompts]
     vectors = [each.finish.embedding for each in got if each.finish is not None]
     assert all(vector is not None and abs(sum(x * x for x in vector) - 1) < 1e-3 for vector in vectors)
     assert vectors[0] == pytest.approx(vectors[3], abs=1e-5)
     assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
     assert all(each.finish is not None and each.finish.usage.prompt_tokens for each in got)
     with pytest.raises(UnsupportedError):
-        engine.submit(Leg.DECODE, prompts[0])
+        engine.submit(LegTask.GENERATE, prompts[0])
     await engine.idle()
 
 
@@ -788,7 +848,7 @@ async def test_prompt_logprobs(pair: tuple[Drive, Drive]) -> None:
         assert len(got.prompt_logprobs) == length - 1
         assert all(each.logprob <= 0 and len(each.alternatives) == 2 for each in got.prompt_logprobs)
     with pytest.raises(UnsupportedError):
-        pair[1].submit(Leg.EMBED, generation)
+        pair[1].submit(LegTask.EMBED, generation)
 
 
 async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -> None:
@@ -799,7 +859,7 @@ async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -
     for round_ in range(40):
         generation = greedy(random.choice((20, 100, 400)), seed=300 + round_, tokens=3)
         handle = await prefill.prefill(generation)
-        key = decode.submit(Leg.DECODE, generation, handle=handle)
+        key = decode.submit(LegTask.GENERATE, generation, handle=handle)
         await asyncio.sleep(random.choice((0, 0, 0.001, 0.003, 0.006, 0.01)))
         decode.engine.cancel_nowait(key)
         await decode.result(key, 10.0)
@@ -810,7 +870,7 @@ async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -
 async def test_closing_finishes_what_runs(make: Make) -> None:
     """Running legs finish as cancelled, the streams end, the process exits by itself."""
     engine = await make("decode")
-    keys = [engine.submit(Leg.DECODE, greedy(10, seed=seed, tokens=2000)) for seed in range(3)]
+    keys = [engine.submit(LegTask.GENERATE, greedy(10, seed=seed, tokens=2000)) for seed in range(3)]
     await engine.got[keys[0]].first.wait()
     await engine.aclose()
     finishes = [engine.got[key].finish for key in keys]
@@ -860,10 +920,10 @@ async def test_an_adapter_changes_the_answer_and_is_handed_over(make: Make, tmp_
     assert got.tokens == alone.tokens
     assert got.finish is not None
     assert got.finish.usage.transferred_tokens == 100
-    running = decode.submit(Leg.DECODE, greedy(10, tokens=300, adapter="tuned"))
+    running = decode.submit(LegTask.GENERATE, greedy(10, tokens=300, adapter="tuned"))
     await decode.got[running].first.wait()
     await decode.engine.unload_adapter("tuned")
     with pytest.raises(NotFoundError):
-        decode.submit(Leg.DECODE, tuned)
+        decode.submit(LegTask.GENERATE, tuned)
     assert len((await decode.result(running)).tokens) == 300
     assert (await decode.decode(base)).tokens == plain.tokens

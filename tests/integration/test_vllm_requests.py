@@ -1,6 +1,8 @@
 """Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kvmesh.core import Constraint, ConstraintKind, FinishReason, SamplingParams
-from kvmesh.engines.base import Leg
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, SamplingParams
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.errors import InvalidRequestError, KvLostError
 from kvmesh.worker.forkserver import ForkServer
@@ -88,7 +89,7 @@ async def test_no_request_compiles(make: Make, workshop: Path, tmp_path: Path) -
         assert got.finish is not None
         assert got.finish.reason in (FinishReason.LENGTH, FinishReason.STOP), got.finish
     pooling = await make("decode", runner="pooling", engine_arguments={"convert": "embed"}, has_kv_transfer=False)
-    vector = await pooling.result(pooling.submit(Leg.EMBED, greedy(100)))
+    vector = await pooling.result(pooling.submit(LegTask.EMBED, greedy(100)))
     assert vector.finish is not None
     assert vector.finish.embedding
     assert compiled_files(workshop) == []
@@ -111,6 +112,23 @@ async def test_a_seeded_answer_does_not_depend_on_chunks(make: Make) -> None:
     assert tokens_of(await chunked.decode(generations[0])) == expected[0]
     # Others decode meanwhile: their generators advance with every step.
     assert list(map(tokens_of, await asyncio.gather(*map(chunked.decode, generations)))) == expected
+
+
+async def test_seeded_requests_of_a_dead_prefill_worker_are_recomputed(make: Make) -> None:
+    """The prefill process dies with the KV of seeded prompts. The decode engine computes them in chunks, among others that
+    decode, gives the same tokens as an engine that takes each prompt in one step, and goes on."""
+    prefill, decode, whole = await asyncio.gather(
+        make("prefill"), make("decode", step_tokens_max=64, kv_pull_timeout_s=2.0), make("decode", step_tokens_max=2048)
+    )
+    generations = [greedy(500, seed=seed, sampling=sampled(seed=seed)) for seed in range(6)]
+    expected = [tokens_of(await whole.decode(generation)) for generation in generations]
+    handles = [await prefill.prefill(generation) for generation in generations[:4]]
+    os.kill(prefill.remote.pid, signal.SIGKILL)
+    lost = [decode.decode(generation, handle) for generation, handle in zip(generations[:4], handles, strict=True)]
+    got = await asyncio.gather(*lost, *map(decode.decode, generations[4:]))
+    assert list(map(tokens_of, got)) == expected
+    assert [each.finish is not None and each.finish.was_recomputed for each in got] == [True] * 4 + [False] * 2
+    assert tokens_of(await decode.decode(generations[0])) == expected[0]
 
 
 async def test_adapters_in_every_slot_leave_the_base_model_alone(make: Make, tmp_path: Path) -> None:
@@ -172,9 +190,9 @@ async def test_a_time_budget_splits_prompts(make: Make) -> None:
 async def test_a_cancel_is_answered_before_the_next_step(make: Make) -> None:
     """While others decode, the finish of a cancelled leg does not wait for their next tokens."""
     engine = await make("decode")
-    others = [engine.submit(Leg.DECODE, greedy(100, seed=seed, tokens=1900)) for seed in range(4)]
+    others = [engine.submit(LegTask.GENERATE, greedy(100, seed=seed, tokens=1900)) for seed in range(4)]
     for _ in range(10):
-        key = engine.submit(Leg.DECODE, greedy(100, seed=9, tokens=500))
+        key = engine.submit(LegTask.GENERATE, greedy(100, seed=9, tokens=500))
         await engine.got[key].first.wait()
         engine.engine.cancel_nowait(key)
         await engine.result(key)
@@ -200,7 +218,7 @@ async def test_adapters_of_one_name_are_told_apart_by_content(make: Make, tmp_pa
     expected = tokens_of(await prefill.decode(generation))
     handle = await prefill.prefill(generation)
     with pytest.raises(KvLostError):
-        decode.submit(Leg.DECODE, generation, handle=handle)
+        decode.submit(LegTask.GENERATE, generation, handle=handle)
     assert tokens_of(await decode.decode(generation)) != expected
     make_adapter(source, seed=2)
     with pytest.raises(InvalidRequestError, match="unload it first"):

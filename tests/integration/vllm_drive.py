@@ -5,8 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvmesh.core import Generation, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, LoadRecord, SamplingParams
-from kvmesh.engines.base import Engine, EngineFinish, EngineRequest, Leg, StepOutput
+from kvmesh.core import (
+    Generation,
+    KvCleared,
+    KvEvent,
+    KvHandle,
+    KvRemoved,
+    KvStored,
+    LegTask,
+    LoadRecord,
+    SamplingParams,
+)
+from kvmesh.engines.base import Engine, EngineFinish, EngineRequest, StepOutput
 
 TIMEOUT_S = 90.0
 
@@ -47,12 +57,12 @@ class Drive:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def submit(self, leg: Leg, generation: Generation, *, handle: KvHandle | None = None, name: str = "") -> int:
+    def submit(self, task: LegTask, generation: Generation, *, handle: KvHandle | None = None, name: str = "") -> int:
         self._next += 1
         key = self._next
-        request_id = name or f"request-{key}"
+        leg_id = name or f"leg-{key}"
         self.engine.submit_nowait(
-            EngineRequest(key=key, request_id=request_id, leg=leg, generation=generation, handle=handle)
+            EngineRequest(key=key, leg_id=leg_id, task=task, generation=generation, handle=handle)
         )
         self.got[key] = Got()
         return key
@@ -63,10 +73,10 @@ class Drive:
         return self.got[key]
 
     async def decode(self, generation: Generation, handle: KvHandle | None = None) -> Got:
-        return await self.result(self.submit(Leg.DECODE, generation, handle=handle))
+        return await self.result(self.submit(LegTask.GENERATE, generation, handle=handle))
 
     async def prefill(self, generation: Generation) -> KvHandle:
-        got = await self.result(self.submit(Leg.PREFILL, generation))
+        got = await self.result(self.submit(LegTask.PREFILL, generation))
         assert got.finish is not None
         assert got.finish.handle is not None, got.finish
         assert got.tokens == []

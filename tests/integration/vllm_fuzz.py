@@ -20,8 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, SamplingParams
-from kvmesh.engines.base import Leg
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, SamplingParams
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.errors import InternalError, LostError, MeshError
 from kvmesh.worker.forkserver import ForkServer
@@ -222,12 +221,14 @@ class Fuzz:
         began = time.perf_counter()
         try:
             if self._prefill is None or generation.sampling.prompt_logprobs is not None:
-                key = self._decode.submit(Leg.DECODE, generation, name=f"fuzz-{self.found.requests}")
+                key = self._decode.submit(LegTask.GENERATE, generation, name=f"fuzz-{self.found.requests}")
                 self._note_submit(began, choice)
                 got = await self._decode.result(key, ANSWER_S)
             else:
                 handle = (await self._prefill.prefill(generation)) if self.found.requests % 4 else None
-                key = self._decode.submit(Leg.DECODE, generation, handle=handle, name=f"fuzz-{self.found.requests}")
+                key = self._decode.submit(
+                    LegTask.GENERATE, generation, handle=handle, name=f"fuzz-{self.found.requests}"
+                )
                 got = await self._decode.result(key, ANSWER_S)
         except LostError:
             raise

@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
-from services.frontend.anthropic.read import read_message
-from services.frontend.batches.lines import LineProblem, read_line
-from services.frontend.openai.chat_request import read_chat
-from services.frontend.responses.read import read_asked, read_response
+from services.frontend.api.anthropic.read import read_message
+from services.frontend.api.batches.lines import LineProblem, read_line
+from services.frontend.api.openai.chat_request import read_chat
+from services.frontend.api.responses.read import read_asked, read_response
 
 ROUNDS = 4000
 ODD: list[Any] = [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from services.frontend.detokenise import ByteDetokeniser, Detokenisers, WindowDetokeniser
+from services.frontend.text.detokenise import ByteDetokeniser, Detokenisers, WindowDetokeniser
 
 CORPUS = ["the cat sat on the mat, naïve café, 日本語のテキスト, привет мир, 🙂👍🏽 and so on"]
 SPECIAL = ["<|end|>", "<|user|>"]

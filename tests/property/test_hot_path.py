@@ -11,22 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, TokenLogprob, Usage
-from kvmesh.rpc.clients import LegFinish
+from kvmesh.core import FinishReason, LegFinish, TokenLogprob, Usage
 from kvmesh.telemetry.metrics import DURATION_BUCKETS_S
-from services.frontend.choice import Choice
-from services.frontend.detokenise import Detokenisers
+from services.frontend.api.http.stream import EventStream
+from services.frontend.api.openai.asked import Asked
+from services.frontend.api.openai.bodies import CHAT_CHUNK_OBJECT, COMPLETION_OBJECT
+from services.frontend.api.openai.chat_request import read_chat
+from services.frontend.api.openai.chunks import ChatChunks, Chunks, CompletionChunks
+from services.frontend.api.openai.completion_request import read_completion
 from services.frontend.metrics import ModelGaps
 from services.frontend.models import ServedModel
-from services.frontend.openai.asked import Asked
-from services.frontend.openai.bodies import CHAT_CHUNK_OBJECT, COMPLETION_OBJECT
-from services.frontend.openai.chat_request import read_chat
-from services.frontend.openai.chunks import ChatChunks, Chunks, CompletionChunks
-from services.frontend.openai.completion_request import read_completion
-from services.frontend.openai.stream import EventStream
-from services.frontend.request import Ending
+from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.request import Ending
 from services.frontend.settings import PipelineSettings
-from services.frontend.stops import StopFinder
+from services.frontend.text.detokenise import Detokenisers
+from services.frontend.text.stops import StopFinder
 from tests.frontend_mesh import served_model, write_model
 from tests.keeping_socket import Socket
 from tests.property.test_detokenise import byte_fallback, byte_level

@@ -8,9 +8,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.api.decode.v1 import decode_pb2
-from kvmesh.api.prefill.v1 import prefill_pb2
-from kvmesh.api.types.v1 import kv_pb2, prompt_pb2, sampling_pb2
+from kvmesh.api.types.v1 import kv_pb2, output_pb2, prompt_pb2, sampling_pb2
+from kvmesh.api.worker.v1 import legs_pb2
 from kvmesh.checks import check_generation, check_range, check_sampling
 from kvmesh.core import (
     Constraint,
@@ -18,6 +17,9 @@ from kvmesh.core import (
     FinishReason,
     Generation,
     KvHandle,
+    Leg,
+    LegFinish,
+    LegTask,
     Media,
     MediaKind,
     Rendezvous,
@@ -27,7 +29,7 @@ from kvmesh.core import (
     WorkerRef,
 )
 from kvmesh.errors import InternalError, InvalidRequestError, LostError, OverloadedError
-from kvmesh.rpc.clients import DecodeLeg, LegFinish
+from kvmesh.kv.blocks import pack_tokens
 from kvmesh.rpc.codec import legs, types
 from kvmesh.rpc.codec.sampling import from_sampling, to_sampling
 from kvmesh.rpc.codec.scalars import from_duration, to_duration, to_positive_duration
@@ -135,13 +137,13 @@ USAGES = st.builds(
     reasoning_tokens=COUNTS,
 )
 LEGS = st.builds(
-    DecodeLeg,
-    request_id=IDS,
+    Leg,
+    leg_id=IDS,
+    task=st.sampled_from(LegTask),
     generation=GENERATIONS,
-    timeout_s=st.just(float("inf")) | st.floats(1e-3, 1e6),
     handle=st.none() | HANDLES,
     rendezvous=st.none() | RENDEZVOUS,
-    reservation_id=WORDS,
+    dimensions=st.none() | COUNTS,
 )
 
 
@@ -161,10 +163,10 @@ def test_sampling_survives(params: SamplingParams) -> None:
     assert from_sampling(over_the_wire(to_sampling(params))) == params  # type: ignore[arg-type]
 
 
-@given(generation=GENERATIONS, packs_tokens=st.booleans())
-def test_a_generation_survives(generation: Generation, packs_tokens: bool) -> None:
-    """Prompt in either form, emitted tokens, media and all options."""
-    message = over_the_wire(types.to_generation(generation, packs_tokens=packs_tokens))
+@given(generation=GENERATIONS)
+def test_a_generation_survives(generation: Generation) -> None:
+    """Prompt, emitted tokens, media and all options."""
+    message = over_the_wire(types.to_generation(generation))
     assert types.from_generation(message) == generation  # type: ignore[arg-type]
 
 
@@ -202,14 +204,11 @@ def test_log_probabilities_survive_packing(entries: list[TokenLogprob]) -> None:
     assert types.from_logprobs(over_the_wire(types.to_logprobs(entries))) == entries  # type: ignore[arg-type]
 
 
-@given(slot=st.integers(0, 2**31 - 1), leg=LEGS)
-def test_a_submission_survives(slot: int, leg: DecodeLeg) -> None:
-    """A leg without a deadline has none on the other side."""
-    message = over_the_wire(legs.to_submission(slot, leg))
-    assert isinstance(message, decode_pb2.Submission) and message.slot == slot
-    heard = legs.from_submission(message)
-    assert heard.timeout_s == pytest.approx(leg.timeout_s, abs=1e-9)
-    assert replace(heard, timeout_s=0) == replace(leg, timeout_s=0, handle=about(leg.handle))
+@given(leg=LEGS)
+def test_a_leg_survives(leg: Leg) -> None:
+    """Each task, with and without what is optional."""
+    message = over_the_wire(legs.to_leg(leg))
+    assert legs.from_leg(message) == replace(leg, handle=about(leg.handle))  # type: ignore[arg-type]
 
 
 @given(
@@ -220,13 +219,19 @@ def test_a_submission_survives(slot: int, leg: DecodeLeg) -> None:
         usage=USAGES,
         stop_token_id=st.none() | COUNTS,
         was_recomputed=st.booleans(),
+        handle=HANDLES,
+    )
+    | st.builds(
+        LegFinish,
+        reason=st.just(FinishReason.STOP),
+        embedding=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=9),
     ),
 )
 def test_a_finish_survives(slot: int, finish: LegFinish) -> None:
-    """Every reason that is not a failure."""
+    """Every reason that is not a failure, with a handle, an embedding or neither."""
     message = over_the_wire(legs.to_finish(slot, finish))
-    assert isinstance(message, decode_pb2.Finish) and message.slot == slot
-    assert legs.from_finish(message) == finish
+    assert isinstance(message, legs_pb2.Finish) and message.slot == slot
+    assert legs.from_finish(message) == replace(finish, handle=about(finish.handle))
 
 
 def test_a_failed_finish_keeps_its_error() -> None:
@@ -239,24 +244,12 @@ def test_a_failed_finish_keeps_its_error() -> None:
     assert isinstance(bare.error, InternalError) and not isinstance(bare.error, LostError)
 
 
-@given(handle=HANDLES, usage=USAGES, queue_s=st.floats(0, 1e4), compute_s=st.floats(0, 1e4))
-def test_a_prefill_answer_survives(handle: KvHandle, usage: Usage, queue_s: float, compute_s: float) -> None:
-    """Both times, and the handle."""
-    message = prefill_pb2.PrefillResponse(
-        handle=types.to_handle(handle),
-        usage=types.to_usage(usage),
-        queue_time=to_duration(queue_s),
-        compute_time=to_duration(compute_s),
-    )
-    result = legs.from_prefill_response(message)
-    assert result.handle == about(handle) and result.usage == usage
-    assert (result.queue_s, result.compute_s) == (pytest.approx(queue_s, abs=1e-9), pytest.approx(compute_s, abs=1e-9))
-
-
-def test_a_worker_that_answers_nonsense_is_not_the_clients_fault() -> None:
-    """A handle without a lease in a prefill answer is InternalError, not the INVALID_ARGUMENT of a bad request."""
-    with pytest.raises(InternalError):
-        legs.from_prefill_response(prefill_pb2.PrefillResponse(handle=kv_pb2.KvHandle(handle_id="h")))
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 4 * 7 + 1])
+def test_token_ids_that_are_cut_off_are_refused(length: int) -> None:
+    """Four bytes each."""
+    with pytest.raises(InvalidRequestError) as caught:
+        types.from_generation(prompt_pb2.Generation(model="m", token_ids=bytes(length)))
+    assert caught.value.field == "generation.token_ids"
 
 
 @given(seconds=st.floats(-1e-3, 1e9))
@@ -322,10 +315,12 @@ def test_a_bad_constraint_is_refused(constraint: sampling_pb2.Constraint) -> Non
     assert caught.value.field.startswith("sampling.constraint")
 
 
-def submission(**changes: object) -> decode_pb2.Submission:
+def leg_message(**changes: object) -> legs_pb2.Leg:
     """A good one, changed."""
-    message = decode_pb2.Submission(
-        slot=1, request_id="r", generation=prompt_pb2.Generation(model="m", token_ids=[1, 2, 3])
+    message = legs_pb2.Leg(
+        leg_id="r",
+        task=legs_pb2.LEG_TASK_GENERATE,
+        generation=prompt_pb2.Generation(model="m", token_ids=pack_tokens([1, 2, 3])),
     )
     for name, value in changes.items():
         message.ClearField(name)  # type: ignore[arg-type]
@@ -339,19 +334,19 @@ def submission(**changes: object) -> decode_pb2.Submission:
 BIG_MEDIA = prompt_pb2.Media(
     kind=prompt_pb2.MEDIA_KIND_IMAGE, content_hash=bytes(16), length=1, data=bytes((16 << 20) + 1)
 )
-SUBMISSION_FAULTS = [
-    ({"request_id": ""}, "request_id"),
-    ({"request_id": "r\x00"}, "request_id"),
-    ({"request_id": "r" * 129}, "request_id"),
-    ({"reservation_id": "r" * 129}, "reservation_id"),
+LEG_FAULTS = [
+    ({"leg_id": ""}, "leg_id"),
+    ({"leg_id": "r\x00"}, "leg_id"),
+    ({"leg_id": "r" * 129}, "leg_id"),
+    ({"task": None}, "task"),
+    ({"task": legs_pb2.LEG_TASK_ENCODE}, "task"),
+    ({"task": 99}, "task"),
     ({"generation": None}, "generation"),
-    ({"generation": prompt_pb2.Generation(token_ids=[1])}, "generation.model"),
+    ({"generation": prompt_pb2.Generation(token_ids=bytes(4))}, "generation.model"),
     ({"generation": prompt_pb2.Generation(model="m", traceparent="0" * 300)}, "generation.traceparent"),
     ({"generation": prompt_pb2.Generation(model="m", media=[prompt_pb2.Media()] * 65)}, "generation.media"),
     ({"generation": prompt_pb2.Generation(model="m", media=[prompt_pb2.Media()])}, "generation.media[0].content_hash"),
     ({"generation": prompt_pb2.Generation(model="m", media=[BIG_MEDIA])}, "generation.media[0].data"),
-    ({"timeout": to_duration(0)}, "timeout"),
-    ({"timeout": to_duration(-5)}, "timeout"),
     ({"rendezvous": kv_pb2.Rendezvous(host="h", port=0)}, "rendezvous.port"),
     ({"rendezvous": kv_pb2.Rendezvous(host="h", port=70000)}, "rendezvous.port"),
     ({"rendezvous": kv_pb2.Rendezvous(host="", port=1)}, "rendezvous.host"),
@@ -359,20 +354,26 @@ SUBMISSION_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "field"), SUBMISSION_FAULTS, ids=range(len(SUBMISSION_FAULTS)))
-def test_a_bad_submission_is_refused_by_name(change: dict[str, object], field: str) -> None:
+@pytest.mark.parametrize(("change", "field"), LEG_FAULTS, ids=range(len(LEG_FAULTS)))
+def test_a_bad_leg_is_refused_by_name(change: dict[str, object], field: str) -> None:
     """Absent, empty, malformed and too large, each with the path of its field."""
-    legs.from_submission(submission())
+    legs.from_leg(leg_message())
     with pytest.raises(InvalidRequestError) as caught:
-        legs.from_submission(submission(**change))
+        legs.from_leg(leg_message(**change))
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("reason", [0, 99])
-def test_an_unknown_finish_reason_is_refused(reason: int) -> None:
+def test_an_unknown_finish_reason_is_the_workers_fault(reason: int) -> None:
     """Unspecified, and one of a newer contract."""
-    with pytest.raises(InvalidRequestError):
-        legs.from_finish(decode_pb2.Finish(slot=1, reason=reason))  # type: ignore[arg-type]
+    finish = legs.from_finish(legs_pb2.Finish(slot=1, reason=reason))  # type: ignore[arg-type]
+    assert isinstance(finish.error, InternalError)
+
+
+def test_a_handle_without_a_lease_is_the_workers_fault() -> None:
+    """InternalError, not the INVALID_ARGUMENT of a bad request."""
+    message = legs_pb2.Finish(reason=output_pb2.FINISH_REASON_HANDED_OFF, handle=kv_pb2.KvHandle(handle_id="h"))
+    assert isinstance(legs.from_finish(message).error, InternalError)
 
 
 VOCABULARY_FAULTS = [

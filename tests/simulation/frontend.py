@@ -1,34 +1,24 @@
 """A frontend process of the simulation: the real pipeline on the real clients, without HTTP."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kvmesh.core import Ask, Generation, Rendezvous, ReportKind, WorkerRef
-from kvmesh.rpc.clients import (
-    DecodeLeg,
-    DecodeLink,
-    DecodeLinks,
-    LegSink,
-    Placed,
-    PrefillClient,
-    PrefillResult,
-    RouterLink,
-)
-from kvmesh.rpc.decode_link import GrpcDecodeLinks
+from kvmesh.core import Ask, FinishReason, Leg, LegFinish, LegTask, ReportKind, Role, TokenLogprob, WorkerRef
+from kvmesh.rpc.clients import LegLink, LegLinks, LegSink, Placed, RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors
-from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.router_link import GrpcRouterLink
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.pipeline import Pipeline
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import PipelineSettings
-from services.frontend.text_model import TextModel
+from services.frontend.text.text_model import TextModel
 from tests.simulation.ledger import Phase
 from tests.simulation.world import World
 
@@ -51,71 +41,66 @@ def byte_tokenizer() -> Tokenizer:
 
 
 @dataclass(frozen=True, slots=True)
-class _WatchedPrefill:
-    """Tells when a prompt goes out to be computed."""
+class _PrefillSink:
+    """Notes in the trace that a prompt is computed."""
 
-    inner: PrefillClient
+    inner: LegSink
     world: World
-    on_phase: OnPhase
+    leg_id: str
 
-    def may_answer(self, worker: WorkerRef) -> bool:
-        return self.inner.may_answer(worker)
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        self.inner.on_tokens(token_ids, logprobs, came_s)
 
-    async def prefill(
-        self,
-        worker: WorkerRef,
-        *,
-        request_id: str,
-        generation: Generation,
-        timeout_s: float,
-        rendezvous: Rendezvous | None = None,
-        reservation_id: str = "",
-        wants_output: bool = False,
-    ) -> PrefillResult:
-        self.world.trace.note("prefill", request_id, worker.worker_id)
-        self.on_phase(_request_of(request_id), Phase.PREFILLING)
-        result = await self.inner.prefill(
-            worker,
-            request_id=request_id,
-            generation=generation,
-            timeout_s=timeout_s,
-            rendezvous=rendezvous,
-            reservation_id=reservation_id,
-            wants_output=wants_output,
-        )
-        self.world.trace.note("prefilled", request_id, result.usage.cached_tokens)
-        return result
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        self.inner.on_prompt(logprobs)
 
-    async def release_kv(self, worker: WorkerRef, handle_id: str, *, timeout_s: float) -> None:
-        self.world.trace.note("release", handle_id, worker.worker_id)
-        await self.inner.release_kv(worker, handle_id, timeout_s=timeout_s)
+    def on_finish(self, finish: LegFinish) -> None:
+        if finish.error is None and finish.reason is not FinishReason.CANCELLED:
+            self.world.trace.note("prefilled", self.leg_id, finish.usage.cached_tokens)
+        self.inner.on_finish(finish)
 
 
 @dataclass(frozen=True, slots=True)
 class _WatchedLink:
-    """Tells when a leg goes out to be decoded."""
+    """Notes in the trace what goes out to a worker."""
 
-    inner: DecodeLink
+    inner: LegLink
+    role: Role
     world: World
     on_phase: OnPhase
-    worker_id: str
 
-    def submit_nowait(self, leg: DecodeLeg, sink: LegSink) -> Callable[[], None]:
-        cancel = self.inner.submit_nowait(leg, sink)
-        self.world.trace.note("submit", leg.request_id, self.worker_id)
-        self.on_phase(_request_of(leg.request_id), Phase.SUBMITTED)
+    @property
+    def worker(self) -> WorkerRef:
+        return self.inner.worker
+
+    @property
+    def tasks(self) -> Collection[LegTask]:
+        return self.inner.tasks
+
+    def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
+        worker_id = self.inner.worker.worker_id
+        if self.role is Role.PREFILL:
+            self.world.trace.note("prefill", leg.leg_id, worker_id)
+            self.on_phase(_request_of(leg.leg_id), Phase.PREFILLING)
+            return self.inner.submit_nowait(leg, _PrefillSink(sink, self.world, leg.leg_id), timeout_s=timeout_s)
+        cancel = self.inner.submit_nowait(leg, sink, timeout_s=timeout_s)
+        self.world.trace.note("submit", leg.leg_id, worker_id)
+        self.on_phase(_request_of(leg.leg_id), Phase.SUBMITTED)
         return cancel
+
+    def release_nowait(self, handle_id: str) -> None:
+        self.world.trace.note("release", handle_id, self.inner.worker.worker_id)
+        self.inner.release_nowait(handle_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _WatchedLinks:
-    inner: DecodeLinks
+    inner: LegLinks
     world: World
     on_phase: OnPhase
 
-    async def link(self, worker: WorkerRef, *, timeout_s: float) -> DecodeLink:
-        link = await self.inner.link(worker, timeout_s=timeout_s)
-        return _WatchedLink(link, self.world, self.on_phase, worker.worker_id)
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> LegLink:
+        return _WatchedLink(await self.inner.link(worker, role, timeout_s=timeout_s), role, self.world, self.on_phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +160,7 @@ class SimulatedFrontend:
             generator=generator,
             settings=link,
         )
-        self.links = GrpcDecodeLinks(self._channels, frontend_id=frontend_id, clock=world.clock)
+        self.links = GrpcLegLinks(self._channels, frontend_id=frontend_id, clock=world.clock)
         model = ServedModel(
             name=MODEL,
             text=TextModel(byte_tokenizer(), eos_token_ids=[EOS_TOKEN_ID]),
@@ -185,10 +170,8 @@ class SimulatedFrontend:
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             features=frozenset({"logprobs"}),
         )
-        self._prefill = GrpcPrefillClient(self._channels, frontend_id=frontend_id)
         self.pipeline = Pipeline(
             models=StaticModels([model]),
-            prefill=_WatchedPrefill(self._prefill, world, on_phase),
             links=_WatchedLinks(self.links, world, on_phase),
             router=_WatchedRouter(self.router_link, world, on_phase, on_placed),
             clock=world.clock,
@@ -204,9 +187,7 @@ class SimulatedFrontend:
 
     async def aclose(self) -> None:
         """Ends all links."""
-        await self.pipeline.aclose()
         await self.links.aclose()
-        await self._prefill.aclose()
         await self.router_link.aclose()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)

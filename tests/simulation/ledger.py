@@ -7,8 +7,8 @@ from enum import IntEnum
 from kvmesh.core import FinishReason, TokenLogprob
 from kvmesh.engines.simulated import TokenRange, expected_tokens
 from kvmesh.errors import MeshError
-from services.frontend.prepare import Prepared
-from services.frontend.request import Answer, Ending, Request
+from services.frontend.pipeline.prepare import Prepared
+from services.frontend.pipeline.request import Answer, Ending, Request
 
 
 class Phase(IntEnum):

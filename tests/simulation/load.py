@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from kvmesh.core import SamplingParams
-from services.frontend.request import Request
+from services.frontend.pipeline.request import Request
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Phase
 

@@ -21,7 +21,7 @@ from kvmesh.engines.simulated import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
-from services.frontend.request import Request
+from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 from services.router.settings import RouterSettings, SyncSettings
 from tests.simulation.frontend import EOS_TOKEN_ID, MODEL, VOCABULARY_SIZE, SimulatedFrontend

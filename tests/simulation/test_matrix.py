@@ -7,7 +7,7 @@ import pytest
 from kvmesh.core import SamplingParams
 from kvmesh.engines.simulated import Die
 from kvmesh.errors import WORKER_LOST_TWICE
-from services.frontend.request import Request
+from services.frontend.pipeline.request import Request
 from services.router.core import CoreLimits
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Ledger, Phase

@@ -10,7 +10,7 @@ import pytest
 from kvmesh.core import SamplingParams
 from kvmesh.engines.simulated import LoseKv
 from kvmesh.errors import LostError
-from services.frontend.request import Request
+from services.frontend.pipeline.request import Request
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Ledger
 from tests.simulation.load import CANCEL_PHASES

@@ -4,7 +4,7 @@ import gc
 from collections import Counter
 
 from kvmesh.core import Role, SamplingParams
-from services.frontend.request import Request
+from services.frontend.pipeline.request import Request
 from services.router.settings import RouterSettings
 from tests.simulation.frontend import MODEL
 from tests.simulation.mesh import FORGOTTEN_S, MeshShape, SimulatedMesh

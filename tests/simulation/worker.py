@@ -14,15 +14,14 @@ from kvmesh.kv.memory_transport import MemoryTransport
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.telemetry import Telemetry
+from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
 from services.decode.admit import DecodeAdmission
-from services.decode.servicer import DecodeServicer
 from services.prefill.admit import PrefillAdmission
-from services.prefill.servicer import PrefillServicer
 from tests.simulation.world import World
 
 PORT = 9000
@@ -40,7 +39,7 @@ class _TracedEngine(SimulatedEngine):
     def submit_nowait(self, request: EngineRequest) -> None:
         super().submit_nowait(request)
         self.accepted += 1
-        self._trace.note("accepted", self._worker_id, request.request_id)
+        self._trace.note("accepted", self._worker_id, request.leg_id)
 
 
 class SimulatedWorker:
@@ -75,14 +74,11 @@ class SimulatedWorker:
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
         self._server = server
         if self.role is Role.PREFILL:
-            servicer = PrefillServicer(
-                self.worker, PrefillAdmission(waiting_prompt_tokens_max=262_144), self._world.clock
-            )
-            add_PrefillServiceServicer_to_server(servicer, server)
+            prefill: Any = LegServicer(self.worker, PrefillAdmission(waiting_prompt_tokens_max=262_144))
+            add_PrefillServiceServicer_to_server(prefill, server)
         else:
-            add_DecodeServiceServicer_to_server(
-                DecodeServicer(self.worker, DecodeAdmission(waiting_requests_max=1024)), server
-            )
+            decode: Any = LegServicer(self.worker, DecodeAdmission(waiting_requests_max=1024))
+            add_DecodeServiceServicer_to_server(decode, server)
         add_WorkerServiceServicer_to_server(WorkerServicer(self.worker, self.membership, self._world.clock), server)
         await self._health.add_to(server)
         await server.start()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.core import LoadRecord
+from kvmesh.core import Generation, Leg, LegTask, LoadRecord
 from kvmesh.errors import OverloadedError
 from services.decode.admit import DecodeAdmission
 from services.prefill.admit import PrefillAdmission
@@ -15,6 +15,13 @@ IDLE = LoadRecord(
 )  # fmt: skip
 
 
+def prompt(tokens: int) -> Leg:
+    return Leg(leg_id="p", task=LegTask.PREFILL, generation=Generation(model="m", token_ids=range(tokens)))
+
+
+LEG = Leg(leg_id="d", task=LegTask.GENERATE, generation=Generation(model="m", token_ids=[1]))
+
+
 def unread() -> LoadRecord:
     raise AssertionError("the load was read")
 
@@ -22,25 +29,25 @@ def unread() -> LoadRecord:
 def test_decode_sheds_when_as_many_wait_as_may() -> None:
     """Not before; how many wait is asked once there are legs enough for it."""
     admission = DecodeAdmission(waiting_requests_max=2)
-    admission.check(1, unread)
-    admission.check(5, lambda: replace(IDLE, waiting_requests=1))
+    admission.check(LEG, 1, unread)
+    admission.check(LEG, 5, lambda: replace(IDLE, waiting_requests=1))
     with pytest.raises(OverloadedError) as caught:
-        admission.check(5, lambda: replace(IDLE, waiting_requests=2, step_s=0.5))
+        admission.check(LEG, 5, lambda: replace(IDLE, waiting_requests=2, step_s=0.5))
     assert (caught.value.reason, caught.value.retry_after_s) == ("decode_queue_full", 1.0)
 
 
 def test_prefill_sheds_what_does_not_fit_behind_what_waits() -> None:
     """A prompt that nobody is ahead of is taken, however long it is."""
     admission = PrefillAdmission(waiting_prompt_tokens_max=100)
-    admission.check(0, unread, 1000)
-    admission.check(1, lambda: IDLE, 1000)
-    admission.check(1, lambda: replace(IDLE, waiting_prompt_tokens=40), 60)
+    admission.check(prompt(1000), 0, unread)
+    admission.check(prompt(1000), 1, lambda: IDLE)
+    admission.check(prompt(60), 1, lambda: replace(IDLE, waiting_prompt_tokens=40))
     with pytest.raises(OverloadedError) as caught:
-        admission.check(1, lambda: replace(IDLE, waiting_prompt_tokens=40), 61)
+        admission.check(prompt(61), 1, lambda: replace(IDLE, waiting_prompt_tokens=40))
     assert caught.value.reason == "prefill_queue_full"
 
 
 def test_without_a_limit_nobody_is_shed() -> None:
     """0 is no limit."""
-    DecodeAdmission(waiting_requests_max=0).check(9999, unread)
-    PrefillAdmission(waiting_prompt_tokens_max=0).check(9999, unread, 9999)
+    DecodeAdmission(waiting_requests_max=0).check(LEG, 9999, unread)
+    PrefillAdmission(waiting_prompt_tokens_max=0).check(prompt(9999), 9999, unread)

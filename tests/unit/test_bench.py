@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.cancel import Side
 from bench.figures import LoadReport, percentiles
 from bench.loops import arrive, closed_loop, open_loop, poisson
 from bench.medians import columns, compare, compare_calmest
@@ -28,6 +29,8 @@ from bench.side_tables import tables
 from bench.table import render
 from bench.target import LoadRequest, LoadResult
 from bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, generate_trace, load_trace
+from kvmesh.errors import MeshError
+from tests.worker_rig import running_worker
 
 MOONCAKE = [
     {"timestamp": 3000, "input_length": 700, "output_length": 20, "hash_ids": [4, 9]},
@@ -321,3 +324,15 @@ def test_tables_are_markdown_with_equal_columns() -> None:
     lines = render(("a", "long name"), [["1", "2"], ["three", "4"]]).splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
+
+
+async def test_a_load_watch_that_ends_fails_whoever_waits_for_a_load() -> None:
+    """The last load of a worker that is gone never changes: a trial would wait for its whole limit and not say why."""
+    async with running_worker("memory") as rig:
+        side = Side(rig.ref, rig.channels)
+        watching = asyncio.create_task(side.watch())
+        await side.until(lambda load: load.kv_blocks_total > 0)
+        rig.worker.stop_nowait()
+        with pytest.raises(MeshError):
+            await side.until(lambda load: False)
+        await watching

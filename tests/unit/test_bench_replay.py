@@ -11,8 +11,8 @@ from bench.replay.engine import EngineShape, Job, ReplayEngine
 from bench.replay.mesh import Replay, ReplayShape
 from bench.replay.routers import make_placer
 from bench.traces import TraceRequest
-from kvmesh.core import Generation, SamplingParams
-from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
+from kvmesh.core import Generation, LegTask, SamplingParams
+from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.simulated import SimulatedSettings
 from kvmesh.engines.simulated.card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
@@ -70,7 +70,7 @@ def _simulated(prompts: list[list[int]], steps: list[int]) -> list[int]:
             if at == step:
                 generation = Generation(model="demo", token_ids=prompt, sampling=SamplingParams(max_tokens=1))
                 scheduler.submit(
-                    EngineRequest(key=key, request_id=str(key), leg=Leg.DECODE, generation=generation), 0.0
+                    EngineRequest(key=key, leg_id=str(key), task=LegTask.GENERATE, generation=generation), 0.0
                 )
         finishes.update({finish.key: finish for finish in scheduler.step(0.0).finishes})
     return [finishes[key].usage.cached_tokens for key in range(len(prompts))]

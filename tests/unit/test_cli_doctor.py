@@ -1,7 +1,10 @@
 """What `kvmesh doctor` concludes from what it finds."""
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from kvmesh.cli import probe
 from kvmesh.cli.gpu_needs import Need, driver_needs
 from kvmesh.cli.nvidia import Device, Driver
 from kvmesh.cli.verdicts import (
@@ -107,10 +110,37 @@ def test_answers_must_be_those_of_one_engine() -> None:
 
 
 def test_throughput_and_the_exit_status() -> None:
-    """Slow is a warning; only failures count."""
+    """Slow is a warning, ten times slower a failure, and both figures are named. Only failures count."""
     assert throughput_finding(80, 100).status is Status.OK
     assert throughput_finding(50, 100).status is Status.WARNING
-    assert throughput_finding(50, 0).status is Status.WARNING
+    assert throughput_finding(9, 100).status is Status.FAILED
+    assert throughput_finding(80, 100).found == "80 tokens/s, `vllm serve` 100: 0.80 of it"
     warning = throughput_finding(50, 100)
     assert exit_status([skipped("x", "y"), warning]) == 0
     assert exit_status([warning, Finding(check="x", status=Status.FAILED, found="y")]) == 1
+
+
+@pytest.mark.parametrize(("limit_s", "asked"), [(3600.0, 4 + 10), (0.0, 4 + 4)])
+async def test_the_measurement_ends_in_time(limit_s: float, asked: int) -> None:
+    """After the limit no further request is sent; each of those at a time sends one. No prompt is sent twice."""
+    prompts = []
+
+    async def complete(request: web.Request) -> web.Response:
+        prompts.append((await request.json())["prompt"])
+        return web.json_response({"usage": {"completion_tokens": 5}})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    async with TestServer(app) as server:
+        speed = await probe.tokens_per_s(
+            str(server.make_url("")).rstrip("/"),
+            "m",
+            requests=10,
+            concurrency=4,
+            prompt_words=5,
+            tokens=5,
+            first=0,
+            limit_s=limit_s,
+        )
+    assert speed > 0
+    assert len(prompts) == len(set(prompts)) == asked

@@ -17,6 +17,7 @@ from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.errors import UnavailableError
 from tests.conformance.manual_clock import ManualClock
 from tests.integration.workers import ToldWorker
+from tests.patience import PATIENCE_S
 
 
 def test_delays_double_up_to_a_limit_and_begin_anew_when_a_child_was_well() -> None:
@@ -95,7 +96,7 @@ class Rig:
         self.processes[number].ended.set_result(status)
 
     async def settle(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0)
 
@@ -157,7 +158,7 @@ async def test_a_crash_loop_ends_the_mesh_when_the_service_is_needed(rig: Rig) -
     assert "decode-0 could not be started: the fork server has ended; starting it again in 1 s" in rig.lines[1]
     await rig.settle(lambda: len(rig.processes) == 4)
     rig.kill(3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await keeping == "decode worker"
     assert "giving it up after 2 restarts in a row" in rig.lines[-1]
 
@@ -175,7 +176,7 @@ async def test_a_service_nobody_needs_may_end(rig: Rig) -> None:
     rig.kill(0)
     await rig.wait_lines(3)
     await rig.pass_time(1.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await keeping == "frontend"
 
 
@@ -192,7 +193,7 @@ async def test_workers_of_others_keep_the_mesh_up(rig: Rig) -> None:
     async def passing() -> int:
         return sum(each.takes_requests for each in (await registry.instances(DECODE)).instances)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await passing() < 2:
             await asyncio.sleep(0)
     keeping = asyncio.create_task(rig.keeper.keep_running())
@@ -204,7 +205,7 @@ async def test_workers_of_others_keep_the_mesh_up(rig: Rig) -> None:
     await registry.deregister(workers[1].description.worker.worker_id)
     assert await passing() == 1
     await rig.pass_time(1.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await keeping == "decode worker"
     for worker in workers:
         await worker.die()
@@ -226,5 +227,5 @@ async def test_a_registry_that_cannot_be_reached_does_not_end_the_mesh(rig: Rig)
     assert not keeping.done()
     registry.set_reachable(True)
     await rig.pass_time(1.0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await keeping == "decode worker"

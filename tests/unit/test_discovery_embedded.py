@@ -316,14 +316,14 @@ async def test_runs_alone(tmp_path: Path, number: signal.Signals) -> None:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        address = (await asyncio.wait_for(process.stdout.readline(), 20.0)).decode().strip()
+        address = (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode().strip()
         async with aiohttp.ClientSession(address) as web:
             async with web.get("/v1/status/leader") as answer:
                 assert answer.status == 403
             async with web.get("/v1/status/leader", headers={"Authorization": "Bearer s3cret"}) as answer:
                 assert answer.status == 200
         process.send_signal(number)
-        _, errors = await asyncio.wait_for(process.communicate(), 10.0)
+        _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
         assert process.returncode == 0
         assert b"Traceback" not in errors
     finally:

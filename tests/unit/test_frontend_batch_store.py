@@ -10,10 +10,10 @@ import pytest
 
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, OverloadedError
-from services.frontend.batches.settings import BatchSettings
-from services.frontend.batches.store import BatchStore, LeaseLostError, OutputFile, Result
-from services.frontend.batches.tables import CANCELLED, COMPLETED, EXPIRED, FAILED, MIGRATIONS, Claim
-from services.frontend.database import Database
+from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.stores.batch_rows import CANCELLED, COMPLETED, EXPIRED, FAILED, MIGRATIONS, Claim
+from services.frontend.stores.batches import BatchStore, LeaseLostError, OutputFile, Result
+from services.frontend.stores.database import Database
 from tests.conformance.manual_clock import ManualClock
 
 SETTINGS = BatchSettings(lease_s=10.0, batches_max=3, attempts_max=2, batch_ttl_s=100.0)

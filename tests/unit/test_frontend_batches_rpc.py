@@ -33,8 +33,8 @@ from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
+from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.models import ServedModel
-from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S

@@ -1,13 +1,12 @@
 """One choice of an answer: what is held back, and when its worker is stopped."""
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, Usage
-from kvmesh.rpc.clients import LegFinish
-from services.frontend.choice import Choice
-from services.frontend.detokenise import Detokenisers
+from kvmesh.core import FinishReason, LegFinish, Usage
 from services.frontend.metrics import ModelGaps
-from services.frontend.request import Ending
-from services.frontend.stops import StopFinder
+from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.request import Ending
+from services.frontend.text.detokenise import Detokenisers
+from services.frontend.text.stops import StopFinder
 from tests.property.test_detokenise import byte_level
 
 TOKENIZER = byte_level()

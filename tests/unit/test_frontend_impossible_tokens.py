@@ -5,8 +5,8 @@ from math import inf
 from typing import Any
 
 from kvmesh.core import TokenLogprob
-from services.frontend.openai.logprobs import chat_logprobs, completion_logprobs
-from services.frontend.token_names import TokenNames
+from services.frontend.api.openai.logprobs import chat_logprobs, completion_logprobs
+from services.frontend.text.token_names import TokenNames
 
 
 class Text:

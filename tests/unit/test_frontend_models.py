@@ -22,10 +22,10 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from services.frontend.models import CARD_PREFIX, DiscoveredModels, read_card
 from services.frontend.parsers.select import ParserNames
-from services.frontend.request import Conversation
+from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import ModelSettings
-from services.frontend.templates import ChatTemplate
-from services.frontend.text_model import find_directory, load_text_model
+from services.frontend.text.templates import ChatTemplate
+from services.frontend.text.text_model import find_directory, load_text_model
 from tests.frontend_mesh import write_model
 from tests.patience import PATIENCE_S
 
@@ -232,10 +232,10 @@ async def test_cards_of_workers_that_are_gone_are_forgotten(tmp_path: Path) -> N
         await mesh.add_worker("stays", directory)
         for number in range(10):
             await mesh.add_worker(f"d{number}", directory)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while f"d{number}" not in mesh.models._cards:
                     await asyncio.sleep(0.01)
             await mesh.registry.deregister(f"d{number}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while set(mesh.models._cards) != {"stays"}:
                 await asyncio.sleep(0.01)

@@ -33,11 +33,11 @@ from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
-from services.frontend.kserve.servicer import SERVICE_NAME as KSERVE_NAME
-from services.frontend.kserve.servicer import KserveServicer
-from services.frontend.kserve.settings import KserveSettings
+from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
+from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
+from services.frontend.api.kserve.servicer import KserveServicer
+from services.frontend.api.kserve.settings import KserveSettings
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.servicer import SERVICE_NAME, InferenceServicer
 from tests.frontend_mesh import TEMPLATE, FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
 
 TEXT = "Hello! one two three"

@@ -2,14 +2,13 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from kvmesh.core import FinishReason, Handoff, ReportKind
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.request import Answer
+from services.frontend.pipeline.request import Answer
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, tokens_of
 from tests.unit.test_frontend_pipeline import TEXT, Heard, a_request, ask, cancelled_after, mesh, model, run
 
@@ -41,18 +40,17 @@ def test_the_prefill_worker_answers(mesh: FakeMesh, model: ServedModel) -> None:
 
 
 def test_the_same_as_by_two_legs(mesh: FakeMesh, model: ServedModel) -> None:
-    """Whether or not the worker can, and whether or not it has said so."""
+    """Whether or not the prefill worker can."""
     wanted = a_request(sampling={"max_tokens": 1, "logprobs": 1})
     heard, answer = run(mesh, model, wanted)
-    for has_welcomed in (True, False):
-        other = FakeMesh(answer=mesh.answer, step_s=0.01, answers=False, has_welcomed=has_welcomed)
-        heard_there, answer_there = run(other, model, wanted)
-        assert isinstance(answer, Answer) and isinstance(answer_there, Answer)
-        assert (heard_there.texts, heard_there.endings) == (heard.texts, heard.endings)
-        assert heard_there.logprobs == heard.logprobs
-        assert answer_there.usage == answer.usage
-        assert kinds(other) == TWO_LEGS and not other.answered_by_prefill
-        assert [leg.handle is not None for leg in other.legs] == [True]
+    other = FakeMesh(answer=mesh.answer, step_s=0.01, answers=False)
+    heard_there, answer_there = run(other, model, wanted)
+    assert isinstance(answer, Answer) and isinstance(answer_there, Answer)
+    assert (heard_there.texts, heard_there.endings) == (heard.texts, heard.endings)
+    assert heard_there.logprobs == heard.logprobs
+    assert answer_there.usage == answer.usage
+    assert kinds(other) == TWO_LEGS and not other.answered_by_prefill
+    assert [leg.handle is not None for leg in other.legs] == [True]
 
 
 @pytest.mark.parametrize("case", ["more tokens", "rendezvous", "no prefill worker"])
@@ -78,14 +76,14 @@ def test_every_choice_is_answered(mesh: FakeMesh, model: ServedModel) -> None:
 @pytest.mark.parametrize("choices", [1, 2])
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_scored_prompt(mesh: FakeMesh, model: ServedModel, choices: int, answers: bool) -> None:
-    """Its log-probabilities come with the token; a worker that cannot give them gets its handle back, and decode computes both."""
-    mesh.answers, mesh.has_welcomed = answers, False
+    """Its log-probabilities come with the token, from the prefill worker or else from the decode worker."""
+    mesh.answers = answers
     model = replace(model, features=model.features | {"prompt_logprobs"})
     asked = a_request(choices=choices, sampling={"max_tokens": 1, "prompt_logprobs": 1})
     heard, answer = run(mesh, model, asked)
     assert isinstance(answer, Answer)
     assert sorted(heard.prompts) == list(range(choices))
-    assert len(mesh.released) == len(mesh.legs) == (0 if answers else choices)
+    assert len(mesh.legs) == (0 if answers else choices) and not mesh.released
     assert not any(leg.handle for leg in mesh.legs)
 
 
@@ -113,31 +111,11 @@ def test_a_failure_is_placed_again(mesh: FakeMesh, model: ServedModel, error: Me
 
 def test_what_was_shown_is_not_shown_again(mesh: FakeMesh, model: ServedModel) -> None:
     """The second choice's failure ends the request when the first has its answer."""
-    prefill = mesh.prefill
-
-    async def once(*args: Any, **more: Any) -> Any:
-        result = await prefill(*args, **more)
-        mesh.faults.prefill.append(LostError("gone"))
-        return result
-
-    mesh.prefill = once  # type: ignore[method-assign]
+    mesh.faults = Faults(prefill=[None, LostError("gone")])
     heard, error = run(mesh, model, a_request(choices=2, sampling={"max_tokens": 1}))
     assert isinstance(error, LostError)
     assert heard.texts == {0: first_text(model)} and len(mesh.asks) == 1
     assert kinds(mesh) == [ReportKind.FAILED]
-
-
-@pytest.mark.parametrize("fails", ["link", "submit"])
-def test_a_handle_instead_of_a_token_is_given_back_when_decode_fails(
-    mesh: FakeMesh, model: ServedModel, fails: str
-) -> None:
-    """And the request is placed anew."""
-    mesh.answers, mesh.has_welcomed = False, False
-    broken: list[MeshError] = [UnavailableError("x")]
-    mesh.faults = Faults(link=broken) if fails == "link" else Faults(submit=broken)
-    _, answer = run(mesh, model, a_request(sampling={"max_tokens": 1}))
-    assert isinstance(answer, Answer)
-    assert mesh.released == ["r-0"] and len(mesh.legs) == 1
 
 
 def test_cancel_and_deadline(mesh: FakeMesh, model: ServedModel) -> None:
@@ -145,18 +123,6 @@ def test_cancel_and_deadline(mesh: FakeMesh, model: ServedModel) -> None:
     mesh.faults = Faults(prefill_hangs=True)
     cancelled_after(mesh, model, 0.05, a_request(sampling={"max_tokens": 1}))
     assert mesh.settled() == [(1, ReportKind.CANCELLED)]
-
-
-def test_a_handle_instead_of_a_token_that_comes_to_nobody(mesh: FakeMesh, model: ServedModel) -> None:
-    """Cancelled while the decode worker is connected, the handle goes back."""
-    mesh.answers, mesh.has_welcomed = False, False
-
-    async def slow(*args: Any, **more: Any) -> Any:
-        await asyncio.sleep(1)
-
-    mesh.link = slow  # type: ignore[method-assign]
-    cancelled_after(mesh, model, 0.5, a_request(sampling={"max_tokens": 1}))
-    assert mesh.released == ["r-0"]
 
 
 def test_the_deadline_holds(mesh: FakeMesh, model: ServedModel) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.stops import StopFinder
+from services.frontend.text.stops import StopFinder
 
 TEXTS = st.text(alphabet="ab\n ", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=4)

@@ -9,12 +9,12 @@ import pytest
 
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import InternalError, LostError
+from services.frontend.api.http.event_pace import EventPace
+from services.frontend.api.http.stream import EventStream
+from services.frontend.api.openai.chat_request import read_chat
+from services.frontend.api.openai.chunks import ChatChunks
 from services.frontend.models import ServedModel
-from services.frontend.openai.chat_request import read_chat
-from services.frontend.openai.chunks import ChatChunks
-from services.frontend.openai.event_pace import EventPace
-from services.frontend.openai.stream import EventStream
-from services.frontend.request import Ending
+from services.frontend.pipeline.request import Ending
 from tests.frontend_mesh import served_model, write_model
 from tests.keeping_socket import Socket
 from tests.virtual_loop import run_virtual

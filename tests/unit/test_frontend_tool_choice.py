@@ -10,14 +10,14 @@ import pytest
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
 from kvmesh.engines.simulated.documents.tags import make_tagged
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.call_end import BLANKS_MAX, call_end
-from services.frontend.call_tags import CALL_TAGS
+from services.frontend.parsers.call_tags import CALL_TAGS
 from services.frontend.parsers.parser import AnswerParser, answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Warned
 from services.frontend.parsers.tables import TOOL_FAMILIES
-from services.frontend.request import Conversation, Request, ToolChoice, ToolMode
-from services.frontend.stops import StopFinder
-from services.frontend.tool_choice import forced_family, with_tool_constraint
+from services.frontend.pipeline.call_end import BLANKS_MAX, call_end
+from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
+from services.frontend.pipeline.tool_choice import forced_family, with_tool_constraint
+from services.frontend.text.stops import StopFinder
 
 POINT = {"$defs": {"p": {"type": "integer"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/p"}}}
 

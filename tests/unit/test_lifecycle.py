@@ -234,10 +234,10 @@ def test_signals_stop_and_hurry() -> None:
         stop, hurry = asyncio.Event(), asyncio.Event()
         with stop_on_signals(stop, hurry):
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(stop.wait(), 5)
+            await asyncio.wait_for(stop.wait(), PATIENCE_S)
             was_hurried = hurry.is_set()
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.wait_for(hurry.wait(), 5)
+            await asyncio.wait_for(hurry.wait(), PATIENCE_S)
         return was_hurried, hurry.is_set()
 
     before = signal.getsignal(signal.SIGTERM)

@@ -120,6 +120,53 @@ def test_when_all_are_open_the_refusal_says_so_and_until_when():
     assert place(router, 1.0)[1].decode.worker_id == "d1"
 
 
+def test_where_all_are_paused_a_request_is_the_trial_of_the_first():
+    """One request at a time, once a first pause is over, however long the pause has grown; others are refused for a moment."""
+    router = fleet_of("d1", "d2")
+    now = 0.0
+    for name in ("d1", "d2"):
+        fail(router, name, 3, now)
+    for _ in range(8):  # Both pauses grow to a minute.
+        now += 60.0
+        for number, placement in [place(router, now) for _ in range(4)]:
+            tell(router, number, "failed", now, error=LostError("gone"), failed=placement.decode.worker_id)
+    with pytest.raises(UnavailableError) as refusal:
+        place(router, now + 0.5)
+    assert (refusal.value.reason, refusal.value.retry_after_s) == ("breakers_open", 0.5)
+    first, placement = place(router, now + 1.0)
+    assert placement.decode.worker_id == "d1"
+    with pytest.raises(UnavailableError) as refusal:
+        place(router, now + 1.0)
+    assert (refusal.value.reason, refusal.value.retry_after_s) == (
+        "breakers_open",
+        0.0 + SETTINGS.breaker.pause_min_s / 10,
+    )
+    tell(router, first, "failed", now + 1.5, error=LostError("gone"), failed="d1")
+    second, placement = place(router, now + 1.5)
+    assert placement.decode.worker_id == "d2", "the one whose pause ends first now"
+    tell(router, second, "first_token", now + 2.0)
+    third, placement = place(router, now + 2.0)
+    assert placement.decode.worker_id == "d2"
+    tell(router, third, "first_token", now + 2.5)
+    assert (excluded(router, "d1"), excluded(router, "d2")) == ("breaker_open", "")
+    assert {place(router, now + 30.0)[1].decode.worker_id for _ in range(10)} == {"d2"}, "d1 stays paused: d2 is there"
+
+
+def test_a_request_that_excludes_the_paused_worker_is_no_trial():
+    """The retry of the request that just failed there changes nothing."""
+    router = fleet_of("d1")
+    fail(router, "d1", 3, 0.0)
+    with pytest.raises(UnavailableError):
+        place(router, 0.5, excluded_worker_ids=["d1"])
+    number, _ = place(router, 1.0)
+    tell(router, number, "failed", 1.0, error=LostError("gone"), failed="d1")
+    with pytest.raises(UnavailableError):
+        place(router, 2.5, excluded_worker_ids=["d1"])
+    assert router.health.count_breakers(BreakerState.OPEN) == 1
+    assert place(router, 2.5)[1].decode.worker_id == "d1"
+    assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
+
+
 def test_a_placement_whose_frontend_is_gone_says_nothing():
     """Nobody may have submitted it, so the worker has no work to be late with; once its frontend is back it counts again."""
     router = fleet_of("d1")

@@ -1,6 +1,9 @@
 """Settings come from flags, variables, a file and defaults, and every problem is told at once."""
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -208,6 +211,20 @@ class Documented:
 @dataclass(frozen=True, kw_only=True)
 class Outer:
     inner: Documented = group(Documented, without=("name",))
+
+
+@pytest.mark.parametrize(
+    "argv", [["services.router", "--help"], ["kvmesh.cli", "up", "--help"], ["kvmesh.cli", "--help"]]
+)
+def test_help_into_a_closed_pipe_is_silent(argv: list[str]) -> None:
+    """`--help | head -1` ends without a traceback, also when the reader is gone before the first byte."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([sys.executable, "-m", *argv], stdout=writer, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writer)
+    assert done.stderr == b""
 
 
 def test_sentences_under_fields_are_help_and_hidden_settings_have_no_flag() -> None:

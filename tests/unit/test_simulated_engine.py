@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvmesh.clock import Clock, SystemClock
-from kvmesh.core import FinishReason, Role
-from kvmesh.engines.base import Leg
+from kvmesh.core import FinishReason, LegTask, Role
 from kvmesh.engines.simulated import (
     Die,
     LoseKv,
@@ -26,6 +26,7 @@ from kvmesh.engines.simulated.card import read_card, widest_gap
 from kvmesh.engines.simulated.engine import STEPS_PER_TURN
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
+from kvmesh.kv.transport import Piece
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S
@@ -248,7 +249,7 @@ class TestFaults:
         prefill, decode = await start(role="prefill"), await start()
         generation = greedy("demo", [5] * 100)
         handle = await prefill.prefill(generation)
-        prefill.submit(greedy("demo", [6] * 100), leg=Leg.PREFILL)
+        prefill.submit(greedy("demo", [6] * 100), task=LegTask.PREFILL)
         engine_of(prefill).inject(Die())
         async with asyncio.timeout(PATIENCE_S):
             while prefill.error is None:
@@ -270,6 +271,27 @@ class TestFaults:
         record = await decode.run(generation, handle=handle)
         assert record.done.was_recomputed
         assert record.tokens == expected_tokens(generation, engine_of(decode).token_range, 12)
+
+    async def test_a_defect_of_a_pull_ends_the_engine(self, start: Start) -> None:
+        """The request does not wait for a pull that has no end, and no worker goes on with blocks that nobody frees."""
+        prefill = await start(role="prefill")
+        settings = replace(engine_of(prefill).settings, role="decode")
+        engine = SimulatedEngine(settings, SystemClock(), _BrokenTransport(MemoryNetwork(clock=SystemClock())))
+        decode = await EngineDriver(engine, PATIENCE_S).start()
+        generation = greedy("demo", [5] * 100)
+        decode.submit(generation, handle=await prefill.prefill(generation))
+        async with asyncio.timeout(PATIENCE_S):
+            while decode.error is None:
+                await asyncio.sleep(0)
+        assert isinstance(decode.error, LostError)
+        await decode.aclose()
+
+
+class _BrokenTransport(MemoryTransport):
+    """Its pulls fail with what no transport should raise."""
+
+    async def _pull(self, peer: bytes, pieces: Sequence[Piece], timeout_s: float) -> None:
+        raise RuntimeError("a defect")
 
 
 class TestSettings:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, KvHandle, SamplingParams
-from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, KvHandle, LegTask, SamplingParams
+from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.simulated import SimulatedSettings, StepProfile, expected_tokens
 from kvmesh.engines.simulated.card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
@@ -45,9 +45,11 @@ class Bench:
         self.now_s = 0.0
         self.decode_steps_max = 1
 
-    def submit(self, key: int, generation: Generation, leg: Leg = Leg.DECODE, handle: KvHandle | None = None) -> None:
+    def submit(
+        self, key: int, generation: Generation, task: LegTask = LegTask.GENERATE, handle: KvHandle | None = None
+    ) -> None:
         self.scheduler.submit(
-            EngineRequest(key=key, request_id=str(key), leg=leg, generation=generation, handle=handle), self.now_s
+            EngineRequest(key=key, leg_id=str(key), task=task, generation=generation, handle=handle), self.now_s
         )
         self.tokens[key] = []
 
@@ -122,7 +124,7 @@ def test_any_order_of_actions(actions: list[tuple[str, int, int, int]], per_step
         if kind in ("submit", "prefill"):
             asked[number] = generation([family * 50 + i + 3 for i in range(a)], max(b, 1), priority=family)
             try:
-                bench.submit(number, asked[number], Leg.PREFILL if kind == "prefill" else Leg.DECODE)
+                bench.submit(number, asked[number], LegTask.PREFILL if kind == "prefill" else LegTask.GENERATE)
             except OverloadedError:
                 del asked[number]
         elif kind == "cancel":
@@ -203,7 +205,7 @@ class TestBatching:
     def test_leases_may_hold_everything(self) -> None:
         """With all blocks handed out a step makes no progress, and goes on when the lease is over."""
         bench = Bench(kv_blocks=4, context_tokens_max=16)
-        bench.submit(1, generation(list(range(3, 18))), Leg.PREFILL)
+        bench.submit(1, generation(list(range(3, 18))), LegTask.PREFILL)
         while 1 not in bench.finishes:
             bench.step()
         bench.submit(2, generation([3, 4, 5], max_tokens=2))
@@ -282,7 +284,7 @@ class TestCachedPrompt:
 class TestHandoff:
     def handed_off(self, tokens: list[int]) -> tuple[Bench, Generation, KvHandle]:
         source, item = Bench(), generation(tokens)
-        source.submit(1, item, Leg.PREFILL)
+        source.submit(1, item, LegTask.PREFILL)
         source.run()
         handle = source.finishes[1].handle
         assert handle is not None

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, SamplingParams
-from kvmesh.engines.base import Leg
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, SamplingParams
 from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from tests.integration.mesh import ROOT
@@ -75,7 +74,7 @@ def test_preempted_and_pulled_and_continued_it_is_the_same(per_step: int) -> Non
     for key in (2, 3, 4):
         check(tight, tight.tokens[key])
     source, target = bench(), bench()
-    source.submit(1, constrained(prompt), leg=Leg.PREFILL)
+    source.submit(1, constrained(prompt), task=LegTask.PREFILL)
     source.run()
     handle = source.finishes[1].handle
     assert handle is not None

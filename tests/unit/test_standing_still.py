@@ -9,7 +9,7 @@ from kvmesh.clock import LATE_S, awake_timeout
 from kvmesh.core import SamplingParams
 from kvmesh.errors import DeadlineError, UnavailableError
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.request import Answer, Request
+from services.frontend.pipeline.request import Answer, Request
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
 from tests.unit.router_fleets import ask
 from tests.unit.test_frontend_pipeline import Heard

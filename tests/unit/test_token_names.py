@@ -2,7 +2,7 @@
 
 import json
 
-from services.frontend.token_names import NameTable, TokenNames
+from services.frontend.text.token_names import NameTable, TokenNames
 
 
 def test_a_name_is_made_once_and_tables_are_bounded() -> None:

@@ -1,7 +1,6 @@
 """The loop that simulations stand on."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -19,9 +18,7 @@ def test_hours_pass_at_once_and_in_order() -> None:
     async def main() -> None:
         await asyncio.gather(sleeper("c", 7200.0), sleeper("a", 0.001), sleeper("b", 60.0))
 
-    began_s = time.monotonic()
-    run_virtual(main())
-    assert time.monotonic() - began_s < 600
+    run_virtual(main())  # In real time pytest's timeout would end the test.
     assert [name for name, _ in seen] == ["a", "b", "c"]
     assert [at_s for _, at_s in seen] == pytest.approx([0.001, 60.0, 7200.0])
 

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from kvmesh.core import FinishReason, KvRemoved, KvStored, TokenLogprob
-from kvmesh.engines.base import EngineFinish, Leg
+from kvmesh.core import FinishReason, KvRemoved, KvStored, Leg, LegTask, TokenLogprob
+from kvmesh.engines.base import EngineFinish
 from kvmesh.engines.simulated import Die, Stall
 from kvmesh.errors import (
     DeadlineError,
@@ -19,12 +21,12 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.worker.direct import DirectCalls, DirectStep
+from kvmesh.worker.direct import DirectStep, run_steps
 from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvFeed
 from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of
-from kvmesh.worker.worker import Submission
+from kvmesh.worker.worker import Link, Worker
 from tests.patience import PATIENCE_S
-from tests.worker_rig import SLOW, WORKER, WorkerRig, generation, make_worker, wait_until
+from tests.worker_rig import SLOW, WORKER, WorkerRig, make_leg, make_worker, wait_until
 
 
 @dataclass
@@ -59,27 +61,36 @@ async def rig() -> AsyncIterator[WorkerRig]:
     await one.worker.aclose()
 
 
-def decode(slot: int = 1, request_id: str = "", tokens: int = 4000, **more: object) -> Submission:
-    return Submission(
-        slot=slot,
-        request_id=request_id or f"r{slot}",
-        leg=Leg.DECODE,
-        generation=generation(tokens=tokens),
-        **more,  # type: ignore[arg-type]
-    )
+def submit(link: Link, slot: int = 1, leg_id: str = "", *, timeout_s: float | None = None, **more: Any) -> None:
+    """Submits a leg that generates for long."""
+    link.submit_nowait(slot, make_leg(leg_id or f"r{slot}", **{"tokens": 4000, **more}), timeout_s)
 
 
-def prefill(request_id: str = "p", **more: object) -> Submission:
-    return Submission(slot=0, request_id=request_id, leg=Leg.PREFILL, generation=generation(), **more)  # type: ignore[arg-type]
+async def run_prefill(worker: Worker, leg_id: str = "p") -> EngineFinish:
+    """A prompt of a plain client; its finish."""
+    return await run_plain(worker, make_leg(leg_id, LegTask.PREFILL))
+
+
+async def run_plain(worker: Worker, leg: Leg, timeout_s: float | None = None) -> EngineFinish:
+    """A leg of a plain client, to its finish."""
+    async with aclosing(run_steps(worker, leg, timeout_s=timeout_s)) as steps:  # type: ignore[type-var]
+        return [step async for step in steps][-1].finish
+
+
+def lease_left_s(worker: Worker, finish: EngineFinish) -> float:
+    """What would be sent now."""
+    handle = worker.with_lease_left(finish).handle
+    assert handle is not None
+    return handle.lease_s
 
 
 async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:
     """Done, cancelled, overdue; then nothing is known of any of them."""
     ear = Ear()
     link = rig.worker.open_link(ear)
-    link.submit_nowait(decode(1, tokens=5))
-    link.submit_nowait(decode(2))
-    link.submit_nowait(decode(3, timeout_s=0.05))
+    submit(link, 1, tokens=5)
+    submit(link, 2)
+    submit(link, 3, timeout_s=0.05)
     link.cancel_nowait(2)
     link.cancel_nowait(2)
     link.cancel_nowait(99)
@@ -95,28 +106,28 @@ async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:
 async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
     """Each with its class, and nothing in the table, so that the slot and the id can be used again."""
     link = rig.worker.open_link(Ear(), legs_max=1)
-    bad = decode(1)
-    cases: list[tuple[Submission, type[MeshError]]] = [
-        (replace(bad, generation=replace(bad.generation, model="other")), NotFoundError),
-        (replace(bad, generation=replace(bad.generation, token_ids=[10**6])), InvalidRequestError),
-        (replace(bad, slot=1 << 31), InvalidRequestError),
-        (replace(bad, timeout_s=0.0), DeadlineError),
-        (replace(bad, timeout_s=-1.0), DeadlineError),
+    good = make_leg("r1", tokens=4000)
+    cases: list[tuple[int, Leg, float | None, type[MeshError]]] = [
+        (1, replace(good, generation=replace(good.generation, model="other")), None, NotFoundError),
+        (1, replace(good, generation=replace(good.generation, token_ids=[10**6])), None, InvalidRequestError),
+        (1 << 31, good, None, InvalidRequestError),
+        (1, good, 0.0, DeadlineError),
+        (1, good, -1.0, DeadlineError),
     ]
-    for submission, error in cases:
+    for slot, leg, timeout_s, error in cases:
         with pytest.raises(error):
-            link.submit_nowait(submission)
-        assert rig.worker.statistics().legs == 0 and rig.engine.load().waiting_requests == 0
-    link.submit_nowait(bad)
+            link.submit_nowait(slot, leg, timeout_s)
+        assert rig.worker.statistics().legs == 0
+    link.submit_nowait(1, good)
     with pytest.raises(OverloadedError):
-        link.submit_nowait(decode(2))
+        submit(link, 2)
     other = rig.worker.open_link(Ear())
     with pytest.raises(InvalidRequestError) as refused:
-        other.submit_nowait(decode(5, request_id="r1"))
-    assert refused.value.reason == "request_id_in_use"
-    other.submit_nowait(decode(6))
+        submit(other, 5, leg_id="r1")
+    assert refused.value.reason == "leg_id_in_use"
+    submit(other, 6)
     with pytest.raises(InvalidRequestError) as refused:
-        other.submit_nowait(decode(6, request_id="another"))
+        submit(other, 6, leg_id="another")
     assert (refused.value.reason, refused.value.field) == ("slot_in_use", "slot")
 
 
@@ -124,12 +135,12 @@ async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
     """Its legs are cancelled, their finishes swallowed; another link with the same slots is not touched."""
     gone, stays = Ear(), Ear()
     closing, standing = rig.worker.open_link(gone), rig.worker.open_link(stays)
-    closing.submit_nowait(decode(1, "a"))
-    standing.submit_nowait(decode(1, "b", tokens=20))
+    submit(closing, 1, "a")
+    submit(standing, 1, "b", tokens=20)
     closing.close_nowait()
     closing.close_nowait()
     with pytest.raises(UnavailableError):
-        closing.submit_nowait(decode(2))
+        submit(closing, 2)
     await wait_until(lambda: stays.slots() == [1], "the other link's leg is done")
     assert not gone.finishes and stays.tokens == {1: 20}
     await rig.wait_free()
@@ -139,23 +150,23 @@ async def test_a_leg_in_the_engine_is_refused_while_draining_only(rig: WorkerRig
     """Drain waits for what runs; a worker that stops takes nothing again, whatever is asked."""
     ear = Ear()
     link = rig.worker.open_link(ear)
-    link.submit_nowait(decode(1, tokens=30))
+    submit(link, 1, tokens=30)
     assert await rig.worker.drain(0.0) == 1
     with pytest.raises(UnavailableError):
-        link.submit_nowait(decode(2))
+        submit(link, 2)
     assert await rig.worker.drain(20.0) == 0 and ear.slots() == [1]
     rig.worker.set_draining(False)
-    link.submit_nowait(decode(2, tokens=1))
+    submit(link, 2, tokens=1)
     rig.worker.stop_nowait()
     rig.worker.set_draining(False)
     with pytest.raises(UnavailableError):
-        link.submit_nowait(decode(3))
+        submit(link, 3)
 
 
 async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
     """Links hear it, watches end, `run` raises it, later links hear it at once."""
     ear = Ear()
-    rig.worker.open_link(ear).submit_nowait(decode(1))
+    submit(rig.worker.open_link(ear), 1)
     running = asyncio.ensure_future(rig.worker.run())
     watch = asyncio.ensure_future(_read_watch(rig.worker.kv_feed))
     await wait_until(lambda: rig.worker.statistics().kv_watchers == 1, "the watch is open")
@@ -169,7 +180,7 @@ async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
     link = rig.worker.open_link(late)
     assert len(late.lost) == 1
     with pytest.raises(UnavailableError):
-        link.submit_nowait(decode(2))
+        submit(link, 2)
     assert await rig.worker.drain(0.0) == 0
 
 
@@ -181,12 +192,11 @@ async def _read_watch(feed: KvFeed) -> None:
 async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
     """An exception in the step loop ends the worker with a reason, and nobody waits for ever."""
     broken = Ear(breaks=True)
-    calls = DirectCalls(rig.worker)
-    waiting = asyncio.ensure_future(calls.run(decode(1, "waits")))
+    waiting = asyncio.ensure_future(run_plain(rig.worker, make_leg("waits", tokens=4000)))
     await asyncio.sleep(0)
-    rig.worker.open_link(broken).submit_nowait(decode(1, "breaks"))
+    submit(rig.worker.open_link(broken), 1, "breaks")
     with pytest.raises(LostError) as caught:
-        await asyncio.wait_for(rig.worker.run(), 10)
+        await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
     assert caught.value.reason == "worker_defect"
     with pytest.raises(LostError):
         await asyncio.wait_for(waiting, PATIENCE_S)
@@ -197,7 +207,7 @@ async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig)
     rig.worker._kv_changes.put_nowait([KvRemoved(block_hashes=[1])])
     rig.worker.kv_feed.append_nowait([KvStored(block_hashes=[2])])
     with pytest.raises(LostError) as caught:
-        await asyncio.wait_for(rig.worker.run(), 10)
+        await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
     assert caught.value.reason == "worker_defect"
 
 
@@ -205,18 +215,17 @@ async def test_closing_answers_everybody() -> None:
     """Every leg in flight ends as lost, not as cancelled, and no handle or block is left."""
     rig = make_worker(replace(SLOW, role="prefill"), WORKER)
     await rig.worker.start()
-    calls = DirectCalls(rig.worker)
-    handed = await calls.run(prefill("handed"))
-    assert handed.handle is not None and rig.worker.lease_left_s(handed.handle.handle_id) > 0
-    rig.engine.inject(Stall(duration_s=10))
-    waiting = [asyncio.ensure_future(calls.run(prefill(f"p{i}"))) for i in range(3)]
+    handed = await run_prefill(rig.worker, "handed")
+    assert handed.handle is not None and lease_left_s(rig.worker, handed) > 0
+    rig.engine.inject(Stall(duration_s=10 * PATIENCE_S))
+    waiting = [asyncio.ensure_future(run_prefill(rig.worker, f"p{i}")) for i in range(3)]
     await asyncio.sleep(0.02)
-    await asyncio.wait_for(rig.worker.aclose(), 10)
+    await asyncio.wait_for(rig.worker.aclose(), PATIENCE_S)
     await rig.worker.aclose()
-    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE_S)
     assert all(isinstance(result, LostError) for result in results)
     assert rig.worker.statistics().leases == 0 and rig.engine.load().kv_blocks_used == 0
-    await asyncio.wait_for(rig.worker.run(), 10)
+    await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
 
 
 async def test_closing_delivers_the_last_finishes() -> None:
@@ -226,7 +235,7 @@ async def test_closing_delivers_the_last_finishes() -> None:
     ear = Ear()
     link = rig.worker.open_link(ear)
     for slot in range(5):
-        link.submit_nowait(decode(slot))
+        submit(link, slot)
     await asyncio.sleep(0.02)
     await rig.worker.aclose()
     assert ear.slots() == [0, 1, 2, 3, 4]
@@ -238,9 +247,8 @@ async def test_closing_delivers_the_last_finishes() -> None:
 
 async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
     """The caller leaves before, and in the very moment in which the finish arrives."""
-    calls = DirectCalls(rig.worker)
     for turns in range(12):
-        task = asyncio.ensure_future(calls.run(prefill(f"p{turns}")))
+        task = asyncio.ensure_future(run_prefill(rig.worker, f"p{turns}"))
         if turns < 4:
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -258,8 +266,7 @@ async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
 
 async def test_a_finish_that_crosses_with_leaving_is_given_back(rig: WorkerRig) -> None:
     """The finish waits in the caller's queue when the caller is cancelled."""
-    calls = DirectCalls(rig.worker)
-    task = asyncio.ensure_future(calls.run(prefill()))
+    task = asyncio.ensure_future(run_prefill(rig.worker))
     await wait_until(lambda: rig.worker.statistics().legs == 1, "submitted")
     while rig.worker.statistics().leases == 0:
         await asyncio.sleep(0)
@@ -275,7 +282,7 @@ async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
     """Its deadline passed while the last step ran: the leg fails, and nothing is left to the lease."""
     ear = Ear()
     link = rig.worker.open_link(ear)
-    link.submit_nowait(replace(prefill(), slot=4))
+    link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
     # The step that hands the prompt off has been decided and takes its time: its finish comes with a handle, whoever cancels now.
     while not rig.engine.load().kv_blocks_leased:
         await asyncio.sleep(0)
@@ -288,10 +295,25 @@ async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
     await rig.wait_free()
 
 
+async def test_a_handle_that_crosses_with_a_cancel_is_released(rig: WorkerRig) -> None:
+    """The frontend gets the CANCELLED finish that it asked for, without a handle."""
+    ear = Ear()
+    link = rig.worker.open_link(ear)
+    link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
+    while not rig.engine.load().kv_blocks_leased:
+        await asyncio.sleep(0)
+    assert not ear.finishes
+    link.cancel_nowait(4)
+    await wait_until(lambda: bool(ear.finishes), "its finish")
+    assert ear.finishes[0].handle is None and ear.finishes[0].reason is FinishReason.CANCELLED
+    assert (rig.worker.statistics().leases, rig.engine.load().kv_blocks_leased) == (0, 0)
+    await rig.wait_free()
+
+
 async def test_a_handle_for_a_link_that_closed_is_given_back(rig: WorkerRig) -> None:
     """Its caller left while the last step ran: nobody will ever hear of the handle."""
     link = rig.worker.open_link(Ear())
-    link.submit_nowait(replace(prefill(), slot=4))
+    link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
     while not rig.engine.load().kv_blocks_leased:
         await asyncio.sleep(0)
     assert link.has_leg(4)
@@ -306,26 +328,38 @@ async def test_legs_are_bounded() -> None:
     await rig.worker.start()
     links = [rig.worker.open_link(Ear()) for _ in range(2)]
     for number, link in enumerate(links):
-        link.submit_nowait(decode(number, request_id=f"r{number}"))
+        submit(link, number, leg_id=f"r{number}")
     with pytest.raises(OverloadedError) as refused:
-        links[0].submit_nowait(decode(7))
+        submit(links[0], 7)
     assert refused.value.reason == "worker_full"
     assert refused.value.retry_after_s
     await rig.worker.aclose()
 
 
-async def test_leases_end() -> None:
-    """By release, once; by time."""
+async def test_a_release_ends_a_lease() -> None:
+    """Once; until then the lease has time left."""
+    lease_s = 10 * PATIENCE_S
+    rig = make_worker(replace(SLOW, role="prefill", lease_s=lease_s), WORKER)
+    await rig.worker.start()
+    finish = await run_prefill(rig.worker, "a")
+    handle = finish.handle
+    assert handle is not None
+    assert handle.worker_id == "w1" and handle.worker_epoch == 7
+    assert 0 < lease_left_s(rig.worker, finish) <= lease_s
+    assert [rig.worker.release_nowait(handle.handle_id) for _ in range(2)] == [True, False]
+    assert lease_left_s(rig.worker, finish) == 0
+    await rig.wait_free()
+    await rig.worker.aclose()
+
+
+async def test_time_ends_a_lease() -> None:
+    """On the engine and in the worker's own record."""
     rig = make_worker(replace(SLOW, role="prefill", lease_s=0.2), WORKER)
     await rig.worker.start()
-    calls = DirectCalls(rig.worker)
-    first, second = [(await calls.run(prefill(name))).handle for name in ("a", "b")]
-    assert first is not None and second is not None
-    assert first.worker_id == "w1" and first.worker_epoch == 7
-    assert [rig.worker.release_nowait(first.handle_id) for _ in range(2)] == [True, False]
-    assert 0 < rig.worker.lease_left_s(second.handle_id) <= 0.2
+    finish = await run_prefill(rig.worker, "a")
+    assert lease_left_s(rig.worker, finish) <= 0.2
     await wait_until(lambda: rig.worker.statistics().leases == 0, "the lease is over")
-    await wait_until(lambda: rig.worker.lease_left_s(second.handle_id) == 0, "the worker's own record of it has ended")
+    await wait_until(lambda: lease_left_s(rig.worker, finish) == 0, "the worker's own record of it has ended")
     await rig.wait_free()
     await rig.worker.aclose()
 
@@ -335,21 +369,19 @@ async def test_leases_end() -> None:
 
 async def test_a_direct_stream_gives_tokens_then_the_finish(rig: WorkerRig) -> None:
     """Steps in order, the finish last."""
-    calls = DirectCalls(rig.worker)
-    steps: list[DirectStep] = [step async for step in calls.stream(decode(tokens=6))]
+    steps: list[DirectStep] = [step async for step in run_steps(rig.worker, make_leg("s", tokens=6), timeout_s=None)]
     assert sum(len(step.token_ids) for step in steps) == 6
     assert [step.finish is not None for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 async def test_leaving_a_direct_stream_cancels_its_leg(rig: WorkerRig) -> None:
     """And a deadline fails it."""
-    calls = DirectCalls(rig.worker)
-    stream = calls.stream(decode())
+    stream = run_steps(rig.worker, make_leg("s", tokens=4000), timeout_s=None)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     await rig.wait_free()
     with pytest.raises(DeadlineError):
-        await calls.run(decode(timeout_s=0.05))
+        await run_plain(rig.worker, make_leg("d", tokens=4000), 0.05)
     await rig.wait_free()
 
 
@@ -360,12 +392,12 @@ def test_deadlines_do_not_pile_up() -> None:
     """Legs that ended long before their deadline leave nothing; a slot's next leg is not judged by the last one's."""
     legs = LegTable()
     for number in range(10_000):
-        legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=600.0 + number))
+        legs.add(key_of(0, 1), LegRecord(leg_id="same", deadline_s=600.0 + number))
         legs.remove(key_of(0, 1))
         assert legs.deadlines_count() < 100
-    legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=1.0))
+    legs.add(key_of(0, 1), LegRecord(leg_id="same", deadline_s=1.0))
     legs.remove(key_of(0, 1))
-    legs.add(key_of(0, 1), LegRecord(request_id="same", leg=Leg.DECODE, deadline_s=2.0))
+    legs.add(key_of(0, 1), LegRecord(leg_id="same", deadline_s=2.0))
     assert legs.collect_overdue(1.5) == []
     assert legs.collect_overdue(2.0) == [key_of(0, 1)]
     assert legs.collect_overdue(3.0) == []
@@ -415,10 +447,10 @@ async def test_a_full_worker_says_when_to_come_back() -> None:
     rig = make_worker(replace(SLOW, role="decode"), replace(WORKER, legs_max=2))
     await rig.worker.start()
     link = rig.worker.open_link(Ear())
-    link.submit_nowait(decode(1))
-    link.submit_nowait(decode(2))
+    submit(link, 1)
+    submit(link, 2)
     with pytest.raises(OverloadedError) as refused:
-        link.submit_nowait(decode(3))
+        submit(link, 3)
     assert refused.value.reason == "worker_full"
     assert refused.value.retry_after_s is not None and refused.value.retry_after_s > 0
     await rig.worker.aclose()

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from kvmesh.core import FinishReason, Media, MediaKind
-from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.errors import LostError
 from kvmesh.kv.blocks import block_hashes, chain_hash, pack_tokens, seed_hash, unpack_tokens
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.worker.slots import LegRecord, LegTable, LinkStep, key_of, split_by_link
 
 
-def record(request_id: str, deadline_s: float = 10.0) -> LegRecord:
+def record(leg_id: str, deadline_s: float = 10.0) -> LegRecord:
     """A decode leg."""
-    return LegRecord(request_id=request_id, leg=Leg.DECODE, deadline_s=deadline_s)
+    return LegRecord(leg_id=leg_id, deadline_s=deadline_s)
 
 
 def test_one_link_keeps_the_engines_lists() -> None:
@@ -110,8 +110,8 @@ def test_leases_expire_once_and_can_be_extended() -> None:
 def test_a_leg_that_has_failed_is_not_overdue_as_well() -> None:
     """It has its failure; a deadline that passes while its last step runs does not replace it."""
     legs = LegTable()
-    legs.add(1, LegRecord(request_id="a", leg=Leg.DECODE, deadline_s=5.0, failure=LostError("stopping")))
-    legs.add(2, LegRecord(request_id="b", leg=Leg.DECODE, deadline_s=5.0))
+    legs.add(1, LegRecord(leg_id="a", deadline_s=5.0, failure=LostError("stopping")))
+    legs.add(2, LegRecord(leg_id="b", deadline_s=5.0))
     assert legs.collect_overdue(4.9) == []
     assert legs.collect_overdue(5.0) == [2]
     assert legs.collect_overdue(6.0) == []

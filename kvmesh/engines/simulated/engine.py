@@ -65,7 +65,7 @@ class SimulatedEngine:
         self._events = EventOutlet(settings.kv_event_buffer_blocks, self._scheduler.pool.snapshot_events)
         self._pulls: Pulls | None = None
         if transport is not None:
-            self._pulls = Pulls(self._scheduler, transport, settings.pull_timeout_s, self._wake)
+            self._pulls = Pulls(self._scheduler, transport, settings.pull_timeout_s, self._wake, self._on_defect)
         self._woken = asyncio.Event()
         self._leased = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -321,9 +321,15 @@ class SimulatedEngine:
         try:
             while self._faults.death is None:
                 await self._run_once()
-        except Exception as error:
-            log.exception("simulated_engine_failed")
-            self._fail(MeshError(f"{type(error).__name__} in the engine loop"))
+        except Exception as error:  # noqa: BLE001  # The boundary of the loop.
+            self._on_defect(error)
+
+    def _on_defect(self, error: BaseException) -> None:
+        """Ends the engine with an exception that it cannot handle."""
+        if self._is_closed:
+            return
+        log.error("simulated_engine_failed", exc_info=error)
+        self._fail(MeshError(f"{type(error).__name__} in the engine"))
 
     def _fail(self, error: MeshError | None) -> None:
         self._faults.die_of(error)

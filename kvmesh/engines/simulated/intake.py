@@ -3,8 +3,8 @@
 from array import array
 
 from kvmesh.checks import check_generation, check_range
-from kvmesh.core import Generation, ModelCard, SamplingParams
-from kvmesh.engines.base import EngineRequest, Leg
+from kvmesh.core import Generation, LegTask, ModelCard, SamplingParams
+from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.card import TokenRange
 from kvmesh.engines.simulated.handles import HandlePayload, unpack
 from kvmesh.engines.simulated.leg import LegState
@@ -37,13 +37,13 @@ def check_request(
         ("generation.data_parallel_rank", bool(generation.data_parallel_rank)),
         ("generation.sampling.constraint", sampling.constraint is not None and not can_write),
         ("rendezvous", request.rendezvous is not None),
-        ("leg", request.leg is Leg.PREFILL and not has_transport),
+        ("task", request.task is LegTask.PREFILL and not has_transport),
     )
     for field, is_asked in refused:
         if is_asked:
             raise UnsupportedError(f"the simulated engine does not do {field}", field=field)
-    if request.leg is not Leg.DECODE and request.handle is not None:
-        raise InvalidRequestError(f"a {request.leg.value} leg takes no handle", field="handle")
+    if request.task is not LegTask.GENERATE and request.handle is not None:
+        raise InvalidRequestError(f"a {request.task.value} leg takes no handle", field="handle")
     check_range(request.dimensions, "dimensions", 1, dimensions_max)
     done = len(generation.emitted_token_ids)
     if sampling.max_tokens is not None and done >= sampling.max_tokens:
@@ -82,7 +82,7 @@ def make_leg(
     done = len(generation.emitted_token_ids)
     room = card.context_tokens_max - len(tokens)
     seed = seed_hash(generation.adapter, generation.cache_salt)
-    script = writer.script(generation) if sampling.constraint is not None and request.leg is Leg.DECODE else None
+    script = writer.script(generation) if sampling.constraint is not None and request.task is LegTask.GENERATE else None
     if script is not None and done > len(script):
         raise InvalidRequestError("more was emitted than the answer has", field="generation.emitted_token_ids")
     return LegState(

@@ -24,12 +24,18 @@ class Pulls:
     """Runs pull orders; tells sources when their blocks are no longer needed."""
 
     def __init__(
-        self, scheduler: Scheduler, transport: KvTransport, timeout_s: float, on_change: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        transport: KvTransport,
+        timeout_s: float,
+        on_change: Callable[[], None],
+        on_defect: Callable[[BaseException], None],
     ) -> None:
         self._scheduler = scheduler
         self._transport = transport
         self._timeout_s = timeout_s
         self._on_change = on_change
+        self._on_defect = on_defect
         self._pulls: dict[LegState, asyncio.Future[None]] = {}
         self._overdue: dict[LegState, bytes] = {}
         """Peers of the pulls that should have ended and may still write."""
@@ -88,7 +94,10 @@ class Pulls:
             error = KvLostError("the pull was stopped", reason="kv_pull_cancelled")
         elif (failure := task.exception()) is not None:
             if not isinstance(failure, MeshError):
-                raise failure
+                # Nobody knows whether the transfer still writes, so its blocks cannot be freed. An exception raised here
+                # would only be logged, and the request would wait to its deadline.
+                self._on_defect(failure)
+                return
             error = KvLostError(failure.message, reason=failure.reason)
         self._end(order, error)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvmesh.core import FinishReason, KvHandle, ModelCard
-from kvmesh.engines.base import EngineFinish, EngineRequest, Leg
+from kvmesh.core import FinishReason, KvHandle, LegTask, ModelCard
+from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.card import TokenRange
 from kvmesh.engines.simulated.decoding import Decoding
@@ -245,7 +245,7 @@ class Scheduler:
         leg = self._waiting.peek()
         if leg is None or self._running() >= self.settings.running_requests_max:
             return None
-        if leg.request.leg is Leg.PREFILL and self.peer is None:
+        if leg.request.task is LegTask.PREFILL and self.peer is None:
             return None
         size = self.settings.block_size_tokens
         # The last token is always computed, since the first answer token is sampled from it.
@@ -295,11 +295,11 @@ class Scheduler:
         return take or 1
 
     def _prompt_computed(self, leg: LegState, step: Step, now_s: float) -> None:
-        if leg.request.leg is Leg.EMBED:
+        if leg.request.task is LegTask.EMBED:
             self._end(leg, FinishReason.STOP, embedding=embed(leg, self.settings.embedding_dimensions))
             return
         self._prefilling.remove(leg)
-        if leg.request.leg is Leg.PREFILL:
+        if leg.request.task is LegTask.PREFILL:
             self._hand_off(leg, now_s)
         else:
             score_prompt(leg, step, self.card)

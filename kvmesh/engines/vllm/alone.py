@@ -1,6 +1,7 @@
 """One vLLM engine without kvmesh, to compare with: `python -m kvmesh.engines.vllm.alone`.
 
-Reads {"model", "prompts", "max_tokens"} as JSON on standard input and prints "ANSWERS " and the greedy token ids as JSON.
+Reads {"model", "prompts", "max_tokens", "dtype"} as JSON on standard input and prints "ANSWERS " and the greedy token ids as
+JSON. Without "dtype", vLLM takes the model's own.
 One prompt at a time, as whoever compares must ask too: the order of additions inside a batch depends on the batch.
 """
 
@@ -26,6 +27,7 @@ def main() -> None:
     on_cpu = {"enforce_eager": True, "block_size": CPU_BLOCK_SIZE_TOKENS, "kv_cache_memory_bytes": KV_BYTES}
     engine = vllm.LLM(
         task["model"],
+        dtype=task.get("dtype", "auto"),
         max_model_len=-1,
         max_num_seqs=16,
         enable_prefix_caching=False,

@@ -4,7 +4,6 @@ vLLM's detokeniser and output processor are left out: the core's own step output
 """
 
 import gc
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
 from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
 from kvmesh.engines.vllm.holds import HoldMemory
 from kvmesh.engines.vllm.preload import collector_off
+from kvmesh.engines.vllm.ranks import ranks_die_with_this_thread
 from kvmesh.engines.vllm.settings import VllmSettings
 
 
@@ -61,7 +61,8 @@ class VllmCore:
             arguments = engine_arguments(settings, is_cpu=self.is_cpu, holds_path=self._hold_memory.path)
             if self.is_cpu:
                 allow_model_compiling(not arguments.enforce_eager)
-            engine = LLMEngine.from_engine_args(arguments, usage_context=usage_context(is_cpu=self.is_cpu))
+            with ranks_die_with_this_thread():
+                engine = LLMEngine.from_engine_args(arguments, usage_context=usage_context(is_cpu=self.is_cpu))
         self.refusals: tuple[type[Exception], ...] = (VLLMError, ValueError, TypeError)
         self._pulling = RequestStatus.WAITING_FOR_REMOTE_KVS
         self._client: Any = engine.engine_core
@@ -72,7 +73,7 @@ class VllmCore:
         self.config: Any = engine.vllm_config
         self.input_processor: Any = engine.input_processor
         self.supported_tasks: tuple[str, ...] = engine.get_supported_tasks()
-        prepared = self.call_workers("kvmesh_prepare", os.getpid())
+        prepared = self.call_workers("kvmesh_prepare")
         self.nixl_hash: str = prepared[0][0]
         self.hold_addresses: list[int] = [address for _, address in prepared]
         self.splits_heads = all(self.call_workers("kvmesh_splits_heads"))

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.checks import check_generation
-from kvmesh.core import Generation, ModelCard
-from kvmesh.engines.base import EngineRequest, Leg
+from kvmesh.core import Generation, LegTask, ModelCard
+from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, HandleForm, prompt_hash, read_handle
 from kvmesh.engines.vllm.leg import LegState
@@ -51,7 +51,7 @@ class Intake:
         adapter_name = adapter.lora_name if adapter is not None else ""
         prompt = prompt_hash(seed_hash(adapter_name, generation.cache_salt), tokens)
         parameters, is_late = self._parameters(request, len(tokens), prompt)
-        inner_id = f"{request.request_id}~{number}"
+        inner_id = f"{request.leg_id}~{number}"
         return LegState(
             request=request,
             inner_id=inner_id,
@@ -68,22 +68,22 @@ class Intake:
         )
 
     def _check(self, request: EngineRequest) -> None:
-        is_embed = request.leg is Leg.EMBED
+        is_embed = request.task is LegTask.EMBED
         refused = (
-            ("leg", is_embed and EMBED_TASK not in self.core.supported_tasks),
-            ("leg", not is_embed and GENERATE_TASK not in self.core.supported_tasks),
+            ("task", is_embed and EMBED_TASK not in self.core.supported_tasks),
+            ("task", not is_embed and GENERATE_TASK not in self.core.supported_tasks),
             ("generation.media", bool(request.generation.media)),
             ("generation.data_parallel_rank", bool(request.generation.data_parallel_rank)),
             ("rendezvous", request.rendezvous is not None),
-            ("leg", request.leg is Leg.PREFILL and not self.settings.has_kv_transfer),
+            ("task", request.task is LegTask.PREFILL and not self.settings.has_kv_transfer),
         )
         for field, is_asked in refused:
             if is_asked:
                 raise UnsupportedError(f"this vLLM engine does not do {field}", field=field)
-        if request.leg is not Leg.DECODE and request.handle is not None:
-            raise InvalidRequestError(f"a {request.leg.value} leg takes no handle", field="handle")
+        if request.task is not LegTask.GENERATE and request.handle is not None:
+            raise InvalidRequestError(f"a {request.task.value} leg takes no handle", field="handle")
         asks_prompt = request.generation.sampling.prompt_logprobs is not None
-        if request.leg is Leg.DECODE and request.handle is not None and asks_prompt:
+        if request.task is LegTask.GENERATE and request.handle is not None and asks_prompt:
             raise UnsupportedError(
                 "KV that was computed elsewhere says nothing of the prompt's log-probabilities",
                 field=f"{FIELD}.prompt_logprobs",
@@ -93,7 +93,7 @@ class Intake:
 
     def _parameters(self, request: EngineRequest, tokens: int, prompt: str) -> tuple[dict[str, Any] | None, bool]:
         """The connector's parameters, and whether there is a handle that cannot be pulled: it came too late or has no hold."""
-        if request.leg is Leg.PREFILL:
+        if request.task is LegTask.PREFILL:
             return dict(PREFILL_PARAMETERS), False
         if request.handle is None:
             return None, False
@@ -119,7 +119,9 @@ class Intake:
             return self.core.input_processor.process_inputs(
                 inner_id,
                 tokens_input(tokens, cache_salt=generation.cache_salt or None),
-                pooling(request) if request.leg is Leg.EMBED else self._sampling(generation, request.leg, parameters),
+                pooling(request)
+                if request.task is LegTask.EMBED
+                else self._sampling(generation, request.task, parameters),
                 self.core.supported_tasks,
                 lora_request=adapter,
                 # vLLM serves the smallest number first.
@@ -128,10 +130,10 @@ class Intake:
         except (VLLMError, ValueError, NotImplementedError) as error:
             raise refusal(error) from error
 
-    def _sampling(self, generation: Generation, leg: Leg, parameters: dict[str, Any] | None) -> Any:
+    def _sampling(self, generation: Generation, task: LegTask, parameters: dict[str, Any] | None) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        if leg is Leg.PREFILL:
+        if task is LegTask.PREFILL:
             arguments = prefill_arguments()
         else:
             arguments = decode_arguments(generation, self.defaults)

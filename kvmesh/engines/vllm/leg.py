@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvmesh.core import Usage
-from kvmesh.engines.base import EngineRequest, Leg
+from kvmesh.core import LegTask, Usage
+from kvmesh.engines.base import EngineRequest
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -42,12 +42,12 @@ class LegState:
     @property
     def is_prefill(self) -> bool:
         """True for the leg that hands out."""
-        return self.request.leg is Leg.PREFILL
+        return self.request.task is LegTask.PREFILL
 
     @property
     def computes_prompt(self) -> bool:
         """True where what it waits for is its turn: no KV comes for it."""
-        return self.request.handle is None and self.request.leg is not Leg.EMBED
+        return self.request.handle is None and self.request.task is not LegTask.EMBED
 
     def usage(self) -> Usage:
         """What it cost so far."""

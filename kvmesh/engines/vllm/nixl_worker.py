@@ -4,32 +4,23 @@ vLLM mixes this class into its worker (`worker_extension_cls`) and calls it thro
 the NIXL pull connector of vLLM 0.32 and uses its insides; each method says which promise of vLLM's it relies on.
 """
 
-import ctypes
 import importlib
 import importlib.util
-import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.engines.vllm.cpu import prepare_runner
 from kvmesh.engines.vllm.environment import mend_nixl
 
-PR_SET_PDEATHSIG = 1
-
 
 class KvmeshWorkerExtension:
     """Methods have the prefix `kvmesh_`, since they live beside vLLM's own."""
 
-    def kvmesh_prepare(self, engine_pid: int) -> tuple[str, int]:
-        """Binds a child process's life to the engine's and prepares the model runner.
+    def kvmesh_prepare(self) -> tuple[str, int]:
+        """Prepares the model runner.
 
         Returns the NIXL compatibility hash and the address of the hold table in this process; empty and 0 without a connector.
         """
-        if os.getpid() != engine_pid:
-            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
         runner: Any = getattr(self, "model_runner", None)
         if runner is not None and runner.device.type == "cpu":
             prepare_runner(runner)
@@ -82,6 +73,6 @@ def connector_worker() -> Any:
     return state.get_kv_transfer_group().connector_worker if state.has_kv_transfer_group() else None
 
 
-# A worker process of a tensor-parallel engine gets here before it makes its agent.
+# A rank of a tensor-parallel engine imports this module before it initialises its device and makes its agent.
 if importlib.util.find_spec("nixl") is not None:
     mend_nixl()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvmesh.core import FinishReason, LoadRecord
-from kvmesh.engines.base import EngineFinish, Leg, StepOutput
+from kvmesh.core import FinishReason, LegTask, LoadRecord
+from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import HandleForm, make_handle
@@ -217,7 +217,7 @@ class Runner:
             self._finish(leg, reason, error=unmet_constraint())
         elif reason is FinishReason.ERROR:
             self._finish(leg, reason, error=InternalError("vLLM gave up on the request", reason="engine_error"))
-        elif leg.request.leg is Leg.EMBED and reason is FinishReason.STOP:
+        elif leg.request.task is LegTask.EMBED and reason is FinishReason.STOP:
             self._finish(leg, reason, embedding=output.pooling_output.float().tolist())
         elif not leg.is_prefill:
             self._finish(leg, reason, stop_token_id=stop_token(output, reason))

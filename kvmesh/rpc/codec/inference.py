@@ -16,7 +16,6 @@ from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length, check_range
 from kvmesh.core import FinishReason, Media, SamplingParams, TokenLogprob, Usage
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.clients import EmbedResult
-from kvmesh.rpc.codec.embed import INPUTS_MAX
 from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX, from_sampling
 from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text
 from kvmesh.rpc.codec.struct import from_struct
@@ -32,6 +31,8 @@ SESSION_BYTES_MAX = 256
 MODEL_CHARACTERS_MAX = 256
 # Room for the choice's and the attempt's number, which follow the id in the names of legs.
 REQUEST_ID_MAX = REQUEST_ID_CHARACTERS_MAX - 16
+INPUTS_MAX = 2048
+"""Inputs of one embedding request, as in OpenAI's API."""
 _REQUEST_ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")

@@ -50,23 +50,17 @@ FINISH_REASONS = {
 FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
 
 
-def to_generation(generation: Generation, *, packs_tokens: bool = False) -> prompt_pb2.Generation:
-    """The wire form; see `fill_generation`."""
+def to_generation(generation: Generation) -> prompt_pb2.Generation:
+    """The wire form."""
     message = prompt_pb2.Generation()
-    fill_generation(message, generation, packs_tokens=packs_tokens)
+    fill_generation(message, generation)
     return message
 
 
-def fill_generation(message: prompt_pb2.Generation, generation: Generation, *, packs_tokens: bool) -> None:
-    """Writes the wire form into a message's field: half of what a message of its own takes that is then copied.
-
-    `packs_tokens`: the prompt goes as `packed_token_ids`, to a worker that has announced it.
-    """
+def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> None:
+    """Writes the wire form into a message's field, which costs half of building a message that is then copied."""
     message.model = generation.model
-    if packs_tokens:
-        message.packed_token_ids = pack_tokens(generation.token_ids)
-    else:
-        message.token_ids.extend(generation.token_ids)
+    message.token_ids = pack_tokens(generation.token_ids)
     fill_sampling(message.sampling, generation.sampling)
     message.adapter = generation.adapter
     message.cache_salt = generation.cache_salt
@@ -87,7 +81,7 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
         model=required_text(message.model, f"{prefix}model", 256),
-        token_ids=_prompt_ids(message, prefix),
+        token_ids=_prompt_ids(message.token_ids, f"{prefix}token_ids"),
         sampling=sampling if message.HasField("sampling") else SamplingParams(),
         emitted_token_ids=packed_ids(message.emitted_token_ids),
         adapter=message.adapter,
@@ -99,16 +93,10 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
     )
 
 
-def _prompt_ids(message: prompt_pb2.Generation, prefix: str) -> "array[int]":
-    """The prompt in whichever form it came; no Python number is made for any of its tokens."""
-    packed = message.packed_token_ids
-    if not packed:
-        return packed_ids(message.token_ids)
-    field = f"{prefix}packed_token_ids"
-    if message.token_ids:
-        raise InvalidRequestError(f"{field} and token_ids are both given", field=field)
+def _prompt_ids(packed: bytes, field: str) -> "array[int]":
+    """The prompt's token ids. No Python integer is made for any of them: prompts have up to 10^6."""
     if len(packed) % 4:
-        raise InvalidRequestError(f"{field} must have four bytes for each id, not {len(packed)} in all", field=field)
+        raise InvalidRequestError(f"{field} must have four bytes per token id, not {len(packed)} in all", field=field)
     return unpack_tokens(packed)
 
 

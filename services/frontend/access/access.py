@@ -21,7 +21,7 @@ from services.frontend.access.caller import ANYBODY, Caller, current_caller
 from services.frontend.access.keys import KeyBook, read_keys
 from services.frontend.access.quotas import Permit, Quotas
 from services.frontend.access.settings import AccessSettings
-from services.frontend.request import Request
+from services.frontend.pipeline.request import Request
 
 _log = logging.getLogger(__name__)
 DOCUMENT_BYTES_MAX = 64 << 20

@@ -2,9 +2,11 @@
 
     CLOSED --failures in a row, or their share of the newest outcomes, or `trip`--> OPEN
     OPEN --pause over--> HALF_OPEN --enough probes succeeded--> CLOSED
+    OPEN --`half_open_early`--> HALF_OPEN
                          HALF_OPEN --a probe failed--> OPEN, with a pause twice as long
 
-1. While OPEN nothing is placed; while HALF_OPEN at most `probes_max` requests are in flight, the probes.
+1. While OPEN nothing is placed; while HALF_OPEN at most `probes_max` requests are in flight, the probes; after
+   `half_open_early` one.
 2. While OPEN no outcome counts; while HALF_OPEN only those of probes do. Requests placed before say nothing new.
 3. A probe without a report for `probe_s_max` gives its place back without a verdict.
 """
@@ -61,6 +63,8 @@ class Breaker:
         self._outcomes: deque[bool] = deque(maxlen=settings.outcomes_min)
         self._pause_s = 0.0
         self._half_open_at = NEVER_S
+        self._early_at = NEVER_S
+        self._probes_max = settings.probes_max
         self._closed_at = -NEVER_S
         self._probes: dict[str, float] = {}
         self._succeeded_probes = 0
@@ -69,7 +73,7 @@ class Breaker:
     def admits(self) -> bool:
         """True while a request may be placed."""
         if self.state is BreakerState.HALF_OPEN:
-            return len(self._probes) < self._settings.probes_max
+            return len(self._probes) < self._probes_max
         return self.state is BreakerState.CLOSED
 
     @property
@@ -85,11 +89,21 @@ class Breaker:
             return max(0.0, self._half_open_at - now)
         return 0.0 if self.admits else self._settings.pause_min_s
 
+    def early_after_s(self, now: float) -> float:
+        """The same when no other worker is left, so that `half_open_early` shortens the pause."""
+        return min(self.retry_after_s(now), max(0.0, self._early_at - now))
+
+    def half_open_early(self, now: float) -> bool:
+        """Half-opens for one probe at a time before the pause is over. False: the first `pause_min_s` is not over."""
+        if self.state is not BreakerState.OPEN or now < self._early_at:
+            return False
+        self._half_open(probes_max=1)
+        return True
+
     def advance(self, now: float) -> None:
         """Half-opens after the pause, and drops probes that are too old."""
         if self.state is BreakerState.OPEN and now >= self._half_open_at:
-            self.state = BreakerState.HALF_OPEN
-            self._succeeded_probes = 0
+            self._half_open(probes_max=self._settings.probes_max)
         for probe in [probe for probe, ends_at in self._probes.items() if now >= ends_at]:
             del self._probes[probe]
 
@@ -139,6 +153,11 @@ class Breaker:
         self.state, self.cause = BreakerState.CLOSED, ""
         self._reset_counts()
 
+    def _half_open(self, *, probes_max: int) -> None:
+        self.state = BreakerState.HALF_OPEN
+        self._succeeded_probes = 0
+        self._probes_max = probes_max
+
     def _fails_too_often(self) -> bool:
         outcomes, outcomes_min = self._outcomes, self._settings.outcomes_min
         return len(outcomes) == outcomes_min and outcomes.count(False) >= self._settings.failed_fraction * outcomes_min
@@ -150,6 +169,7 @@ class Breaker:
         self._pause_s = max(settings.pause_min_s, min(settings.pause_max_s, pause_s))
         self.state, self.cause = BreakerState.OPEN, cause
         self._half_open_at = now + self._pause_s
+        self._early_at = now + settings.pause_min_s
         self._reset_counts()
 
     def _reset_counts(self) -> None:

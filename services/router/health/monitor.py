@@ -219,12 +219,30 @@ class HealthMonitor:
                 self._add_event(target.worker, "worker_wedged", cause="overdue_placements")
                 self._trip(target.worker, WEDGED, now)
 
+    def half_open_early(self, paused: Iterable[Worker], now: float) -> bool:
+        """Lets the first of the decode workers that are all paused take a probe: the one whose pause ends first.
+
+        False while another one has a probe in flight, and during the first `pause_min_s` of a pause.
+        """
+        workers = [worker for worker in paused if worker.excluded_by == BREAKER_OPEN]
+        breakers = [self.health_of(worker).breaker for worker in workers]
+        if any(breaker.state is BreakerState.HALF_OPEN for breaker in breakers):
+            return False
+        pairs = zip(breakers, workers, strict=True)
+        first = min(pairs, key=lambda pair: (pair[0].retry_after_s(now), pair[1].worker_id), default=None)
+        if first is None or not first[0].half_open_early(now):
+            return False
+        self._update(first[1], self.health_of(first[1]))
+        return True
+
     def refusal(self, error: MeshError, model: str, now: float) -> MeshError:
         """The error for the caller: says when to retry if only breakers and wedges leave no worker."""
         if error.reason != "no_worker":
             return error
         waits = [
-            self.health_of(worker).breaker.retry_after_s(now)
+            self.health_of(worker).breaker.early_after_s(now)
+            if worker.excluded_by == BREAKER_OPEN
+            else self.health_of(worker).breaker.retry_after_s(now)
             for worker in self._workers.values()
             if worker.role is Role.DECODE
             and worker.excluded_by in (BREAKER_OPEN, WEDGED)

@@ -26,7 +26,9 @@ class CostSettings:
         0.00000004, "Seconds that each token held in KV adds to a step: its bytes over the memory's bandwidth.", min=0
     )
     kv_bytes_per_token: int = setting(131_072, "Bytes of KV per token; 8 heads of 128, 32 layers, 2 bytes.", min=1)
-    handoff_s: float = setting(0.002, "Seconds of a handoff that do not depend on its size: one more call, one read.", min=0)
+    handoff_s: float = setting(
+        0.002, "Seconds of a handoff that do not depend on its size: one more call, one read.", min=0
+    )
     host_bytes_per_s: float = setting(
         20e9, "Bytes of KV per second between workers of one host.", unit="bytes per second", min=1
     )
@@ -54,9 +56,7 @@ class CostSettings:
         0.25, "Seconds of cost on top for a worker that lacks a preferred label, or is not the session's.", min=0
     )
     adapter_s: float = setting(0.05, "Seconds of cost on top for a worker that has not run the adapter lately.", min=0)
-    adapters_warm: int = setting(
-        8, "Adapters of its newest requests that a worker has lately run.", min=1, max=256
-    )
+    adapters_warm: int = setting(8, "Adapters of its newest requests that a worker has lately run.", min=1, max=256)
     tie_ratio: float = setting(
         0.05,
         "Candidates with as many cached tokens and a cost within this ratio of the lowest are equal: coefficients are not"
@@ -67,7 +67,9 @@ class CostSettings:
     temperature: float = setting(
         0.0, "Seconds of cost by which a worker is e times less likely to be taken. 0: the cheapest is taken.", min=0
     )
-    host_credit: float = setting(0.75, "Value of a token cached in host memory, relative to one on the device.", min=0, max=1)
+    host_credit: float = setting(
+        0.75, "Value of a token cached in host memory, relative to one on the device.", min=0, max=1
+    )
     disk_credit: float = setting(0.25, "The same for the disk.", min=0, max=1)
     object_credit: float = setting(0.15, "The same for an object store.", min=0, max=1)
     peer_credit: float = setting(0.5, "The same for a peer's memory.", min=0, max=1)

@@ -22,48 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from kvmesh.api.errors.v1 import errors_pb2 as kvmesh_dot_errors_dot_v1_dot_errors__pb2
-from kvmesh.api.types.v1 import kv_pb2 as kvmesh_dot_types_dot_v1_dot_kv__pb2
-from kvmesh.api.types.v1 import output_pb2 as kvmesh_dot_types_dot_v1_dot_output__pb2
-from kvmesh.api.types.v1 import prompt_pb2 as kvmesh_dot_types_dot_v1_dot_prompt__pb2
+from kvmesh.api.worker.v1 import legs_pb2 as kvmesh_dot_worker_dot_v1_dot_legs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/decode/v1/decode.proto\x12\x10kvmesh.decode.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dkvmesh/errors/v1/errors.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1ckvmesh/types/v1/output.proto\x1a\x1ckvmesh/types/v1/prompt.proto\"{\n\rAttachRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.kvmesh.decode.v1.Hello\x12\x31\n\x0bsubmissions\x18\x02 \x03(\x0b\x32\x1c.kvmesh.decode.v1.Submission\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\r\"\x1c\n\x05Hello\x12\x13\n\x0b\x66rontend_id\x18\x01 \x01(\t\"\xff\x01\n\nSubmission\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12/\n\ngeneration\x18\x03 \x01(\x0b\x32\x1b.kvmesh.types.v1.Generation\x12)\n\x06handle\x18\x04 \x01(\x0b\x32\x19.kvmesh.types.v1.KvHandle\x12/\n\nrendezvous\x18\x05 \x01(\x0b\x32\x1b.kvmesh.types.v1.Rendezvous\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0ereservation_id\x18\x07 \x01(\t\"t\n\x0e\x41ttachResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.kvmesh.decode.v1.WelcomeH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvmesh.decode.v1.StepFrameH\x00\x42\x06\n\x04kind\"\x92\x01\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\theartbeat\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fsubmissions_max\x18\x04 \x01(\r\x12\x1e\n\x16takes_packed_token_ids\x18\x05 \x01(\x08\"\xe2\x01\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x30\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1e.kvmesh.decode.v1.SlotLogprobs\x12*\n\x08\x66inishes\x18\x06 \x03(\x0b\x32\x18.kvmesh.decode.v1.Finish\x12\x37\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1e.kvmesh.decode.v1.SlotLogprobs\"I\n\x0cSlotLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\"\xe0\x01\n\x06\x46inish\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1d.kvmesh.errors.v1.ErrorDetail\x12%\n\x05usage\x18\x05 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12\x16\n\x0ewas_recomputed\x18\x06 \x01(\x08\x42\x10\n\x0e_stop_token_id\"\xb2\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\ngeneration\x18\x02 \x01(\x0b\x32\x1b.kvmesh.types.v1.Generation\x12)\n\x06handle\x18\x03 \x01(\x0b\x32\x19.kvmesh.types.v1.KvHandle\x12/\n\nrendezvous\x18\x04 \x01(\x0b\x32\x1b.kvmesh.types.v1.Rendezvous\"\xb0\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12(\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x18.kvmesh.decode.v1.Finish\x12\x32\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\"\xd7\x01\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12,\n\x06inputs\x18\x03 \x03(\x0b\x32\x1c.kvmesh.decode.v1.EmbedInput\x12\x17\n\ndimensions\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x16\n\x0ereservation_id\x18\x08 \x01(\tB\r\n\x0b_dimensions\"\x1f\n\nEmbedInput\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"f\n\rEmbedResponse\x12.\n\x07vectors\x18\x01 \x03(\x0b\x32\x1d.kvmesh.decode.v1.EmbedVector\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\"\x1d\n\x0b\x45mbedVector\x12\x0e\n\x06values\x18\x01 \x03(\x02\x32\xff\x01\n\rDecodeService\x12O\n\x06\x41ttach\x12\x1f.kvmesh.decode.v1.AttachRequest\x1a .kvmesh.decode.v1.AttachResponse(\x01\x30\x01\x12S\n\x08Generate\x12!.kvmesh.decode.v1.GenerateRequest\x1a\".kvmesh.decode.v1.GenerateResponse0\x01\x12H\n\x05\x45mbed\x12\x1e.kvmesh.decode.v1.EmbedRequest\x1a\x1f.kvmesh.decode.v1.EmbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/decode/v1/decode.proto\x12\x10kvmesh.decode.v1\x1a\x1bkvmesh/worker/v1/legs.proto2\x8b\x02\n\rDecodeService\x12O\n\x06\x41ttach\x12\x1f.kvmesh.worker.v1.AttachRequest\x1a .kvmesh.worker.v1.AttachResponse(\x01\x30\x01\x12S\n\x08Generate\x12!.kvmesh.worker.v1.GenerateRequest\x1a\".kvmesh.worker.v1.GenerateResponse0\x01\x12T\n\tReleaseKv\x12\".kvmesh.worker.v1.ReleaseKvRequest\x1a#.kvmesh.worker.v1.ReleaseKvResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.api.decode.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHREQUEST']._serialized_start=200
-  _globals['_ATTACHREQUEST']._serialized_end=323
-  _globals['_HELLO']._serialized_start=325
-  _globals['_HELLO']._serialized_end=353
-  _globals['_SUBMISSION']._serialized_start=356
-  _globals['_SUBMISSION']._serialized_end=611
-  _globals['_ATTACHRESPONSE']._serialized_start=613
-  _globals['_ATTACHRESPONSE']._serialized_end=729
-  _globals['_WELCOME']._serialized_start=732
-  _globals['_WELCOME']._serialized_end=878
-  _globals['_STEPFRAME']._serialized_start=881
-  _globals['_STEPFRAME']._serialized_end=1107
-  _globals['_SLOTLOGPROBS']._serialized_start=1109
-  _globals['_SLOTLOGPROBS']._serialized_end=1182
-  _globals['_FINISH']._serialized_start=1185
-  _globals['_FINISH']._serialized_end=1409
-  _globals['_GENERATEREQUEST']._serialized_start=1412
-  _globals['_GENERATEREQUEST']._serialized_end=1590
-  _globals['_GENERATERESPONSE']._serialized_start=1593
-  _globals['_GENERATERESPONSE']._serialized_end=1769
-  _globals['_EMBEDREQUEST']._serialized_start=1772
-  _globals['_EMBEDREQUEST']._serialized_end=1987
-  _globals['_EMBEDINPUT']._serialized_start=1989
-  _globals['_EMBEDINPUT']._serialized_end=2020
-  _globals['_EMBEDRESPONSE']._serialized_start=2022
-  _globals['_EMBEDRESPONSE']._serialized_end=2124
-  _globals['_EMBEDVECTOR']._serialized_start=2126
-  _globals['_EMBEDVECTOR']._serialized_end=2155
-  _globals['_DECODESERVICE']._serialized_start=2158
-  _globals['_DECODESERVICE']._serialized_end=2413
+  _globals['_DECODESERVICE']._serialized_start=81
+  _globals['_DECODESERVICE']._serialized_end=348
 # @@protoc_insertion_point(module_scope)

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from kvmesh.api.decode.v1 import decode_pb2 as kvmesh_dot_decode_dot_v1_dot_decode__pb2
+from kvmesh.api.worker.v1 import legs_pb2 as kvmesh_dot_worker_dot_v1_dot_legs__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -26,25 +26,9 @@ if _version_not_supported:
 
 
 class DecodeServiceStub:
-    """Served by decode workers.
+    """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Attach, for frontends: one stream per frontend and worker, for all its requests.
-    1. The frontend speaks first, with Hello; the worker answers Welcome.
-    2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-    answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
-    second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
-    come before cancels.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
-    come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
-    tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
-    it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
-    5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
-
-    Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
-
-    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
-    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
+    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
     """
 
     def __init__(self, channel):
@@ -55,59 +39,43 @@ class DecodeServiceStub:
         """
         self.Attach = channel.stream_stream(
                 '/kvmesh.decode.v1.DecodeService/Attach',
-                request_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
-                response_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.AttachResponse.FromString,
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachResponse.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/kvmesh.decode.v1.DecodeService/Generate',
-                request_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateResponse.FromString,
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateResponse.FromString,
                 _registered_method=True)
-        self.Embed = channel.unary_unary(
-                '/kvmesh.decode.v1.DecodeService/Embed',
-                request_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedResponse.FromString,
+        self.ReleaseKv = channel.unary_unary(
+                '/kvmesh.decode.v1.DecodeService/ReleaseKv',
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvResponse.FromString,
                 _registered_method=True)
 
 
 class DecodeServiceServicer:
-    """Served by decode workers.
+    """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Attach, for frontends: one stream per frontend and worker, for all its requests.
-    1. The frontend speaks first, with Hello; the worker answers Welcome.
-    2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-    answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
-    second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
-    come before cancels.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
-    come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
-    tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
-    it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
-    5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
-
-    Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
-
-    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
-    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
+    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
     """
 
     def Attach(self, request_iterator, context):
-        """All requests of one frontend.
+        """All legs of one frontend.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """One request.
+        """One leg.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Embed(self, request, context):
-        """Vectors of inputs.
+    def ReleaseKv(self, request, context):
+        """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,18 +86,18 @@ def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.AttachRequest.FromString,
-                    response_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.AttachResponse.SerializeToString,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachResponse.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateRequest.FromString,
-                    response_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateResponse.SerializeToString,
             ),
-            'Embed': grpc.unary_unary_rpc_method_handler(
-                    servicer.Embed,
-                    request_deserializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedRequest.FromString,
-                    response_serializer=kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedResponse.SerializeToString,
+            'ReleaseKv': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseKv,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,25 +108,9 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeService:
-    """Served by decode workers.
+    """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Attach, for frontends: one stream per frontend and worker, for all its requests.
-    1. The frontend speaks first, with Hello; the worker answers Welcome.
-    2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-    answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
-    second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
-    come before cancels.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
-    come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
-    tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
-    it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
-    5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
-
-    Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
-
-    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
-    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
+    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
     """
 
     @staticmethod
@@ -176,8 +128,8 @@ class DecodeService:
             request_iterator,
             target,
             '/kvmesh.decode.v1.DecodeService/Attach',
-            kvmesh_dot_decode_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
-            kvmesh_dot_decode_dot_v1_dot_decode__pb2.AttachResponse.FromString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,8 +155,8 @@ class DecodeService:
             request,
             target,
             '/kvmesh.decode.v1.DecodeService/Generate',
-            kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
-            kvmesh_dot_decode_dot_v1_dot_decode__pb2.GenerateResponse.FromString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -216,7 +168,7 @@ class DecodeService:
             _registered_method=True)
 
     @staticmethod
-    def Embed(request,
+    def ReleaseKv(request,
             target,
             options=(),
             channel_credentials=None,
@@ -229,9 +181,9 @@ class DecodeService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvmesh.decode.v1.DecodeService/Embed',
-            kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedRequest.SerializeToString,
-            kvmesh_dot_decode_dot_v1_dot_decode__pb2.EmbedResponse.FromString,
+            '/kvmesh.decode.v1.DecodeService/ReleaseKv',
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ KV blocks become tokens."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from kvmesh.api.decode.v1 import decode_pb2 as _decode_pb2
+from kvmesh.api.worker.v1 import legs_pb2 as _legs_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -27,113 +27,65 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DecodeServiceStub:
-    """Served by decode workers.
+    """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Attach, for frontends: one stream per frontend and worker, for all its requests.
-    1. The frontend speaks first, with Hello; the worker answers Welcome.
-    2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-       answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
-       second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
-       come before cancels.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
-       come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
-       tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
-       it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
-    5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
-
-    Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
-
-    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
-    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
+    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
     """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DecodeServiceAsyncStub: ...
-    Attach: _grpc.StreamStreamMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]
-    """All requests of one frontend."""
-    Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateResponse]
-    """One request."""
-    Embed: _grpc.UnaryUnaryMultiCallable[_decode_pb2.EmbedRequest, _decode_pb2.EmbedResponse]
-    """Vectors of inputs."""
+    Attach: _grpc.StreamStreamMultiCallable[_legs_pb2.AttachRequest, _legs_pb2.AttachResponse]
+    """All legs of one frontend."""
+    Generate: _grpc.UnaryStreamMultiCallable[_legs_pb2.GenerateRequest, _legs_pb2.GenerateResponse]
+    """One leg."""
+    ReleaseKv: _grpc.UnaryUnaryMultiCallable[_legs_pb2.ReleaseKvRequest, _legs_pb2.ReleaseKvResponse]
+    """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
 @_typing.type_check_only
 class DecodeServiceAsyncStub(DecodeServiceStub):
-    """Served by decode workers.
+    """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Attach, for frontends: one stream per frontend and worker, for all its requests.
-    1. The frontend speaks first, with Hello; the worker answers Welcome.
-    2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-       answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
-       second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
-       come before cancels.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
-       come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
-       tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
-       it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
-    5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
-
-    Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
-
-    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
-    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
+    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Attach: _aio.StreamStreamMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]  # type: ignore[assignment]
-    """All requests of one frontend."""
-    Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateResponse]  # type: ignore[assignment]
-    """One request."""
-    Embed: _aio.UnaryUnaryMultiCallable[_decode_pb2.EmbedRequest, _decode_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Vectors of inputs."""
+    Attach: _aio.StreamStreamMultiCallable[_legs_pb2.AttachRequest, _legs_pb2.AttachResponse]  # type: ignore[assignment]
+    """All legs of one frontend."""
+    Generate: _aio.UnaryStreamMultiCallable[_legs_pb2.GenerateRequest, _legs_pb2.GenerateResponse]  # type: ignore[assignment]
+    """One leg."""
+    ReleaseKv: _aio.UnaryUnaryMultiCallable[_legs_pb2.ReleaseKvRequest, _legs_pb2.ReleaseKvResponse]  # type: ignore[assignment]
+    """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
 class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by decode workers.
+    """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Attach, for frontends: one stream per frontend and worker, for all its requests.
-    1. The frontend speaks first, with Hello; the worker answers Welcome.
-    2. The frontend sends Submissions, each with a slot of its choice that is free on this stream, and Cancels. The worker
-       answers each submission with exactly one Finish in some frame, whatever happens, refusals included. A slot in use, a
-       second Hello or too many submissions in a message end the stream with INVALID_ARGUMENT. Within a message submissions
-       come before cancels.
-    3. After each engine step that produced tokens or finishes for this stream, the worker sends one StepFrame. Steps that
-       come faster than the stream takes them share a frame. Tokens of a slot arrive in order. A Finish frees the slot;
-       tokens of the same frame come before it.
-    4. When the stream ends, whoever ends it, the worker cancels what was submitted on it and frees the blocks. The worker ends
-       it with ABORTED when its engine dies or it stops, and with RESOURCE_EXHAUSTED when the frontend does not read.
-    5. A worker with nothing to say sends an empty frame each `heartbeat`; a silent worker is a lost one.
-
-    Generate, for plain clients: one request, one stream. Cancel and deadline stop the request and free its blocks.
-
-    Embed, on workers whose engine has the feature `embeddings`: inputs in, one vector each out, all or none. It is one
-    placement of the router, however many inputs; cancel and deadline stop all of them. Others answer FAILED_PRECONDITION.
+    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
     """
 
     @_abc_1.abstractmethod
     def Attach(
         self,
-        request_iterator: _MaybeAsyncIterator[_decode_pb2.AttachRequest],
+        request_iterator: _MaybeAsyncIterator[_legs_pb2.AttachRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_decode_pb2.AttachResponse], _abc.AsyncIterator[_decode_pb2.AttachResponse]]:
-        """All requests of one frontend."""
+    ) -> _typing.Union[_abc.Iterator[_legs_pb2.AttachResponse], _abc.AsyncIterator[_legs_pb2.AttachResponse]]:
+        """All legs of one frontend."""
 
     @_abc_1.abstractmethod
     def Generate(
         self,
-        request: _decode_pb2.GenerateRequest,
+        request: _legs_pb2.GenerateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_decode_pb2.GenerateResponse], _abc.AsyncIterator[_decode_pb2.GenerateResponse]]:
-        """One request."""
+    ) -> _typing.Union[_abc.Iterator[_legs_pb2.GenerateResponse], _abc.AsyncIterator[_legs_pb2.GenerateResponse]]:
+        """One leg."""
 
     @_abc_1.abstractmethod
-    def Embed(
+    def ReleaseKv(
         self,
-        request: _decode_pb2.EmbedRequest,
+        request: _legs_pb2.ReleaseKvRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_decode_pb2.EmbedResponse, _abc.Awaitable[_decode_pb2.EmbedResponse]]:
-        """Vectors of inputs."""
+    ) -> _typing.Union[_legs_pb2.ReleaseKvResponse, _abc.Awaitable[_legs_pb2.ReleaseKvResponse]]:
+        """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
 def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

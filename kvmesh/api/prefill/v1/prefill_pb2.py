@@ -22,42 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from kvmesh.api.errors.v1 import errors_pb2 as kvmesh_dot_errors_dot_v1_dot_errors__pb2
-from kvmesh.api.types.v1 import kv_pb2 as kvmesh_dot_types_dot_v1_dot_kv__pb2
-from kvmesh.api.types.v1 import output_pb2 as kvmesh_dot_types_dot_v1_dot_output__pb2
-from kvmesh.api.types.v1 import prompt_pb2 as kvmesh_dot_types_dot_v1_dot_prompt__pb2
+from kvmesh.api.worker.v1 import legs_pb2 as kvmesh_dot_worker_dot_v1_dot_legs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkvmesh/prefill/v1/prefill.proto\x12\x11kvmesh.prefill.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dkvmesh/errors/v1/errors.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1ckvmesh/types/v1/output.proto\x1a\x1ckvmesh/types/v1/prompt.proto\"\xb4\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\ngeneration\x18\x02 \x01(\x0b\x32\x1b.kvmesh.types.v1.Generation\x12/\n\nrendezvous\x18\x03 \x01(\x0b\x32\x1b.kvmesh.types.v1.Rendezvous\x12\x16\n\x0ereservation_id\x18\x04 \x01(\t\x12\x14\n\x0cwants_output\x18\x05 \x01(\x08\"\xee\x01\n\x0fPrefillResponse\x12)\n\x06handle\x18\x01 \x01(\x0b\x32\x19.kvmesh.types.v1.KvHandle\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12-\n\nqueue_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x63ompute_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06output\x18\x05 \x01(\x0b\x32\x19.kvmesh.prefill.v1.Output\"\xd9\x01\n\x06Output\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12\x32\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12-\n\x06reason\x18\x04 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"%\n\x10ReleaseKvRequest\x12\x11\n\thandle_id\x18\x01 \x01(\t\"%\n\x11ReleaseKvResponse\x12\x10\n\x08was_held\x18\x01 \x01(\x08\"\x83\x01\n\rAttachRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.kvmesh.prefill.v1.Hello\x12&\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32\x17.kvmesh.prefill.v1.Call\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\x04\x12\x10\n\x08releases\x18\x04 \x03(\t\"\x1c\n\x05Hello\x12\x13\n\x0b\x66rontend_id\x18\x01 \x01(\t\"v\n\x04\x43\x61ll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.kvmesh.prefill.v1.PrefillRequest\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x0e\x41ttachResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.kvmesh.prefill.v1.Welcome\x12*\n\x07results\x18\x02 \x03(\x0b\x32\x19.kvmesh.prefill.v1.Result\"j\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1e\n\x16takes_packed_token_ids\x18\x03 \x01(\x08\x12\x1d\n\x15\x61nswers_single_tokens\x18\x04 \x01(\x08\"\x8b\x01\n\x06Result\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x36\n\x08response\x18\x02 \x01(\x0b\x32\".kvmesh.prefill.v1.PrefillResponseH\x00\x12.\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1d.kvmesh.errors.v1.ErrorDetailH\x00\x42\t\n\x07outcome2\x8d\x02\n\x0ePrefillService\x12P\n\x07Prefill\x12!.kvmesh.prefill.v1.PrefillRequest\x1a\".kvmesh.prefill.v1.PrefillResponse\x12Q\n\x06\x41ttach\x12 .kvmesh.prefill.v1.AttachRequest\x1a!.kvmesh.prefill.v1.AttachResponse(\x01\x30\x01\x12V\n\tReleaseKv\x12#.kvmesh.prefill.v1.ReleaseKvRequest\x1a$.kvmesh.prefill.v1.ReleaseKvResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkvmesh/prefill/v1/prefill.proto\x12\x11kvmesh.prefill.v1\x1a\x1bkvmesh/worker/v1/legs.proto2\x8c\x02\n\x0ePrefillService\x12O\n\x06\x41ttach\x12\x1f.kvmesh.worker.v1.AttachRequest\x1a .kvmesh.worker.v1.AttachResponse(\x01\x30\x01\x12S\n\x08Generate\x12!.kvmesh.worker.v1.GenerateRequest\x1a\".kvmesh.worker.v1.GenerateResponse0\x01\x12T\n\tReleaseKv\x12\".kvmesh.worker.v1.ReleaseKvRequest\x1a#.kvmesh.worker.v1.ReleaseKvResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.api.prefill.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFILLREQUEST']._serialized_start=204
-  _globals['_PREFILLREQUEST']._serialized_end=384
-  _globals['_PREFILLRESPONSE']._serialized_start=387
-  _globals['_PREFILLRESPONSE']._serialized_end=625
-  _globals['_OUTPUT']._serialized_start=628
-  _globals['_OUTPUT']._serialized_end=845
-  _globals['_RELEASEKVREQUEST']._serialized_start=847
-  _globals['_RELEASEKVREQUEST']._serialized_end=884
-  _globals['_RELEASEKVRESPONSE']._serialized_start=886
-  _globals['_RELEASEKVRESPONSE']._serialized_end=923
-  _globals['_ATTACHREQUEST']._serialized_start=926
-  _globals['_ATTACHREQUEST']._serialized_end=1057
-  _globals['_HELLO']._serialized_start=1059
-  _globals['_HELLO']._serialized_end=1087
-  _globals['_CALL']._serialized_start=1089
-  _globals['_CALL']._serialized_end=1207
-  _globals['_ATTACHRESPONSE']._serialized_start=1209
-  _globals['_ATTACHRESPONSE']._serialized_end=1314
-  _globals['_WELCOME']._serialized_start=1316
-  _globals['_WELCOME']._serialized_end=1422
-  _globals['_RESULT']._serialized_start=1425
-  _globals['_RESULT']._serialized_end=1564
-  _globals['_PREFILLSERVICE']._serialized_start=1567
-  _globals['_PREFILLSERVICE']._serialized_end=1836
+  _globals['_PREFILLSERVICE']._serialized_start=84
+  _globals['_PREFILLSERVICE']._serialized_end=352
 # @@protoc_insertion_point(module_scope)

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from kvmesh.api.prefill.v1 import prefill_pb2 as kvmesh_dot_prefill_dot_v1_dot_prefill__pb2
+from kvmesh.api.worker.v1 import legs_pb2 as kvmesh_dot_worker_dot_v1_dot_legs__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -26,25 +26,10 @@ if _version_not_supported:
 
 
 class PrefillServiceStub:
-    """Served by prefill workers.
+    """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
-    under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
-    2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
-    cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
-    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
-    per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
-    when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
-    an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
-    was not answered is cancelled.
-    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
-    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
-    as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
-    does not know the field answers with a handle, with which the caller goes on as ever.
-
-    Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
-    draining), ABORTED (engine failed).
+    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
+    prompt, so nothing has to be handed over.
     """
 
     def __init__(self, channel):
@@ -53,54 +38,39 @@ class PrefillServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Prefill = channel.unary_unary(
-                '/kvmesh.prefill.v1.PrefillService/Prefill',
-                request_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
-                _registered_method=True)
         self.Attach = channel.stream_stream(
                 '/kvmesh.prefill.v1.PrefillService/Attach',
-                request_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachRequest.SerializeToString,
-                response_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachResponse.FromString,
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachResponse.FromString,
+                _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/kvmesh.prefill.v1.PrefillService/Generate',
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.ReleaseKv = channel.unary_unary(
                 '/kvmesh.prefill.v1.PrefillService/ReleaseKv',
-                request_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.ReleaseKvRequest.SerializeToString,
-                response_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.ReleaseKvResponse.FromString,
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvResponse.FromString,
                 _registered_method=True)
 
 
 class PrefillServiceServicer:
-    """Served by prefill workers.
+    """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
-    under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
-    2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
-    cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
-    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
-    per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
-    when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
-    an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
-    was not answered is cancelled.
-    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
-    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
-    as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
-    does not know the field answers with a handle, with which the caller goes on as ever.
-
-    Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
-    draining), ABORTED (engine failed).
+    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
+    prompt, so nothing has to be handed over.
     """
 
-    def Prefill(self, request, context):
-        """Computes one prompt.
+    def Attach(self, request_iterator, context):
+        """All legs of one frontend.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Attach(self, request_iterator, context):
-        """Prompts of one frontend, as they come. Lives as long as both do.
+    def Generate(self, request, context):
+        """One leg.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,20 +86,20 @@ class PrefillServiceServicer:
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Prefill': grpc.unary_unary_rpc_method_handler(
-                    servicer.Prefill,
-                    request_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
-                    response_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
-            ),
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachRequest.FromString,
-                    response_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachResponse.SerializeToString,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachResponse.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateResponse.SerializeToString,
             ),
             'ReleaseKv': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseKv,
-                    request_deserializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.ReleaseKvRequest.FromString,
-                    response_serializer=kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.ReleaseKvResponse.SerializeToString,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,53 +110,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefillService:
-    """Served by prefill workers.
+    """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
-    under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
-    2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
-    cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
-    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
-    per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
-    when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
-    an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
-    was not answered is cancelled.
-    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
-    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
-    as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
-    does not know the field answers with a handle, with which the caller goes on as ever.
-
-    Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
-    draining), ABORTED (engine failed).
+    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
+    prompt, so nothing has to be handed over.
     """
-
-    @staticmethod
-    def Prefill(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvmesh.prefill.v1.PrefillService/Prefill',
-            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
-            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Attach(request_iterator,
@@ -203,8 +131,35 @@ class PrefillService:
             request_iterator,
             target,
             '/kvmesh.prefill.v1.PrefillService/Attach',
-            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachRequest.SerializeToString,
-            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.AttachResponse.FromString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvmesh.prefill.v1.PrefillService/Generate',
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -230,8 +185,8 @@ class PrefillService:
             request,
             target,
             '/kvmesh.prefill.v1.PrefillService/ReleaseKv',
-            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.ReleaseKvRequest.SerializeToString,
-            kvmesh_dot_prefill_dot_v1_dot_prefill__pb2.ReleaseKvResponse.FromString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_legs__pb2.ReleaseKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

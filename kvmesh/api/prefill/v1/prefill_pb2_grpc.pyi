@@ -5,7 +5,7 @@ Prompts become KV blocks."""
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from kvmesh.api.prefill.v1 import prefill_pb2 as _prefill_pb2
+from kvmesh.api.worker.v1 import legs_pb2 as _legs_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -27,113 +27,68 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PrefillServiceStub:
-    """Served by prefill workers.
+    """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
-       under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
-    2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
-       cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
-    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
-       per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
-       when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
-       an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
-       was not answered is cancelled.
-    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
-    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
-       as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
-       does not know the field answers with a handle, with which the caller goes on as ever.
-
-    Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
-    draining), ABORTED (engine failed).
+    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
+    prompt, so nothing has to be handed over.
     """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillServiceAsyncStub: ...
-    Prefill: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]
-    """Computes one prompt."""
-    Attach: _grpc.StreamStreamMultiCallable[_prefill_pb2.AttachRequest, _prefill_pb2.AttachResponse]
-    """Prompts of one frontend, as they come. Lives as long as both do."""
-    ReleaseKv: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseKvRequest, _prefill_pb2.ReleaseKvResponse]
+    Attach: _grpc.StreamStreamMultiCallable[_legs_pb2.AttachRequest, _legs_pb2.AttachResponse]
+    """All legs of one frontend."""
+    Generate: _grpc.UnaryStreamMultiCallable[_legs_pb2.GenerateRequest, _legs_pb2.GenerateResponse]
+    """One leg."""
+    ReleaseKv: _grpc.UnaryUnaryMultiCallable[_legs_pb2.ReleaseKvRequest, _legs_pb2.ReleaseKvResponse]
     """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
 @_typing.type_check_only
 class PrefillServiceAsyncStub(PrefillServiceStub):
-    """Served by prefill workers.
+    """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
-       under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
-    2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
-       cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
-    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
-       per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
-       when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
-       an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
-       was not answered is cancelled.
-    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
-    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
-       as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
-       does not know the field answers with a handle, with which the caller goes on as ever.
-
-    Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
-    draining), ABORTED (engine failed).
+    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
+    prompt, so nothing has to be handed over.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Prefill: _aio.UnaryUnaryMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]  # type: ignore[assignment]
-    """Computes one prompt."""
-    Attach: _aio.StreamStreamMultiCallable[_prefill_pb2.AttachRequest, _prefill_pb2.AttachResponse]  # type: ignore[assignment]
-    """Prompts of one frontend, as they come. Lives as long as both do."""
-    ReleaseKv: _aio.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseKvRequest, _prefill_pb2.ReleaseKvResponse]  # type: ignore[assignment]
+    Attach: _aio.StreamStreamMultiCallable[_legs_pb2.AttachRequest, _legs_pb2.AttachResponse]  # type: ignore[assignment]
+    """All legs of one frontend."""
+    Generate: _aio.UnaryStreamMultiCallable[_legs_pb2.GenerateRequest, _legs_pb2.GenerateResponse]  # type: ignore[assignment]
+    """One leg."""
+    ReleaseKv: _aio.UnaryUnaryMultiCallable[_legs_pb2.ReleaseKvRequest, _legs_pb2.ReleaseKvResponse]  # type: ignore[assignment]
     """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Served by prefill workers.
+    """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    1. A frontend calls Prefill with the deadline of its request. The worker computes the prompt and answers with a handle
-       under a lease; the blocks stay until decode pulled them, ReleaseKv is called, or the lease ends.
-    2. In a rendezvous handoff the answer comes when the transfer is over and carries no handle.
-    3. Cancelling the call before it is answered stops the computation and frees its blocks. The deadline does the same. A
-       cancel that crosses with the answer leaves the blocks to their lease, since a pull may be reading them.
-    4. A frontend with many requests opens one Attach stream per worker instead, says hello, and sends calls on it; a message
-       per call and answer costs both sides a third of a call of its own. Several calls, and several answers, share a message
-       when they come together. The worker answers each call once, in any order, unless it was cancelled. A frontend that gets
-       an answer to a call it has cancelled gives the handle back with `releases`. When the stream ends, every call on it that
-       was not answered is cancelled.
-    5. A worker without Attach says UNIMPLEMENTED; its frontends use Prefill.
-    6. A caller whose request wants one token more can ask for the token itself with `wants_output`. The worker then generates it
-       as a decode worker would and answers with `output`: no handle, no lease, and no block is held afterwards. A worker that
-       does not know the field answers with a handle, with which the caller goes on as ever.
-
-    Errors: INVALID_ARGUMENT, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED with RetryInfo (full), UNAVAILABLE (starting,
-    draining), ABORTED (engine failed).
+    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
+    prompt, so nothing has to be handed over.
     """
-
-    @_abc_1.abstractmethod
-    def Prefill(
-        self,
-        request: _prefill_pb2.PrefillRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_prefill_pb2.PrefillResponse, _abc.Awaitable[_prefill_pb2.PrefillResponse]]:
-        """Computes one prompt."""
 
     @_abc_1.abstractmethod
     def Attach(
         self,
-        request_iterator: _MaybeAsyncIterator[_prefill_pb2.AttachRequest],
+        request_iterator: _MaybeAsyncIterator[_legs_pb2.AttachRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_prefill_pb2.AttachResponse], _abc.AsyncIterator[_prefill_pb2.AttachResponse]]:
-        """Prompts of one frontend, as they come. Lives as long as both do."""
+    ) -> _typing.Union[_abc.Iterator[_legs_pb2.AttachResponse], _abc.AsyncIterator[_legs_pb2.AttachResponse]]:
+        """All legs of one frontend."""
+
+    @_abc_1.abstractmethod
+    def Generate(
+        self,
+        request: _legs_pb2.GenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_legs_pb2.GenerateResponse], _abc.AsyncIterator[_legs_pb2.GenerateResponse]]:
+        """One leg."""
 
     @_abc_1.abstractmethod
     def ReleaseKv(
         self,
-        request: _prefill_pb2.ReleaseKvRequest,
+        request: _legs_pb2.ReleaseKvRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_prefill_pb2.ReleaseKvResponse, _abc.Awaitable[_prefill_pb2.ReleaseKvResponse]]:
+    ) -> _typing.Union[_legs_pb2.ReleaseKvResponse, _abc.Awaitable[_legs_pb2.ReleaseKvResponse]]:
         """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error."""
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

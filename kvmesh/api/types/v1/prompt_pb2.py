@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from kvmesh.api.types.v1 import sampling_pb2 as kvmesh_dot_types_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvmesh/types/v1/prompt.proto\x12\x0fkvmesh.types.v1\x1a\x1ekvmesh/types/v1/sampling.proto\"\xc1\x02\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11\x65mitted_token_ids\x18\x03 \x03(\r\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.kvmesh.types.v1.SamplingParams\x12\x0f\n\x07\x61\x64\x61pter\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12%\n\x05media\x18\x08 \x03(\x0b\x32\x16.kvmesh.types.v1.Media\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x1f\n\x12\x64\x61ta_parallel_rank\x18\n \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10packed_token_ids\x18\x0b \x01(\x0c\x42\x15\n\x13_data_parallel_rank\"\xac\x01\n\x05Media\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.kvmesh.types.v1.MediaKind\x12\x14\n\x0c\x63ontent_hash\x18\x02 \x01(\x0c\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12\r\n\x03url\x18\x04 \x01(\tH\x00\x12\x18\n\x0e\x65ncoder_handle\x18\x05 \x01(\x0cH\x00\x12\x10\n\x08position\x18\x06 \x01(\r\x12\x0e\n\x06length\x18\x07 \x01(\rB\x08\n\x06source*i\n\tMediaKind\x12\x1a\n\x16MEDIA_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEDIA_KIND_IMAGE\x10\x01\x12\x14\n\x10MEDIA_KIND_AUDIO\x10\x02\x12\x14\n\x10MEDIA_KIND_VIDEO\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvmesh/types/v1/prompt.proto\x12\x0fkvmesh.types.v1\x1a\x1ekvmesh/types/v1/sampling.proto\"\xa7\x02\n\nGeneration\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x19\n\x11\x65mitted_token_ids\x18\x03 \x03(\r\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.kvmesh.types.v1.SamplingParams\x12\x0f\n\x07\x61\x64\x61pter\x18\x05 \x01(\t\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12%\n\x05media\x18\x08 \x03(\x0b\x32\x16.kvmesh.types.v1.Media\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x1f\n\x12\x64\x61ta_parallel_rank\x18\n \x01(\rH\x00\x88\x01\x01\x42\x15\n\x13_data_parallel_rank\"\xac\x01\n\x05Media\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.kvmesh.types.v1.MediaKind\x12\x14\n\x0c\x63ontent_hash\x18\x02 \x01(\x0c\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12\r\n\x03url\x18\x04 \x01(\tH\x00\x12\x18\n\x0e\x65ncoder_handle\x18\x05 \x01(\x0cH\x00\x12\x10\n\x08position\x18\x06 \x01(\r\x12\x0e\n\x06length\x18\x07 \x01(\rB\x08\n\x06source*i\n\tMediaKind\x12\x1a\n\x16MEDIA_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEDIA_KIND_IMAGE\x10\x01\x12\x14\n\x10MEDIA_KIND_AUDIO\x10\x02\x12\x14\n\x10MEDIA_KIND_VIDEO\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.api.types.v1.prompt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEDIAKIND']._serialized_start=580
-  _globals['_MEDIAKIND']._serialized_end=685
+  _globals['_MEDIAKIND']._serialized_start=554
+  _globals['_MEDIAKIND']._serialized_end=659
   _globals['_GENERATION']._serialized_start=82
-  _globals['_GENERATION']._serialized_end=403
-  _globals['_MEDIA']._serialized_start=406
-  _globals['_MEDIA']._serialized_end=578
+  _globals['_GENERATION']._serialized_end=377
+  _globals['_MEDIA']._serialized_start=380
+  _globals['_MEDIA']._serialized_end=552
 # @@protoc_insertion_point(module_scope)

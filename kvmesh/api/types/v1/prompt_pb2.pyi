@@ -20,7 +20,7 @@ MEDIA_KIND_AUDIO: MediaKind
 MEDIA_KIND_VIDEO: MediaKind
 
 class Generation(_message.Message):
-    __slots__ = ("model", "token_ids", "emitted_token_ids", "sampling", "adapter", "cache_salt", "priority", "media", "traceparent", "data_parallel_rank", "packed_token_ids")
+    __slots__ = ("model", "token_ids", "emitted_token_ids", "sampling", "adapter", "cache_salt", "priority", "media", "traceparent", "data_parallel_rank")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -31,9 +31,8 @@ class Generation(_message.Message):
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
-    PACKED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     model: str
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: bytes
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     adapter: str
@@ -42,8 +41,7 @@ class Generation(_message.Message):
     media: _containers.RepeatedCompositeFieldContainer[Media]
     traceparent: str
     data_parallel_rank: int
-    packed_token_ids: bytes
-    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., traceparent: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., packed_token_ids: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., traceparent: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ...) -> None: ...
 
 class Media(_message.Message):
     __slots__ = ("kind", "content_hash", "data", "url", "encoder_handle", "position", "length")

@@ -1,0 +1,331 @@
+"""The frontend's end of Attach on prefill and decode workers: one stream per worker, and one sink per leg for what comes back.
+
+Protobuf step frames are read here directly, not through the codec: translating each frame into a value first costs more
+than all the rest of the link (one list per frame is made, nothing per token).
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpc.aio import AioRpcError
+
+from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import PrefillServiceStub
+from kvmesh.api.worker.v1 import legs_pb2 as pb
+from kvmesh.clock import Clock, awake_timeout
+from kvmesh.core import FinishReason, Leg, LegFinish, LegTask, Role, WorkerRef
+from kvmesh.errors import (
+    CancelledByCallerError,
+    InternalError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+)
+from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.clients import LegLink, LegSink
+from kvmesh.rpc.codec.legs import LEG_TASKS, fill_leg, from_finish
+from kvmesh.rpc.codec.scalars import fill_positive_duration, from_duration
+from kvmesh.rpc.codec.types import from_logprobs
+from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
+from kvmesh.rpc.status import from_rpc_error
+
+log = logging.getLogger(__name__)
+
+SUBMISSIONS_PER_MESSAGE = 1024
+RELEASES_PER_MESSAGE = 1024
+MESSAGE_BYTES = 1 << 20
+"""A message is closed once it is that large; long prompts in one message would reach gRPC's limit together."""
+SUBMISSION_BYTES_MAX = 60 << 20
+"""What fits gRPC's default limit of 64 MiB with some room."""
+STUBS: Mapping[Role, Callable[[Any], Any]] = {Role.PREFILL: PrefillServiceStub, Role.DECODE: DecodeServiceStub}
+SILENT_HEARTBEATS = 3
+"""Heartbeats that may be missed before a worker counts as silent."""
+
+
+class GrpcLegLink:
+    """One Attach stream. Made by GrpcLegLinks; it ends with the stream and is then replaced, never reopened.
+
+    Invariants: 1. a slot is in `_sinks` exactly from submit until `on_finish` of its sink; 2. after the stream's end no
+    slot is left.
+    """
+
+    def __init__(self, worker: WorkerRef, call: Any, clock: Clock, *, pace_s: float = DEFAULT_PACE_S) -> None:
+        self.worker = worker
+        self._call = call
+        self._clock = clock
+        self._sinks: dict[int, LegSink] = {}
+        self._free_slots: list[int] = []
+        self._slots_made = 0
+        self._requests: deque[pb.AttachRequest] = deque()
+        """Submissions that wait to be written, by the message in which they will be."""
+        self._request_bytes = 0
+        self._cancels: dict[int, None] = {}
+        self._releases: deque[str] = deque()
+        self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
+        self._heard_at_s = clock.now()
+        self._heartbeat_s = 1.0
+        self._submissions_max = 0
+        self.tasks: frozenset[LegTask] = frozenset()
+        self.is_up = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, frontend_id: str, timeout_s: float) -> None:
+        """Sends Hello and waits for the Welcome."""
+        try:
+            async with awake_timeout(timeout_s):
+                await self._call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=frontend_id)))
+                response = await self._call.read()
+        except (TimeoutError, AioRpcError, asyncio.InvalidStateError) as error:
+            self._call.cancel()
+            raise self._unreachable(error) from error
+        except BaseException:
+            self._call.cancel()
+            raise
+        if not isinstance(response, pb.AttachResponse) or response.WhichOneof("kind") != "welcome":
+            self._call.cancel()
+            raise self._unreachable(None)
+        if not self._is_meant(response.welcome):
+            self._call.cancel()
+            raise UnavailableError(
+                "another worker answers at this address", reason="worker_changed", where=self.worker.worker_id
+            )
+        self._heartbeat_s = max(0.01, from_duration(response.welcome.heartbeat))
+        self._submissions_max = response.welcome.submissions_max
+        self.tasks = frozenset(LEG_TASKS[number] for number in response.welcome.tasks if number in LEG_TASKS)
+        self._heard_at_s = self._clock.now()
+        self.is_up = True
+        name = self.worker.worker_id
+        self._tasks = [
+            asyncio.create_task(self._read(), name=f"leg-link-read-{name}"),
+            asyncio.create_task(self._writes.run(), name=f"leg-link-write-{name}"),
+            asyncio.create_task(self._watch(), name=f"leg-link-watch-{name}"),
+        ]
+
+    def _is_meant(self, welcome: pb.Welcome) -> bool:
+        """False for a worker that has started anew and for another one on the same port. Epoch 0: unknown."""
+        return welcome.worker_id == self.worker.worker_id and self.worker.epoch in (0, welcome.epoch)
+
+    def _unreachable(self, error: BaseException | None) -> MeshError:
+        if isinstance(error, AioRpcError):
+            # Nothing was done yet, so whatever broke or stopped the stream can be tried elsewhere.
+            mesh_error = from_rpc_error(error, where=self.worker.worker_id, has_begun=True)
+            if not isinstance(mesh_error, LostError | CancelledByCallerError):
+                return mesh_error
+        return UnavailableError(
+            "the worker cannot be reached", reason="worker_unreachable", where=self.worker.worker_id
+        )
+
+    def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
+        """Queues a leg; see the protocol."""
+        if not self.is_up:
+            raise UnavailableError("the link is down", reason="worker_unreachable", where=self.worker.worker_id)
+        if len(self._sinks) >= self._submissions_max:
+            raise OverloadedError(
+                "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
+            )
+        slot = self._free_slots[-1] if self._free_slots else self._slots_made
+        self._add_submission(slot, leg, timeout_s)
+        if self._free_slots:
+            self._free_slots.pop()
+        self._slots_made = max(self._slots_made, slot + 1)
+        self._sinks[slot] = sink
+        self._writes.wake()
+
+        def cancel() -> None:
+            if self._sinks.get(slot) is sink:
+                self._cancels[slot] = None
+                self._writes.wake()
+
+        return cancel
+
+    def release_nowait(self, handle_id: str) -> None:
+        """Gives a handle back; see the protocol."""
+        if self.is_up:
+            self._releases.append(handle_id)
+            self._writes.wake()
+
+    def _add_submission(self, slot: int, leg: Leg, timeout_s: float) -> None:
+        """Adds to the message that is written next, or to a new one when that one is full."""
+        requests = self._requests
+        if (
+            not requests
+            or self._request_bytes >= MESSAGE_BYTES
+            or len(requests[-1].submissions) == SUBMISSIONS_PER_MESSAGE
+        ):
+            requests.append(pb.AttachRequest())
+            self._request_bytes = 0
+        submission = requests[-1].submissions.add()
+        submission.slot = slot
+        fill_leg(submission.leg, leg)
+        if not math.isinf(timeout_s):
+            fill_positive_duration(submission.timeout, timeout_s)
+        size = submission.ByteSize()
+        if size > SUBMISSION_BYTES_MAX:
+            # gRPC would end the stream, and every other request on it, for one that is too large.
+            del requests[-1].submissions[-1]
+            raise InvalidRequestError(
+                f"the request has {size} bytes; at most {SUBMISSION_BYTES_MAX} can be sent", reason="message_too_large"
+            )
+        self._request_bytes += size
+
+    def _take_request(self) -> pb.AttachRequest:
+        """The next message. Cancels travel with the last submissions, never before the one that they cancel."""
+        request = self._requests.popleft() if self._requests else pb.AttachRequest()
+        for _ in range(min(len(self._releases), RELEASES_PER_MESSAGE)):
+            request.releases.append(self._releases.popleft())
+        if not self._requests:
+            request.cancels.extend(self._cancels)
+            self._cancels.clear()
+        if self._requests or self._releases:
+            self._writes.wake()
+        return request
+
+    async def _read(self) -> None:
+        error: MeshError = LostError("the worker ended the stream", reason="worker_lost", where=self.worker.worker_id)
+        try:
+            while isinstance(response := await self._call.read(), pb.AttachResponse):
+                self._heard_at_s = self._clock.now()
+                self._on_frame(response.frame)
+        except AioRpcError as rpc_error:
+            error = from_rpc_error(rpc_error, where=self.worker.worker_id, has_begun=True)
+        except (InvalidRequestError, ValueError, IndexError) as problem:
+            log.error("frame_refused", extra={"data": {"worker": self.worker.worker_id, "problem": str(problem)}})
+            error = InternalError("the worker sent a frame that cannot be read", where=self.worker.worker_id)
+        finally:
+            self._on_end(error)
+
+    def _on_frame(self, frame: pb.StepFrame) -> None:
+        for entry in frame.prompt_logprobs:
+            if (owner := self._sinks.get(entry.slot)) is not None:
+                owner.on_prompt(from_logprobs(entry.logprobs))
+        if frame.slots:
+            self._on_tokens(frame)
+        for message in frame.finishes:
+            sink = self._sinks.pop(message.slot, None)
+            if sink is not None:
+                self._free_slots.append(message.slot)
+                # A cancel that crossed with this must not meet the next leg on the slot.
+                self._cancels.pop(message.slot, None)
+                sink.on_finish(from_finish(message))
+
+    def _on_tokens(self, frame: pb.StepFrame) -> None:
+        sinks, came_s = self._sinks, self._heard_at_s
+        # A slice is copied by the protobuf library; an iterator would ask it once per number.
+        slots, token_ids = frame.slots[:], frame.token_ids[:]
+        if not frame.counts and not frame.logprobs:
+            for slot, token_id in zip(slots, token_ids, strict=True):
+                if (sink := sinks.get(slot)) is not None:
+                    sink.on_tokens((token_id,), None, came_s)
+            return
+        logprobs = {entry.slot: from_logprobs(entry.logprobs) for entry in frame.logprobs}
+        counts = list(frame.counts) or [1] * len(slots)
+        start = 0
+        for slot, count in zip(slots, counts, strict=True):
+            if (sink := sinks.get(slot)) is not None:
+                sink.on_tokens(token_ids[start : start + count], logprobs.get(slot), came_s)
+            start += count
+        if start != len(token_ids):
+            raise ValueError(f"{len(token_ids)} token ids for {start} places")
+
+    def _on_end(self, error: MeshError) -> None:
+        """Ends every leg as lost: a worker that went away took its work with it, whatever the status of the stream."""
+        self.is_up = False
+        self._call.cancel()
+        self._requests.clear()
+        self._cancels.clear()
+        self._releases.clear()
+        lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.on_finish(LegFinish(reason=FinishReason.ERROR, error=lost))
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def _watch(self) -> None:
+        limit_s = SILENT_HEARTBEATS * self._heartbeat_s
+        while (left_s := self._heard_at_s + limit_s - self._clock.now()) > 0:
+            due_s = self._clock.now() + left_s
+            await self._clock.sleep(left_s)
+            if self._clock.now() - due_s > self._heartbeat_s / 10:
+                # This process stood still, not the worker: what came meanwhile is unread. One more heartbeat shows it.
+                self._heard_at_s = max(self._heard_at_s, self._clock.now() - limit_s + self._heartbeat_s)
+        self._on_end(LostError("the worker has gone silent", reason="worker_silent", where=self.worker.worker_id))
+
+    async def aclose(self) -> None:
+        """Ends the stream; legs on it fail as lost."""
+        if self.is_up:
+            self._on_end(LostError("the frontend closed the link", reason="link_closed", where=self.worker.worker_id))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class GrpcLegLinks:
+    """Implements `kvmesh.rpc.clients.LegLinks`: at most one open link per worker, role and epoch."""
+
+    def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S) -> None:
+        self._channels = channels
+        self._pace_s = pace_s
+        self._frontend_id = frontend_id
+        self._clock = clock
+        self._links: dict[tuple[str, Role], GrpcLegLink] = {}
+        self._opening: dict[tuple[str, Role, int], asyncio.Task[GrpcLegLink]] = {}
+        self._is_closed = False
+
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> LegLink:
+        """The open link or a new one; see the protocol. All callers that wait for one worker share one attempt."""
+        link = self._links.get((worker.address, role))
+        if link is not None and link.is_up and link.worker.epoch == worker.epoch:
+            return link
+        if self._is_closed:
+            raise UnavailableError("the links are closed", reason="links_closed")
+        key = (worker.address, role, worker.epoch)
+        opening = self._opening.get(key)
+        if opening is None:
+            opening = asyncio.create_task(self._open(worker, role, timeout_s), name=f"leg-link-open-{worker.worker_id}")
+            self._opening[key] = opening
+            opening.add_done_callback(lambda task: self._opened(key, task))
+        try:
+            # Not cancelled with its first caller: others may wait for it, and its own timeout bounds it.
+            async with awake_timeout(timeout_s):
+                return await asyncio.shield(opening)
+        except TimeoutError:
+            raise UnavailableError(
+                "the worker cannot be reached", reason="worker_unreachable", where=worker.worker_id
+            ) from None
+
+    async def _open(self, worker: WorkerRef, role: Role, timeout_s: float) -> GrpcLegLink:
+        stub = STUBS[role](self._channels.channel(worker.address))
+        link = GrpcLegLink(worker, stub.Attach(), self._clock, pace_s=self._pace_s)
+        await link.open(self._frontend_id, timeout_s)
+        replaced = self._links.get((worker.address, role))
+        self._links[(worker.address, role)] = link
+        if replaced is not None:
+            await replaced.aclose()
+        return link
+
+    def _opened(self, key: tuple[str, Role, int], task: "asyncio.Task[GrpcLegLink]") -> None:
+        del self._opening[key]
+        if not task.cancelled():
+            task.exception()  # Marks it as seen when everybody who waited has gone.
+        # Workers come and go on ever new ports.
+        self._links = {address: link for address, link in self._links.items() if link.is_up}
+
+    def statistics(self) -> dict[str, int]:
+        """Legs in flight by worker."""
+        return {link.worker.worker_id: len(link._sinks) for link in self._links.values() if link.is_up}
+
+    async def aclose(self) -> None:
+        """Ends all links."""
+        self._is_closed = True
+        for opening in list(self._opening.values()):
+            opening.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            await link.aclose()

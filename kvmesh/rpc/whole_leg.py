@@ -1,0 +1,80 @@
+"""Legs whose caller waits for the end: prompts, embeddings, and answers of a single token."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvmesh.clock import awake_timeout
+from kvmesh.core import FinishReason, Leg, LegFinish, TokenLogprob
+from kvmesh.errors import DeadlineError, LostError
+from kvmesh.rpc.clients import LegLink
+
+
+@dataclass(slots=True)
+class WholeLeg:
+    """What a leg gave, all at once. `finish` is set at the end and is not an error."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    finish: LegFinish | None = None
+    came_s: float = 0.0
+    """Arrival time of the last tokens by the link's clock."""
+    ended_s: float = 0.0
+    """Arrival time of the finish by the event loop's clock."""
+
+
+async def run_leg(link: LegLink, leg: Leg, *, timeout_s: float) -> WholeLeg:
+    """Runs a leg to its end and raises its failure. Cancelling it stops the leg; a handle that nobody receives is given back.
+
+    DeadlineError when the worker does not end the leg in time. LostError when the worker cancelled it.
+    """
+    sink = _Collector(link)
+    cancel = link.submit_nowait(leg, sink, timeout_s=timeout_s)
+    try:
+        async with awake_timeout(timeout_s):
+            return await sink.ended
+    except TimeoutError:
+        sink.give_back()
+        raise DeadlineError("the request ran out of time", where=link.worker.worker_id) from None
+    except BaseException:
+        sink.give_back()
+        raise
+    finally:
+        cancel()
+
+
+class _Collector:
+    """Sink that collects a leg."""
+
+    def __init__(self, link: LegLink) -> None:
+        self._link = link
+        self._leg = WholeLeg()
+        self.ended: asyncio.Future[WholeLeg] = asyncio.get_running_loop().create_future()
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        self._leg.token_ids += token_ids
+        self._leg.logprobs += logprobs or ()
+        self._leg.came_s = came_s
+
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        self._leg.prompt_logprobs = logprobs
+
+    def on_finish(self, finish: LegFinish) -> None:
+        self._leg.finish = finish
+        self._leg.ended_s = asyncio.get_running_loop().time()
+        if self.ended.done():
+            self.give_back()
+        elif finish.reason is FinishReason.ERROR:
+            self.ended.set_exception(finish.error or LostError("the worker failed the request", reason="engine_error"))
+        elif finish.reason is FinishReason.CANCELLED:
+            # The caller does not wait for a leg that it has cancelled, so something else stopped the engine.
+            self.ended.set_exception(LostError("the worker cancelled the request", reason="leg_cancelled"))
+        else:
+            self.ended.set_result(self._leg)
+
+    def give_back(self) -> None:
+        """Releases the handle of a finish that nobody receives."""
+        finish, self._leg.finish = self._leg.finish, None
+        if finish is not None and finish.handle is not None:
+            self._link.release_nowait(finish.handle.handle_id)

@@ -1,0 +1,164 @@
+"""PrefillService and DecodeService: protobuf to the worker and back, no decisions. The two differ in their `Admission`."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, Protocol
+
+from grpc.aio import ServicerContext
+
+from kvmesh.api.worker.v1 import legs_pb2 as pb
+from kvmesh.checks import check_length
+from kvmesh.core import Capabilities, Leg, LegTask, LoadRecord
+from kvmesh.errors import InternalError, InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.rpc.codec.legs import LEG_TASK_NUMBERS, from_leg, to_finish
+from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_duration
+from kvmesh.rpc.codec.types import to_logprobs
+from kvmesh.rpc.deadline import remaining_s
+from kvmesh.rpc.first_message import first_message
+from kvmesh.worker.direct import run_steps
+from kvmesh.worker.frames import FrameOutlet
+from kvmesh.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+SUBMISSIONS_PER_MESSAGE = 1024
+RELEASES_PER_MESSAGE = 1024
+ID_CHARACTERS_MAX = 128
+
+
+class Admission(Protocol):
+    """What a worker takes in one role."""
+
+    def tasks(self, capabilities: Capabilities) -> Collection[LegTask]:
+        """Tasks that an engine of these capabilities runs in the role."""
+        ...
+
+    def check(self, leg: Leg, legs: int, read_load: Callable[[], LoadRecord]) -> None:
+        """Raises a MeshError when the leg is not taken now. `legs`: how many the worker has; reading the load costs more."""
+        ...
+
+
+class LegServicer:
+    """Serves one worker in one role."""
+
+    def __init__(self, worker: Worker, admission: Admission) -> None:
+        self._worker = worker
+        self._admission = admission
+        self._numbers = itertools.count()
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
+    ) -> None:
+        """All legs of one frontend; see the protocol in legs.proto. Writes through the context, so that reading goes on."""
+        first = await first_message(request_iterator)
+        if first is None or not first.HasField("hello"):
+            raise InvalidRequestError("the first message must be hello", field="hello")
+        settings = self._worker.settings
+        outlet = FrameOutlet(
+            self._worker,
+            required_text(first.hello.frontend_id, "hello.frontend_id", ID_CHARACTERS_MAX),
+            steps_max=settings.link_buffer_frames,
+            legs_max=settings.submissions_max,
+        )
+        reader: asyncio.Task[None] | None = None
+        try:
+            await context.write(pb.AttachResponse(welcome=self._welcome()))
+            reader = asyncio.create_task(self._read_requests(first, request_iterator, outlet), name="attach-read")
+            await outlet.write_frames(
+                context.write, heartbeat_s=settings.heartbeat_s, interval_s=settings.frame_interval_s
+            )
+        finally:
+            outlet.close_nowait()
+            if reader is not None:
+                reader.cancel()
+                await asyncio.wait({reader})
+
+    def _tasks(self) -> Collection[LegTask]:
+        return self._admission.tasks(self._worker.description.capabilities)
+
+    def _welcome(self) -> pb.Welcome:
+        settings = self._worker.settings
+        return pb.Welcome(
+            worker_id=self._worker.identity.worker_id,
+            epoch=self._worker.identity.epoch,
+            heartbeat=to_duration(settings.heartbeat_s),
+            submissions_max=settings.submissions_max,
+            tasks=[LEG_TASK_NUMBERS[task] for task in self._tasks()],
+        )
+
+    async def _read_requests(
+        self, first: pb.AttachRequest, requests: AsyncIterator[pb.AttachRequest], outlet: FrameOutlet
+    ) -> None:
+        try:
+            self._take(first, outlet)
+            async for request in requests:
+                if request.HasField("hello"):
+                    raise InvalidRequestError("hello may come once", field="hello")
+                self._take(request, outlet)
+        except MeshError as error:
+            outlet.fail_nowait(error)
+        except Exception:
+            log.exception("attach_defect")
+            outlet.fail_nowait(InternalError("a defect of the worker", where=self._worker.identity.worker_id))
+        finally:
+            outlet.end_nowait()
+
+    def _take(self, request: pb.AttachRequest, outlet: FrameOutlet) -> None:
+        """Submissions before cancels, so that a message may hold both of one slot."""
+        check_length(len(request.submissions), "submissions", 0, SUBMISSIONS_PER_MESSAGE, "entries")
+        check_length(len(request.releases), "releases", 0, RELEASES_PER_MESSAGE, "entries")
+        for submission in request.submissions:
+            self._submit(submission, outlet)
+        for slot in request.cancels:
+            outlet.link.cancel_nowait(slot)
+        for handle_id in request.releases:
+            self._worker.release_nowait(required_text(handle_id, "releases", ID_CHARACTERS_MAX))
+
+    def _submit(self, message: pb.Submission, outlet: FrameOutlet) -> None:
+        """Hands a submission to the worker; a refusal is the slot's finish.
+
+        A slot in use ends the stream instead: its finish would be taken for that of the leg that has the slot.
+        """
+        if outlet.link.has_leg(message.slot):
+            raise InvalidRequestError(f"slot {message.slot} is in use", field="slot", reason="slot_in_use")
+        try:
+            leg = from_leg(message.leg)
+            timeout_s = positive_duration(message, "timeout", "timeout")
+            self._admit(leg)
+            outlet.link.submit_nowait(message.slot, leg, timeout_s)
+        except MeshError as error:
+            outlet.refuse_nowait(message.slot, error)
+
+    def _admit(self, leg: Leg) -> None:
+        if leg.task not in self._tasks():
+            role = self._worker.description.role.value
+            raise UnsupportedError(
+                f"this {role} worker does not run {leg.task.value} legs", field="task", reason="task_unsupported"
+            )
+        self._admission.check(leg, self._worker.legs, self._worker.engine.load)
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """One leg of a plain client."""
+        own_id = f"plain-{self._worker.identity.epoch:x}-{next(self._numbers)}"
+        leg = from_leg(request.leg, default_id=own_id)
+        self._admit(leg)
+        steps = run_steps(self._worker, leg, timeout_s=remaining_s(context))
+        try:
+            async for step in steps:
+                yield pb.GenerateResponse(
+                    token_ids=step.token_ids,
+                    logprobs=None if step.logprobs is None else to_logprobs(step.logprobs),
+                    prompt_logprobs=None if step.prompt_logprobs is None else to_logprobs(step.prompt_logprobs),
+                    finish=None if step.finish is None else to_finish(0, self._worker.with_lease_left(step.finish)),
+                )
+        finally:
+            await steps.aclose()  # type: ignore[attr-defined]
+
+    async def ReleaseKv(self, request: pb.ReleaseKvRequest, context: ServicerContext[Any, Any]) -> pb.ReleaseKvResponse:
+        """Gives a handle's blocks back."""
+        handle_id = required_text(request.handle_id, "handle_id", ID_CHARACTERS_MAX)
+        return pb.ReleaseKvResponse(was_held=self._worker.release_nowait(handle_id))

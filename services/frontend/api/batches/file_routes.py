@@ -1,0 +1,113 @@
+"""POST, GET and DELETE of files."""
+
+import asyncio
+import re
+
+from aiohttp import web
+
+from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
+from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.api.batches.upload import read_upload
+from services.frontend.api.http.boundary import Boundary, json_response
+from services.frontend.api.http.owner import owner_of
+from services.frontend.api.openai.serve import Exchange
+from services.frontend.api.responses.pages import list_body, read_limit, read_order
+from services.frontend.api.responses.serve import handler
+from services.frontend.stores.batch_rows import INPUT_PURPOSE, OUTPUT_PURPOSE, file_body
+from services.frontend.stores.files import FileStore
+
+PATH = "/v1/files"
+LIST_MAX = 10_000
+_ID = re.compile(r"file-[0-9a-f]{32}\Z")
+
+
+class FileRoutes:
+    """The files API."""
+
+    def __init__(self, files: FileStore, settings: BatchSettings) -> None:
+        self._files = files
+        self._settings = settings
+        self._uploads = 0
+
+    def add_routes(self, app: web.Application, boundary: Boundary) -> None:
+        """See Extension."""
+        app.router.add_post(PATH, handler(boundary, self._upload))
+        app.router.add_get(PATH, handler(boundary, self._list))
+        app.router.add_get(PATH + "/{id}", handler(boundary, self._get))
+        app.router.add_delete(PATH + "/{id}", handler(boundary, self._delete))
+        app.router.add_get(PATH + "/{id}/content", handler(boundary, self._content))
+
+    async def _upload(self, exchange: Exchange, boundary: Boundary) -> web.StreamResponse:
+        request = exchange.request
+        if not request.content_type.startswith("multipart/form-data"):
+            raise InvalidRequestError("the body must be multipart/form-data", reason="invalid_body")
+        if self._uploads >= self._settings.uploads_max:
+            raise OverloadedError("too many uploads at once", reason="uploads_full", retry_after_s=1.0)
+        file_id = f"file-{exchange.request_id}"
+        file = self._files.new(file_id)
+        self._uploads += 1
+        try:
+            form, ttl_s = await read_upload(
+                request, file, self._settings, idle_timeout_s=boundary.settings.body_timeout_s
+            )
+            await asyncio.to_thread(file.commit)
+            row = await self._files.add(
+                owner_of(request), file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes,
+                ttl_s=ttl_s,
+            )  # fmt: skip
+        finally:
+            self._uploads -= 1
+            await asyncio.shield(asyncio.to_thread(file.discard))
+        return json_response(file_body(row), headers=exchange.headers)
+
+    async def _list(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+        query = exchange.request.query
+        refuse_unknown(exchange.request, ("limit", "after", "order", "purpose"))
+        purpose = query.get("purpose")
+        if purpose not in (None, INPUT_PURPOSE, OUTPUT_PURPOSE):
+            raise InvalidRequestError(
+                f"purpose must be {INPUT_PURPOSE} or {OUTPUT_PURPOSE}", field="purpose", reason="invalid_value"
+            )
+        rows, has_more = await self._files.page(
+            owner_of(exchange.request),
+            limit=read_limit(query, default=LIST_MAX, limit_max=LIST_MAX),
+            after=query.get("after"),
+            purpose=purpose,
+            newest_first=read_order(query),
+        )
+        return json_response(list_body([file_body(row) for row in rows], has_more=has_more), headers=exchange.headers)
+
+    async def _get(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+        row = await self._files.get(owner_of(exchange.request), file_id_of(exchange.request))
+        return json_response(file_body(row), headers=exchange.headers)
+
+    async def _delete(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+        file_id = file_id_of(exchange.request)
+        await self._files.delete(owner_of(exchange.request), file_id)
+        return json_response({"id": file_id, "object": "file", "deleted": True}, headers=exchange.headers)
+
+    async def _content(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+        file_id = file_id_of(exchange.request)
+        await self._files.get(owner_of(exchange.request), file_id)
+        headers = {**exchange.headers, "Content-Type": "application/octet-stream"}
+        return web.FileResponse(self._files.path(file_id), headers=headers)
+
+
+def file_id_of(request: web.Request) -> str:
+    """The id in the path. NotFoundError when it cannot be one: it also becomes a file's name."""
+    file_id = request.match_info["id"]
+    if not is_file_id(file_id):
+        raise NotFoundError(f"there is no file {file_id[:64]!r}", field="file_id", reason="file_not_found")
+    return file_id
+
+
+def is_file_id(text: str) -> bool:
+    """What an id of a file looks like."""
+    return _ID.match(text) is not None
+
+
+def refuse_unknown(request: web.Request, known: tuple[str, ...]) -> None:
+    """InvalidRequestError for a query parameter that nobody reads."""
+    for name in request.query:
+        if name not in known:
+            raise InvalidRequestError(f"unknown parameter: {name[:64]}", field=name[:64], reason="unknown_field")

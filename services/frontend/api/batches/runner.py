@@ -1,0 +1,91 @@
+"""Looks for batches that nobody works on, and works on them."""
+
+import asyncio
+from contextlib import suppress
+
+from kvmesh.errors import MeshError
+from kvmesh.telemetry import event_logger
+from services.frontend.api.batches.answer import DrainingError
+from services.frontend.api.batches.work import BatchRun, Workshop
+from services.frontend.stores.batch_rows import Claim
+from services.frontend.stores.batches import LeaseLostError
+from services.frontend.stores.files import FileStore
+
+_log = event_logger(__name__)
+_RELEASE_TIMEOUT_S = 2.0
+
+
+class BatchRunner:
+    """Runs until cancelled. Several processes of one directory share the batches by their leases."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._shop = workshop
+        self._runs: dict[str, BatchRun] = {}
+        self._wakeup = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Batches that this process works on."""
+        return len(self._runs)
+
+    def wake(self, batch_id: str = "") -> None:
+        """There is a new batch, or this one has changed."""
+        self._wakeup.set()
+        if batch_id in self._runs:
+            self._runs[batch_id].look()
+
+    async def run(self) -> None:
+        """Claims and runs; sweeps now and then."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep(), name="batches-sweep")
+            while True:
+                # A store that fails now is asked again at the next look.
+                with suppress(MeshError):
+                    await self._claim_all(tasks)
+                self._wakeup.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._shop.settings.poll_s):
+                        await self._wakeup.wait()
+
+    async def _claim_all(self, tasks: asyncio.TaskGroup) -> None:
+        while len(self._runs) < self._shop.settings.running_max and not self._shop.is_draining():
+            claim = await self._shop.store.claim()
+            if claim is None:
+                return
+            if claim.batch_id in self._runs:
+                # This process lost its own lease for want of time; the run finds out by itself.
+                return
+            _log.info("batch_claimed", batch=claim.batch_id, status=claim.status, epoch=claim.epoch)
+            run = self._runs[claim.batch_id] = BatchRun(claim, self._shop)
+            tasks.create_task(self._run(claim, run), name=f"batch-{claim.batch_id}")
+
+    async def _run(self, claim: Claim, run: BatchRun) -> None:
+        store = self._shop.store
+        try:
+            await run.run()
+        except LeaseLostError:
+            _log.warning("batch_lease_lost", batch=claim.batch_id)
+        except (DrainingError, asyncio.CancelledError) as ending:
+            # Another frontend need not wait until the lease ends.
+            with suppress(MeshError, LeaseLostError, TimeoutError):
+                async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                    await store.release(claim)
+            if isinstance(ending, asyncio.CancelledError):
+                raise
+        except Exception as error:  # noqa: BLE001 (the boundary that keeps one batch's defect from the others; logged)
+            _log.error("batch_failed_for_now", exc_info=error, batch=claim.batch_id)
+            with suppress(MeshError, LeaseLostError):
+                await store.release(claim, after_defect=not isinstance(error, MeshError))
+        finally:
+            del self._runs[claim.batch_id]
+            self._wakeup.set()
+
+    async def _sweep(self) -> None:
+        files: FileStore = self._shop.files
+        while True:
+            # What fails now is swept later.
+            with suppress(MeshError, OSError):
+                gone = await files.sweep() + await self._shop.store.sweep()
+                if gone:
+                    _log.info("files_and_batches_deleted", count=gone)
+            await asyncio.sleep(self._shop.settings.sweep_s)

@@ -1,0 +1,61 @@
+"""The batch methods of InferenceService: protobuf to the store and back, no decisions."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from sqlite3 import Row
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1 import inference_pb2_grpc
+from kvmesh.errors import NotFoundError
+from kvmesh.rpc.codec.batch import batch_id_of, from_create_batch, to_batch, to_batch_result
+from services.frontend.access.caller import current_caller
+from services.frontend.api.batches.calls import BatchCalls
+from services.frontend.stores.batch_rows import batch_body
+
+Context = ServicerContext[Any, Any]
+
+
+class BatchServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """A tenant's batches are those that it made, here or over HTTP. `batches` gives None where there are none."""
+
+    def __init__(self, batches: Callable[[], BatchCalls | None]) -> None:
+        self._batches = batches
+
+    async def CreateBatch(self, request: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
+        row = await self._calls.create(_owner(), from_create_batch(request))
+        return pb.CreateBatchResponse(batch=_batch(row))
+
+    async def GetBatch(self, request: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
+        return pb.GetBatchResponse(batch=_batch(await self._calls.get(_owner(), batch_id_of(request))))
+
+    async def ListBatches(self, request: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
+        rows, has_more = await self._calls.page(_owner(), size=request.page_size, after=request.after)
+        return pb.ListBatchesResponse(batches=[_batch(row) for row in rows], has_more=has_more)
+
+    async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
+        return pb.CancelBatchResponse(batch=_batch(await self._calls.cancel(_owner(), batch_id_of(request))))
+
+    async def ListBatchResults(
+        self, request: pb.ListBatchResultsRequest, context: Context
+    ) -> AsyncIterator[pb.ListBatchResultsResponse]:
+        async with aclosing(self._calls.results(_owner(), batch_id_of(request))) as results:
+            async for result in results:
+                yield to_batch_result(result)
+
+    @property
+    def _calls(self) -> BatchCalls:
+        calls = self._batches()
+        if calls is None:
+            raise NotFoundError("this frontend has no files and batches", reason="batches_off")
+        return calls
+
+
+def _owner() -> str:
+    return current_caller.get().tenant
+
+
+def _batch(row: Row) -> pb.Batch:
+    return to_batch(batch_body(row), created_s=row["created_s"], expires_s=row["expires_s"])

@@ -1,0 +1,215 @@
+"""InferenceService: protobuf to the pipeline and back, no decisions."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.core import FinishReason
+from kvmesh.errors import InternalError, InvalidRequestError, MeshError
+from kvmesh.rpc.codec.inference import (
+    MODEL_CHARACTERS_MAX,
+    GenerateCall,
+    Options,
+    ToolCallPiece,
+    from_chat_request,
+    from_embed_request,
+    from_generate_request,
+    to_chat_response,
+    to_chat_usage,
+    to_embed_response,
+    to_generate_response,
+    to_generate_usage,
+)
+from kvmesh.rpc.codec.scalars import required_text
+from kvmesh.rpc.deadline import remaining_s
+from services.frontend.access.caller import current_caller
+from services.frontend.api.batches.calls import BatchCalls
+from services.frontend.api.batches.servicer import BatchServicer
+from services.frontend.api.grpc.answering import News
+from services.frontend.api.grpc.asking import chat_request, conversation_of, embed_request, generate_request
+from services.frontend.api.grpc.running import Running, accounted
+from services.frontend.api.reading import Reading, reading_of
+from services.frontend.models import ServedModel
+from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.prepare import Prepared, checked_ids, tokens_of
+from services.frontend.pipeline.request import Prompt, Request
+
+SERVICE_NAME = "kvmesh.inference.v1.InferenceService"
+
+
+class InferenceServicer(BatchServicer):
+    """Serves gRPC clients. Failures leave as MeshError; the server's interceptor makes statuses of them."""
+
+    def __init__(self, pipeline: Pipeline, batches: Callable[[], BatchCalls | None] = lambda: None) -> None:
+        super().__init__(batches)
+        self._pipeline = pipeline
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        began_s = self._pipeline.clock.now()
+        call = from_generate_request(request)
+        asked = generate_request(self._pipeline, call, remaining_s(context))
+        async with Running(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
+            echo = _echo(call, running.prepared) if call.echoes else ""
+            opened: set[int] = set()
+            async for news in running.news():
+                text = news.text if news.choice in opened else echo + news.text
+                opened.add(news.choice)
+                yield to_generate_response(
+                    asked.request_id,
+                    news.choice,
+                    text=text,
+                    token_ids=news.token_ids if call.options.returns_token_ids else (),
+                    logprobs=news.logprobs,
+                    finish=news.ending.reason if news.ending is not None else None,
+                    prompt_logprobs=news.prompt_logprobs,
+                )
+            yield to_generate_usage(asked.request_id, running.answer.usage)
+
+    async def Chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any]) -> AsyncIterator[pb.ChatResponse]:
+        began_s = self._pipeline.clock.now()
+        call = from_chat_request(request)
+        asked, conversation = chat_request(self._pipeline, call, remaining_s(context))
+        async with Running(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
+            reading = reading_of(
+                running.prepared.model,
+                conversation,
+                running.prepared.generation.token_ids,
+                request_id=asked.request_id,
+                choices=asked.choices,
+                parses_tools=call.tool_choice != "none",
+                constraint=running.prepared.generation.sampling.constraint,
+                includes_reasoning=call.includes_reasoning,
+            )
+            async for news in running.news():
+                response = _chat_response(asked.request_id, news, call.options, reading)
+                if response is not None:
+                    yield response
+            usage = running.answer.usage
+            yield to_chat_usage(asked.request_id, usage if reading is None else reading.counted(usage))
+
+    async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
+        began_s = self._pipeline.clock.now()
+        embed = embed_request(self._pipeline, from_embed_request(request), remaining_s(context))
+        with accounted(self._pipeline, embed.asked, began_s) as used:
+            result = await self._pipeline.embed(embed, began_s=began_s)
+            used.append(result.usage)
+        return to_embed_response(result)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
+        model = self._model(request.model)
+        kind = request.WhichOneof("input")
+        if kind == "text":
+            prompt: Prompt = request.text
+            field = "text"
+        elif kind == "chat":
+            # The model is named once, outside; what the conversation says of it counts for nothing.
+            request.chat.model = request.chat.model or request.model
+            prompt = conversation_of(from_chat_request(request.chat, prefix="chat."), prefix="chat.")
+            field = "chat.messages"
+        else:
+            raise InvalidRequestError("text or chat must be given", field="input")
+        asked = Request(
+            request_id="",
+            model=model.name,
+            prompt=prompt,
+            adds_special_tokens=request.add_special_tokens,
+            fields={"prompt": field},
+        )
+        token_ids = await tokens_of(asked, model, self._pipeline.settings) if prompt else []
+        return pb.TokenizeResponse(token_ids=token_ids, context_tokens_max=model.context_tokens_max)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: ServicerContext[Any, Any]
+    ) -> pb.DetokenizeResponse:
+        model = self._model(request.model)
+        if len(request.token_ids) > model.context_tokens_max:
+            raise InvalidRequestError(f"token_ids must have at most {model.context_tokens_max} ids", field="token_ids")
+        token_ids = checked_ids(list(request.token_ids), "token_ids", model)
+        return pb.DetokenizeResponse(text=model.text.decode(token_ids, skip_special_tokens=request.skip_special_tokens))
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: ServicerContext[Any, Any]
+    ) -> pb.ListModelsResponse:
+        caller = current_caller.get()
+        models = [
+            pb.Model(
+                name=model.name,
+                context_tokens_max=model.context_tokens_max,
+                features=sorted(model.features),
+                workers_ready=model.workers_ready,
+                adapters=[adapter for adapter in model.adapters if caller.allows(adapter)],
+            )
+            for model in self._pipeline.models.served()
+            if caller.allows(model.name)
+        ]
+        return pb.ListModelsResponse(models=models)
+
+    def _model(self, name: str) -> ServedModel:
+        model = self._pipeline.models.find(required_text(name, "model", MODEL_CHARACTERS_MAX))
+        current_caller.get().check_model(model.adapter or model.name)
+        return model
+
+
+def _chat_response(request_id: str, news: News, options: Options, reading: Reading | None) -> pb.ChatResponse | None:
+    """None when all there is may still become a tool call."""
+    finish = news.ending.reason if news.ending is not None else None
+    text, reasoning = news.text, ""
+    warnings: Sequence[MeshError] = ()
+    calls: tuple[ToolCallPiece, ...] = ()
+    if reading is not None:
+        choice = news.choice
+        parts = [
+            *reading.push(choice, text, len(news.token_ids)),
+            *(reading.flush(choice) if finish is not None else ()),
+        ]
+        text = "".join(part for part in parts if isinstance(part, str))
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        warnings = _warnings(parts)
+        calls = _pieces(reading, choice, parts)
+        if finish is FinishReason.STOP and reading.calls(choice):
+            finish = FinishReason.TOOL_CALLS
+        if not (text or reasoning or calls or warnings or finish or news.logprobs or options.returns_token_ids):
+            return None
+    return to_chat_response(
+        request_id,
+        news.choice,
+        text=text,
+        reasoning=reasoning,
+        tool_calls=calls,
+        token_ids=news.token_ids if options.returns_token_ids else (),
+        logprobs=news.logprobs,
+        finish=finish,
+        warnings=warnings,
+    )
+
+
+def _warnings(parts: Sequence[Part]) -> list[MeshError]:
+    """Each reason once, in the order they came up."""
+    reasons = dict.fromkeys(part.reason for part in parts if isinstance(part, Warned))
+    return [InternalError(WARNINGS[reason], reason=reason) for reason in reasons]
+
+
+def _pieces(reading: Reading, choice: int, parts: Sequence[Part]) -> tuple[ToolCallPiece, ...]:
+    """One piece per call: its name if it began here, and what came of its arguments."""
+    pieces: dict[int, ToolCallPiece] = {}
+    for part in parts:
+        if isinstance(part, CallBegin):
+            call_id = reading.call_id(choice, part)
+            pieces[part.number] = ToolCallPiece(index=part.number, call_id=call_id, name=part.name, arguments="")
+        elif isinstance(part, CallArguments):
+            known = pieces.get(part.number) or ToolCallPiece(index=part.number, call_id="", name="", arguments="")
+            pieces[part.number] = replace(known, arguments=known.arguments + part.text)
+    return tuple(pieces.values())
+
+
+def _echo(call: GenerateCall, prepared: Prepared) -> str:
+    if isinstance(call.prompt, str):
+        return call.prompt
+    skips = prepared.request.sampling.skip_special_tokens
+    return prepared.model.text.decode(prepared.generation.token_ids, skip_special_tokens=skips)

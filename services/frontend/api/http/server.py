@@ -1,0 +1,223 @@
+"""The HTTP server: routes, limits, and the one boundary where failures become answers."""
+
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from kvmesh.errors import MeshError, NotFoundError
+from kvmesh.rpc.http_status import http_status
+from services.frontend.api.http.boundary import REQUEST_ID_HEADER, Boundary, client_id_of, json_response
+from services.frontend.api.http.half_close import HalfClosingRunner
+from services.frontend.api.openai.asked import Asked
+from services.frontend.api.openai.bodies import error_body, error_headers, model_body
+from services.frontend.api.openai.chat_request import read_chat
+from services.frontend.api.openai.completion_request import read_completion
+from services.frontend.api.openai.embeddings import serve_embeddings
+from services.frontend.api.openai.serve import Exchange, serve
+from services.frontend.api.openai.tokens import serve_detokenize, serve_tokenize
+from services.frontend.models import ServedModel
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.settings import HttpSettings
+
+_log = logging.getLogger(__name__)
+ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+
+Reader = Callable[[Mapping[str, Any], str], Asked]
+Answerer = Callable[[Exchange, Mapping[str, Any]], Awaitable[web.StreamResponse]]
+# What takes a JSON object and answers it without a stream.
+ANSWERERS: Mapping[str, Answerer] = {
+    "/v1/embeddings": serve_embeddings,
+    "/tokenize": serve_tokenize,
+    "/detokenize": serve_detokenize,
+    "/v1/tokenize": serve_tokenize,
+    "/v1/detokenize": serve_detokenize,
+}
+
+
+class Extension(Protocol):
+    """More of the API, kept in a package of its own."""
+
+    def add_routes(self, app: web.Application, boundary: Boundary) -> None:
+        """Adds its paths."""
+        ...
+
+
+class HttpServer:
+    """Serves the API. A part; `problems` tells for /health why models cannot be asked."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: HttpSettings,
+        registry: CollectorRegistry,
+        *,
+        problems: Callable[[], Mapping[str, str]] = dict,
+        extensions: Sequence["Extension"] = (),
+    ) -> None:
+        self._boundary = Boundary(pipeline, settings)
+        self._extensions = extensions
+        self._pipeline = pipeline
+        self._settings = settings
+        self._registry = registry
+        self._problems = problems
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0 before `start`."""
+        return self._port
+
+    async def start(self) -> None:
+        """Binds and serves. OSError when the address cannot be bound."""
+        app = web.Application(client_max_size=self._settings.body_bytes_max)
+        app.router.add_post(CHAT_PATH, self._chat)
+        app.router.add_post(COMPLETION_PATH, self._completion)
+        for path, answerer in ANSWERERS.items():
+            app.router.add_post(path, partial(self._answer_with, answerer))
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._model)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/live", self._live)
+        app.router.add_get("/metrics", self._metrics)
+        for extension in self._extensions:
+            extension.add_routes(app, self._boundary)
+        app.router.add_route("OPTIONS", ANY_PATH, self._preflight)
+        app.router.add_route("*", ANY_PATH, self._nothing)
+        self._runner = HalfClosingRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            # A client that goes away cancels its handler, and with it the request on every hop.
+            handler_cancellation=True,
+            max_line_size=self._settings.header_bytes_max,
+            max_field_size=self._settings.header_bytes_max,
+            max_headers=self._settings.headers_max,
+        )
+        await self._runner.setup()
+        settings = self._settings
+        site = web.TCPSite(
+            self._runner,
+            settings.host,
+            settings.port,
+            backlog=settings.backlog,
+            ssl_context=tls_context(settings),
+            reuse_port=settings.shares_port or None,
+        )
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        _log.info("http_server_started", extra={"data": {"host": self._settings.host, "port": self._port}})
+
+    async def aclose(self) -> None:
+        """Stops listening and cancels what is left. Idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, read_chat)
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, lambda values, id_: read_completion(values, id_, self._pipeline.settings))
+
+    async def _answer(self, request: web.Request, read: Reader) -> web.StreamResponse:
+        async def generate(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
+            return await serve(exchange, read(values, exchange.request_id))
+
+        return await self._answer_with(generate, request)
+
+    async def _answer_with(self, answerer: Answerer, request: web.Request) -> web.StreamResponse:
+        """One request whose body is a JSON object."""
+
+        async def work(exchange: Exchange) -> web.StreamResponse:
+            return await answerer(exchange, await self._boundary.object(request))
+
+        return await self._boundary.handle(request, work)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        headers = self._common_headers(request)
+        try:
+            caller = self._pipeline.access.authenticate(request.headers)
+        except MeshError as error:
+            return _error_response(error, headers=headers)
+        models = [body for model in self._pipeline.models.served() for body in _entries(model)]
+        data = [body for body in models if caller.allows(body["id"])]
+        return json_response({"object": "list", "data": data}, headers=headers)
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name, headers = request.match_info["name"], self._common_headers(request)
+        try:
+            self._pipeline.access.authenticate(request.headers).check_model(name)
+            return json_response(model_body(self._pipeline.models.find(name), name), headers=headers)
+        except MeshError as error:
+            return _error_response(error, headers=headers)
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        return self._boundary.cross_origin.preflight(request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        models = [model.name for model in self._pipeline.models.served()]
+        is_healthy = bool(models) and not self._pipeline.is_draining
+        why = "ok" if is_healthy else "draining" if self._pipeline.is_draining else "no model can be asked"
+        body = {"status": why, "models": models, "problems": dict(self._problems())}
+        return json_response(body, status=200 if is_healthy else 503)
+
+    async def _live(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    def _common_headers(self, request: web.Request) -> dict[str, str]:
+        client_id = client_id_of(request)
+        ids = {REQUEST_ID_HEADER: client_id} if client_id else {}
+        return ids | self._boundary.cross_origin.headers(request)
+
+    async def _nothing(self, request: web.Request) -> web.Response:
+        methods = await methods_of(request)
+        what = f"has no {request.method}, only {', '.join(methods)}" if methods else "does not exist"
+        error = NotFoundError(f"{request.path[:128]} {what}", reason="method_not_allowed" if methods else "not_found")
+        headers = self._common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
+        return _error_response(error, code=405 if methods else 404, headers=headers)
+
+
+def _error_response(error: MeshError, *, code: int = 0, headers: Mapping[str, str]) -> web.Response:
+    return json_response(
+        error_body(error), status=code or http_status(error)[0], headers={**headers, **error_headers(error)}
+    )
+
+
+def _entries(model: ServedModel) -> list[dict[str, Any]]:
+    return [model_body(model, name) for name in (model.name, *model.adapters)]
+
+
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """TLS as the settings want it. OSError (ssl.SSLError) when a file cannot be read."""
+    if not settings.tls_certificate_file:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
+    if settings.tls_authority_file:
+        context.load_verify_locations(settings.tls_authority_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def methods_of(request: web.Request) -> list[str]:
+    """The methods that the path has, whatever this request's is."""
+    methods: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource.canonical != ANY_PATH_CANONICAL:
+            _, allowed = await resource.resolve(request)
+            methods |= allowed
+    return sorted(methods)

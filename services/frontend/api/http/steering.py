@@ -1,0 +1,71 @@
+"""What headers say of a request: its session, its deadline, its trace, and, where allowed, where it must run."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvmesh.errors import InvalidRequestError, PermissionDeniedError
+from services.frontend.pipeline.request import Request
+from services.frontend.settings import HttpSettings
+
+SESSION, TIMEOUT, TRACE = "x-session-id", "x-request-timeout", "traceparent"
+PIN_PREFILL, PIN_DECODE = "x-kvmesh-pin-prefill", "x-kvmesh-pin-decode"
+LABELS, PREFERRED_LABELS = "x-kvmesh-labels", "x-kvmesh-preferred-labels"
+PLACES = {
+    PIN_PREFILL: "pinned_prefill_worker_id",
+    PIN_DECODE: "pinned_decode_worker_id",
+    LABELS: "required_labels",
+    PREFERRED_LABELS: "preferred_labels",
+}
+"""Headers that say where a request runs, where that is allowed, and what they are called further in."""
+SESSION_BYTES_MAX = 256
+WORKER_CHARACTERS_MAX = 128
+LABELS_MAX = 16
+
+
+def steer(request: Request, headers: Mapping[str, str], settings: HttpSettings) -> Request:
+    """The request with what its headers add. Errors name the header."""
+    found: dict[str, object] = {}
+    if trace := headers.get(TRACE, ""):
+        found["traceparent"] = trace
+    if session := headers.get(SESSION, ""):
+        found["session_id"] = _limited(SESSION, session, SESSION_BYTES_MAX)
+    if timeout := headers.get(TIMEOUT, ""):
+        found["timeout_s"] = _seconds(timeout)
+    if places := {header: value for header in PLACES if (value := headers.get(header, ""))}:
+        found |= _places(places, settings)
+        found["fields"] = {**request.fields, **{PLACES[header]: header for header in places}}
+    return replace(request, **found) if found else request  # type: ignore[arg-type]
+
+
+def _places(places: Mapping[str, str], settings: HttpSettings) -> Mapping[str, object]:
+    found: dict[str, object] = {}
+    for header, value in places.items():
+        if not settings.allows_pins:
+            raise PermissionDeniedError(f"{header} is not allowed here", field=header, reason="pins_not_allowed")
+        is_labels = header in (LABELS, PREFERRED_LABELS)
+        found[PLACES[header]] = _labels(header, value) if is_labels else _limited(header, value, WORKER_CHARACTERS_MAX)
+    return found
+
+
+def _limited(header: str, value: str, bytes_max: int) -> str:
+    if len(value.encode("utf-8", "surrogateescape")) > bytes_max or not value.isprintable():
+        raise InvalidRequestError(f"{header} must have at most {bytes_max} printable characters", field=header)
+    return value
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequestError(f"{TIMEOUT} must be a number of seconds above 0", field=TIMEOUT)
+    return seconds
+
+
+def _labels(header: str, value: str) -> dict[str, str]:
+    pairs = [part.strip().partition("=") for part in _limited(header, value, 1024).split(",")]
+    if len(pairs) > LABELS_MAX or not all(name and found and text for name, found, text in pairs):
+        raise InvalidRequestError(f"{header} must be at most {LABELS_MAX} of name=value, by commas", field=header)
+    return {name: text for name, _, text in pairs}

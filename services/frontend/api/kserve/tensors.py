@@ -1,0 +1,77 @@
+"""What comes of a request, as the tensors that were asked for."""
+
+from collections.abc import Sequence
+
+import orjson
+
+from kvmesh.core import TokenLogprob
+from kvmesh.rpc.codec.kserve import Tensor
+from services.frontend.api.grpc.answering import News
+from services.frontend.api.kserve.read import OUTPUTS, Inference
+from services.frontend.pipeline.prepare import Prepared
+from services.frontend.text.text_model import TextModel
+
+
+class Tensors:
+    """Of one request. A tensor has an element per choice; choices that have nothing new have an empty one."""
+
+    def __init__(self, inference: Inference, prepared: Prepared) -> None:
+        self._inference = inference
+        self._prompt_tokens = len(prepared.generation.token_ids)
+        self._text = prepared.model.text
+        choices = prepared.request.choices
+        self._cumulative = [0.0] * choices
+        self._counted = [0] * choices
+
+    def of(self, news: Sequence[News]) -> list[Tensor]:
+        """The tensors of what is new, at most one entry per choice."""
+        by_choice = {each.choice: each for each in news}
+        ordered = [by_choice.get(choice) for choice in range(len(self._cumulative))]
+        values: dict[str, Sequence[object]] = {
+            "text_output": [self._output(each) for each in ordered],
+            "finish_reason": [_finish(each) for each in ordered],
+            "cumulative_logprob": [self._logprob(i, each) for i, each in enumerate(ordered)],
+            "logprobs": [self._logprobs(each) for each in ordered],
+            "num_input_tokens": [self._prompt_tokens],
+            "num_output_tokens": [self._tokens(i, each) for i, each in enumerate(ordered)],
+        }
+        return [
+            Tensor(name=name, datatype=datatype, values=values[name])
+            for name, datatype in OUTPUTS.items()
+            if name in self._inference.outputs
+        ]
+
+    def _output(self, news: News | None) -> bytes:
+        return b"" if news is None else (self._inference.echo + news.text).encode()
+
+    def _logprob(self, choice: int, news: News | None) -> float:
+        self._cumulative[choice] += sum(each.logprob for each in (news.logprobs if news else None) or ())
+        return self._cumulative[choice]
+
+    def _tokens(self, choice: int, news: News | None) -> int:
+        """New tokens; with the end also those that gave no text."""
+        if news is None:
+            return 0
+        new = len(news.token_ids)
+        if news.ending is not None:
+            new = max(new, news.ending.output_tokens - self._counted[choice])
+        self._counted[choice] += new
+        return new
+
+    def _logprobs(self, news: News | None) -> bytes:
+        if news is None or news.logprobs is None:
+            return b"null"
+        pairs = zip(news.token_ids, news.logprobs, strict=False)
+        return orjson.dumps([_entry(self._text, token_id, each) for token_id, each in pairs])
+
+
+def _finish(news: News | None) -> bytes:
+    """vLLM's word for one that goes on is None."""
+    return b"None" if news is None or news.ending is None else news.ending.reason.value.encode()
+
+
+def _entry(text: TextModel, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, object]]:
+    found: dict[int, dict[str, object]] = {token_id: {"logprob": logprob.logprob, "rank": None}}
+    for rank, (other, value) in enumerate(logprob.alternatives, 1):
+        found[other] = {"logprob": value, "rank": rank}
+    return {str(each): {**entry, "decoded_token": text.names.texts[each]} for each, entry in found.items()}

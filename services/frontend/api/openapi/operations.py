@@ -1,0 +1,135 @@
+"""The operations: paths, parameters, bodies and answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.api.openapi.shapes import Schema, constant, integer, reference, text, words
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path. `body` and `answer` name schemas; `streams` when the answer can be an event stream."""
+
+    method: str
+    path: str
+    name: str
+    help: str
+    tag: str
+    answer: str = ""
+    body: str = ""
+    body_type: str = JSON
+    answer_type: str = JSON
+    streams: bool = False
+    query: Mapping[str, Schema] | None = None
+    parameters: Mapping[str, Schema] | None = None
+    errors: str = "Error"
+    is_open: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """OpenAPI's operation object."""
+        described: dict[str, Any] = {
+            "operationId": self.name,
+            "summary": self.help,
+            "tags": [self.tag],
+            "parameters": [*self._parameters("path", self.parameters), *self._parameters("query", self.query)],
+            "responses": self._responses(),
+        }
+        if self.is_open:
+            described["security"] = []
+        if self.body:
+            content = {self.body_type: {"schema": reference(self.body)}}
+            described["requestBody"] = {"required": True, "content": content}
+        return described
+
+    def _parameters(self, place: str, schemas: Mapping[str, Schema] | None) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "in": place, "required": place == "path", "schema": schema}
+            for name, schema in (schemas or {}).items()
+        ]
+
+    def _responses(self) -> dict[str, Any]:
+        content: dict[str, Any] = {self.answer_type: {"schema": reference(self.answer)} if self.answer else {}}
+        if self.streams:
+            content["text/event-stream"] = {"schema": {"type": "string"}}
+        error = {JSON: {"schema": reference(self.errors)}}
+        return {
+            "200": {"description": "Answered.", "content": content},
+            "4XX": {"description": "The request was refused; the error names the field.", "content": error},
+            "5XX": {"description": "The mesh could not answer; Retry-After says when to come back.", "content": error},
+        }
+
+
+_FILE = {"file_id": text(least=1)}
+_RESPONSE = {"response_id": text(least=1)}
+_BATCH = {"batch_id": text(least=1)}
+_PAGE: dict[str, Schema] = {"limit": integer(1, 100), "after": text()}
+_ORDER = words("asc", "desc")
+
+CHAT, RESPONSES, MESSAGES, FILES, OTHERS = (
+    "Chat and completions",
+    "Responses",
+    "Messages",
+    "Files and batches",
+    "Others",
+)
+TAGS: Sequence[str] = (CHAT, RESPONSES, MESSAGES, FILES, OTHERS)
+
+
+def _post(path: str, name: str, help: str, tag: str, body: str, answer: str, **more: Any) -> Operation:  # noqa: A002
+    return Operation(method="post", path=path, name=name, help=help, tag=tag, body=body, answer=answer, **more)
+
+
+def _get(path: str, name: str, help: str, tag: str, answer: str, **more: Any) -> Operation:  # noqa: A002
+    return Operation(method="get", path=path, name=name, help=help, tag=tag, answer=answer, **more)
+
+
+OPERATIONS: Sequence[Operation] = (
+    _post("/v1/chat/completions", "createChatCompletion", "Answer a conversation", CHAT, "ChatRequest",
+          "ChatCompletion", streams=True),
+    _post("/v1/completions", "createCompletion", "Continue a text", CHAT, "CompletionRequest", "Completion",
+          streams=True),
+    _post("/v1/responses", "createResponse", "Answer items, and keep the answer", RESPONSES, "ResponseRequest",
+          "Response", streams=True),
+    _get("/v1/responses/{response_id}", "getResponse", "A stored response", RESPONSES, "Response",
+         parameters=_RESPONSE, query={"stream": constant("false")}),
+    Operation(method="delete", path="/v1/responses/{response_id}", name="deleteResponse", help="Forget a response",
+              tag=RESPONSES, answer="DeletedResponse", parameters=_RESPONSE),
+    _get("/v1/responses/{response_id}/input_items", "listInputItems", "What a response was asked with", RESPONSES,
+         "InputItemList", parameters=_RESPONSE, query={**_PAGE, "order": _ORDER}),
+    Operation(method="post", path="/v1/responses/{response_id}/cancel", name="cancelResponse",
+              help="Refused: responses do not run in the background", tag=RESPONSES, answer="Response",
+              parameters=_RESPONSE),
+    _post("/v1/messages", "createMessage", "Answer messages, as Anthropic's API does", MESSAGES, "MessageRequest",
+          "Message", streams=True, errors="MessageError"),
+    _post("/v1/messages/count_tokens", "countTokens", "Count a message's tokens", MESSAGES, "CountRequest", "Count",
+          errors="MessageError"),
+    Operation(method="post", path="/v1/files", name="createFile", help="Upload a file", tag=FILES, body="Upload",
+              body_type="multipart/form-data", answer="File"),
+    _get("/v1/files", "listFiles", "All files", FILES, "FileList",
+         query={"limit": integer(1, 10_000), "after": text(), "order": _ORDER,
+                "purpose": words("batch", "batch_output")}),
+    _get("/v1/files/{file_id}", "getFile", "A file", FILES, "File", parameters=_FILE),
+    Operation(method="delete", path="/v1/files/{file_id}", name="deleteFile", help="Delete a file", tag=FILES,
+              answer="DeletedFile", parameters=_FILE),
+    _get("/v1/files/{file_id}/content", "getFileContent", "A file's bytes", FILES, "", parameters=_FILE,
+         answer_type="application/octet-stream"),
+    _post("/v1/batches", "createBatch", "Run a file of requests", FILES, "BatchRequest", "Batch"),
+    _get("/v1/batches", "listBatches", "All batches, the newest first", FILES, "BatchList", query=_PAGE),
+    _get("/v1/batches/{batch_id}", "getBatch", "A batch and how far it is", FILES, "Batch", parameters=_BATCH),
+    Operation(method="post", path="/v1/batches/{batch_id}/cancel", name="cancelBatch", help="Cancel a batch", tag=FILES,
+              answer="Batch", parameters=_BATCH),
+    _post("/v1/embeddings", "createEmbedding", "Vectors of texts", OTHERS, "EmbeddingRequest", "EmbeddingList"),
+    _post("/tokenize", "tokenize", "Tokens of a text or a conversation", OTHERS, "TokenizeRequest", "Tokens"),
+    _post("/detokenize", "detokenize", "Text of tokens", OTHERS, "DetokenizeRequest", "Detokenized"),
+    _get("/v1/models", "listModels", "Models that can be asked", OTHERS, "ModelList"),
+    _get("/v1/models/{model}", "getModel", "A model", OTHERS, "Model", parameters={"model": text(least=1)}),
+    _get("/health", "health", "Whether requests can be answered; 503 with the reasons if not", OTHERS, "Health",
+         errors="Health", is_open=True),
+    _get("/live", "live", "Whether the process runs", OTHERS, "Live", is_open=True),
+    _get("/openapi.json", "openapi", "This description", OTHERS, "", is_open=True),
+    _get("/docs", "docs", "This description for people", OTHERS, "", answer_type="text/html", is_open=True),
+    _get("/metrics", "metrics", "Prometheus metrics", OTHERS, "", answer_type="text/plain", is_open=True),
+)  # fmt: skip

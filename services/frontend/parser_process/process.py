@@ -1,0 +1,213 @@
+"""The process of vLLM's parsers, spoken to in lines of JSON (see `kvmesh.engines.vllm.parsers`)."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from kvmesh.errors import LostError, MeshError, OverloadedError, UnavailableError, UnsupportedError
+from kvmesh.telemetry import event_logger
+from services.frontend.parser_process.settings import RemoteSettings
+
+if TYPE_CHECKING:
+    from services.frontend.parser_process.relay import RemoteAnswer
+
+_log = event_logger(__name__)
+RESTART_PAUSE_MAX_S = 60.0
+MODULE = "kvmesh.engines.vllm.parsers"
+OnReply = Callable[[Sequence[Sequence[Any]]], None]
+OnFailure = Callable[[MeshError], None]
+
+
+def check_installed() -> None:
+    """UnsupportedError where vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UnsupportedError(
+            "vLLM's parsers need vllm, which is not installed here", field="tool_parser", reason="vllm_missing"
+        )
+
+
+class ParserProcess:
+    """One process, for one model. Replies come in the order of messages.
+
+    1. Every session that was opened hears of a reply to each of its messages or of one failure, unless it was closed.
+    2. When the process is gone all sessions fail, and new ones are refused until it is there again.
+    """
+
+    def __init__(self, directory: Path, *, tool: str, reasoning: str, settings: RemoteSettings) -> None:
+        self._directory = directory
+        self.tool = tool
+        self.reasoning = reasoning
+        self._settings = settings
+        self._process: Process | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._is_ready = False
+        self._sessions: dict[str, tuple[OnReply, OnFailure]] = {}
+        self._number = 0
+        self.answers: WeakValueDictionary[str, RemoteAnswer] = WeakValueDictionary()
+        """Answers to be read here, by request, for as long as somebody holds them."""
+
+    async def start(self) -> None:
+        """Until it is ready. UnsupportedError for names that vLLM does not have; UnavailableError when it does not come."""
+        check_installed()
+        try:
+            await self._spawn()
+        except BaseException:
+            await self._end()
+            raise
+        self._following = asyncio.create_task(self._follow(), name="parser-process")
+        _log.info("parser_process_started", tool=self.tool, reasoning=self.reasoning)
+
+    async def _spawn(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", MODULE, str(self._directory),
+            stdin=PIPE, stdout=PIPE, limit=self._settings.line_bytes_max,
+            env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                names = await self._read()
+        except (TimeoutError, LostError) as error:
+            raise UnavailableError("vLLM's parsers did not start", reason="parser_process_failed") from error
+        _check_names(names, self.tool, self.reasoning)
+        self._is_ready = True
+
+    async def _read(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+        except ValueError as error:
+            raise LostError("a reply of the parser process is too long", reason="parser_process_failed") from error
+        if not line:
+            raise LostError("the parser process is gone", reason="parser_process_failed")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def _follow(self) -> None:
+        """Hands replies out; a process that is gone fails its sessions and is started again."""
+        while True:
+            try:
+                while True:
+                    self._on_reply(await self._read())
+            except LostError as error:
+                self._is_ready = False
+                _log.error("parser_process_lost", why=error.message)
+                sessions, self._sessions = self._sessions, {}
+                for _, on_failure in sessions.values():
+                    on_failure(error)
+            await self._restart()
+
+    async def _restart(self) -> None:
+        pause_s = self._settings.restart_pause_s
+        while not self._is_ready:
+            await self._end()
+            await asyncio.sleep(pause_s)
+            pause_s = min(RESTART_PAUSE_MAX_S, 2 * pause_s)
+            try:
+                await self._spawn()
+            except MeshError as error:
+                _log.warning("parser_process_not_restarted", why=error.message)
+        _log.info("parser_process_restarted", tool=self.tool, reasoning=self.reasoning)
+
+    def _on_reply(self, answer: Mapping[str, Any]) -> None:
+        session = self._sessions.get(answer.get("session", ""))
+        if session is None:
+            return
+        on_reply, on_failure = session
+        if "error" in answer:
+            _log.warning("parser_failed", why=answer["error"])
+            del self._sessions[answer["session"]]
+            on_failure(LostError("vLLM's parser failed on the answer", reason="parser_failed"))
+        elif "parts" in answer:
+            on_reply(answer["parts"])
+
+    @property
+    def is_running(self) -> bool:
+        """True while sessions can be opened."""
+        return self._is_ready
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None when there is none."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def sessions(self) -> int:
+        """Answers being read."""
+        return len(self._sessions)
+
+    def open_nowait(
+        self, *, tools: Sequence[Mapping[str, Any]], parses_tools: bool, prompt_ids: Sequence[int],
+        on_reply: OnReply, on_failure: OnFailure,
+    ) -> str:  # fmt: skip
+        """A session for one answer. UnavailableError without a process, OverloadedError when there are too many."""
+        if not self.is_running:
+            raise UnavailableError("the parser process is gone", reason="parser_process_failed", retry_after_s=1.0)
+        if len(self._sessions) >= self._settings.answers_max:
+            raise OverloadedError("too many answers are being read", reason="parsers_full", retry_after_s=1.0)
+        self._number += 1
+        session = str(self._number)
+        self._sessions[session] = (on_reply, on_failure)
+        self._write(
+            op="open",
+            session=session,
+            tool=self.tool if parses_tools else "",
+            reasoning=self.reasoning,
+            tools=list(tools) if parses_tools else [],
+            prompt_ids=list(prompt_ids),
+        )
+        return session
+
+    def push_nowait(self, session: str, text: str, ids: Sequence[int], *, is_last: bool) -> None:
+        """More text. The caller waits for the reply before it sends more, so little is ever on its way."""
+        self._write(op="push", session=session, text=text, ids=list(ids), is_last=is_last)
+
+    def close_nowait(self, session: str) -> None:
+        """Forgets a session. Idempotent."""
+        if self._sessions.pop(session, None) is not None and self.is_running:
+            self._write(op="close", session=session)
+
+    def _write(self, **message: Any) -> None:
+        # A process that is gone has failed its sessions already; what they still send has nowhere to go.
+        stdin = self._process.stdin if self._process is not None else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(json.dumps(message).encode() + b"\n")
+
+    @property
+    def reply_timeout_s(self) -> float:
+        """See RemoteSettings."""
+        return self._settings.reply_timeout_s
+
+    async def aclose(self) -> None:
+        """Ends the process. Idempotent."""
+        self._is_ready = False
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
+        await self._end()
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _check_names(names: Mapping[str, Any], tool: str, reasoning: str) -> None:
+    for field, name, known in (
+        ("tool_parser", tool, names["tools"]),
+        ("reasoning_parser", reasoning, names["reasonings"]),
+    ):
+        if name and name not in known:
+            raise UnsupportedError(
+                f"vLLM has no parser {name[:64]!r}; it has {', '.join(known)}", field=field, reason="parser_unknown"
+            )

@@ -1,0 +1,367 @@
+"""One placement of one request: prefill, submit, wait for the end, settle with the router."""
+
+import asyncio
+from collections.abc import Callable
+
+from kvmesh.clock import WAKING_S, Clock, stood_still
+from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, ReportKind, Role, Usage, WorkerRef
+from kvmesh.errors import (
+    CancelledByCallerError,
+    DeadlineError,
+    InternalError,
+    KvLostError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+)
+from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
+from kvmesh.rpc.codec.legs import spend_lease
+from kvmesh.rpc.whole_leg import WholeLeg, run_leg
+from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.prepare import Prepared
+from services.frontend.settings import PipelineSettings
+
+# Failures after which the same request may go well elsewhere, or once more.
+RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
+CLOCK_GRAIN_S = 1e-3
+IDLE_TIMEOUT = "idle_timeout"
+
+
+class Attempt:
+    """Runs the choices of a placed request to their end.
+
+    1. The router hears exactly one of finished, failed, cancelled.
+    2. When `run` leaves, whichever way, no leg of this attempt is running or will be started, and every handle was
+       submitted or is being given back.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        placed: Placed,
+        *,
+        number: int,
+        deadline_s: float,
+        links: LegLinks,
+        router: RouterLink,
+        clock: Clock,
+        settings: PipelineSettings,
+        room: Callable[[], int],
+    ) -> None:
+        self._prepared = prepared
+        self._placed = placed
+        self._placement = placed.placement
+        self._suffix = f"-{number}" if number else ""
+        self._deadline_s = deadline_s
+        self._links = links
+        self._router = router
+        self._clock = clock
+        self._settings = settings
+        self._room = room
+        self._began_s = clock.now()
+        self._choices: list[Choice] = []
+        self._open = 0
+        self._has_token = False
+        self._uses_decode = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
+        """When the timer is due."""
+        self._is_waking = False
+        """The timer fired late and was set once more."""
+        self._failed_worker_id = ""
+        self.usage = Usage()
+
+    @property
+    def has_shown(self) -> bool:
+        """True once the outlet has anything of an answer: from then on the request cannot be placed anew.
+
+        Tokens that are held back, such as the first bytes of a character or what may become a stop string, are not shown.
+        """
+        return any(choice.has_shown for choice in self._choices)
+
+    @property
+    def failed_worker_id(self) -> str:
+        """The worker to leave out next time; empty when it is not to blame."""
+        return self._failed_worker_id
+
+    async def run(self, choices: list[Choice]) -> None:
+        """Until every choice has ended. Raises the first failure; cancelling it stops everything."""
+        self._choices = choices
+        self._open = len(choices)
+        try:
+            await self._run()
+        except MeshError as error:
+            self._report(ReportKind.FAILED, error)
+            raise
+        except asyncio.CancelledError:
+            self._report(ReportKind.CANCELLED)
+            raise
+        except BaseException:
+            self._report(ReportKind.FAILED, InternalError("a defect of the frontend"))
+            raise
+        else:
+            self._tell(
+                ReportKind.FINISHED,
+                cached_tokens=self._found_by_decode(),
+                is_answered_by_prefill=not self._uses_decode,
+            )
+        finally:
+            for choice in choices:
+                choice.close()
+            if self._ended.done() and not self._ended.cancelled():
+                self._ended.exception()  # Marks it as seen when another failure came first.
+
+    async def _run(self) -> None:
+        prefill = await self._link_prefill()
+        is_answered_by_prefill = prefill is not None and self._may_answer(prefill)
+        decode = None if is_answered_by_prefill else await self._link(self._placement.decode, Role.DECODE)
+        if len(self._choices) == 1 and self._placement.handoff is not Handoff.RENDEZVOUS:
+            await self._start_leg(0, prefill, decode)
+            await self._wait_end()
+            return
+        starting = asyncio.ensure_future(self._start_legs(prefill, decode))
+        try:
+            # A leg that fails while prompts are still computed ends the request at once.
+            await asyncio.wait({starting, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+            await self._wait_end()
+        finally:
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+
+    async def _link_prefill(self) -> LegLink | None:
+        """None: the decode worker computes the prompt. It must where the prompt's log-probabilities are wanted, which are computed
+        with the prompt and do not travel with its KV, unless the prefill worker gives the whole answer."""
+        worker = self._placement.prefill
+        if worker is None:
+            return None
+        link = await self._link(worker, Role.PREFILL)
+        scores_prompt = self._prepared.generation.sampling.prompt_logprobs is not None
+        return None if scores_prompt and not self._may_answer(link) else link
+
+    def _may_answer(self, prefill: LegLink) -> bool:
+        """Whether the prefill worker gives the answers itself: those of a single token, which it has when it has the prompt."""
+        generation = self._prepared.generation
+        is_single = generation.sampling.max_tokens == len(generation.emitted_token_ids) + 1
+        return is_single and self._placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
+
+    async def _link(self, worker: WorkerRef, role: Role) -> LegLink:
+        try:
+            return await self._links.link(worker, role, timeout_s=min(self._left_s(), self._settings.link_timeout_s))
+        except RETRIABLE:
+            self._failed_worker_id = worker.worker_id
+            raise
+
+    async def _start_legs(self, prefill: LegLink | None, decode: LegLink | None) -> None:
+        """One prompt after the other: from the second choice on it is in the prefill worker's cache."""
+        for i in range(len(self._choices)):
+            await self._start_leg(i, prefill, decode)
+
+    async def _start_leg(self, i: int, prefill: LegLink | None, decode: LegLink | None) -> None:
+        """Without `prefill` the decode worker computes the prompt; without `decode` the prefill worker answers."""
+        if prefill is None:
+            assert decode is not None
+            self._submit(i, decode)
+        elif decode is None:
+            await self._answer_at_prefill(i, prefill)
+            return
+        elif self._placement.handoff is Handoff.RENDEZVOUS:
+            await self._start_rendezvous(i, prefill, decode)
+        elif self._placement.handoff is Handoff.SEQUENTIAL:
+            await self._hand_over(i, prefill, decode)
+        else:
+            raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
+        # The link writes in this turn of the event loop; what is left to do here can wait for that.
+        await asyncio.sleep(0)
+        if prefill is not None and self._is_last(i):
+            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+
+    def _is_last(self, i: int) -> bool:
+        return i == len(self._choices) - 1
+
+    async def _answer_at_prefill(self, i: int, prefill: LegLink) -> None:
+        """A single token from the prefill worker, given to the choice as if it had come frame by frame."""
+        whole = await self._run_prefill(i, prefill, LegTask.GENERATE)
+        choice = self._choices[i]
+        if self._is_last(i):
+            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+        if whole.prompt_logprobs is not None:
+            choice.on_prompt(whole.prompt_logprobs)
+        if whole.token_ids:
+            choice.on_tokens(whole.token_ids, whole.logprobs or None, whole.came_s)
+        assert whole.finish is not None
+        choice.on_finish(whole.finish)
+
+    async def _hand_over(self, i: int, prefill: LegLink, decode: LegLink) -> None:
+        """The prompt on the prefill worker, then the answer on the decode worker, which pulls the KV."""
+        whole = await self._run_prefill(i, prefill, LegTask.PREFILL)
+        assert whole.finish is not None
+        handle = whole.finish.handle
+        if handle is None:
+            raise KvLostError("the prefill worker gave no handle", where=prefill.worker.worker_id)
+        try:
+            self._submit(i, decode, handle=spend_lease(handle, self._clock.now() - whole.ended_s))
+        except BaseException:
+            prefill.release_nowait(handle.handle_id)
+            raise
+
+    async def _start_rendezvous(self, i: int, prefill: LegLink, decode: LegLink) -> None:
+        """Both legs at once; the decode leg is stopped when the prefill leg fails."""
+        rendezvous = _rendezvous(self._placement.rendezvous_address, self._room(), prefill.worker)
+        self._submit(i, decode, rendezvous=rendezvous)
+        await self._run_prefill(i, prefill, LegTask.PREFILL, rendezvous=rendezvous)
+
+    async def _run_prefill(
+        self, i: int, link: LegLink, task: LegTask, *, rendezvous: Rendezvous | None = None
+    ) -> WholeLeg:
+        """A leg on the prefill worker, to its end."""
+        leg = self._leg(i, task, rendezvous=rendezvous)
+        try:
+            whole = await run_leg(link, leg, timeout_s=self._left_s())
+        except (UnavailableError, LostError, OverloadedError):
+            self._failed_worker_id = link.worker.worker_id
+            raise
+        if i == 0 and whole.finish is not None:
+            self.usage = whole.finish.usage
+        return whole
+
+    def _leg(
+        self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+    ) -> Leg:
+        mark = "p" if task is LegTask.PREFILL else ""
+        return Leg(
+            leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}{mark}",
+            task=task,
+            generation=self._prepared.generation_of(i),
+            handle=handle,
+            rendezvous=rendezvous,
+        )
+
+    def _submit(
+        self, i: int, link: LegLink, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+    ) -> None:
+        choice = self._choices[i]
+        if self._ended.done():
+            self._ended.result()
+            raise CancelledByCallerError("the request is over")
+        leg = self._leg(i, LegTask.GENERATE, handle=handle, rendezvous=rendezvous)
+        try:
+            choice.begin(link.submit_nowait(leg, choice, timeout_s=self._left_s()))
+        except RETRIABLE:
+            self._failed_worker_id = link.worker.worker_id
+            raise
+        choice.heard_at_s = self._clock.now()
+        self._uses_decode = True
+
+    async def _wait_end(self) -> None:
+        """Until all choices are over; silence and the deadline are failures."""
+        self._look_at_limits()
+        try:
+            await self._ended
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _look_at_limits(self) -> None:
+        """Fails the attempt when its time is over; else looks again when it may be."""
+        if self._ended.done():
+            return
+        silent_s = self._silence_ends_s()
+        now_s = self._clock.now()
+        left_s = min(self._deadline_s, silent_s) - now_s
+        # Once only: a process that is always late must end its requests too.
+        self._is_waking = left_s <= 0 and not self._is_waking and stood_still(self._due_s, now_s)
+        if self._is_waking:
+            # This process stood still, not the worker: tokens, or the end, may lie unread.
+            left_s = WAKING_S
+        if left_s > 0:
+            # The grain keeps a timer that fires a hair early from turning this into a spin.
+            self._due_s = now_s + left_s + CLOCK_GRAIN_S
+            self._timer = asyncio.get_running_loop().call_later(left_s + CLOCK_GRAIN_S, self._look_at_limits)
+            return
+        where = self._placement.decode.worker_id
+        if self._deadline_s <= silent_s:  # Which is nobody's fault.
+            self._ended.set_exception(DeadlineError("the request's time is over", where=where))
+            return
+        self._failed_worker_id = where
+        self._ended.set_exception(DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where))
+
+    def _silence_ends_s(self) -> float:
+        """When one of the choices has been without a token for too long; never if all are over."""
+        silent_s = float("inf")
+        for choice in self._choices:
+            if not choice.is_over:
+                allowed_s = self._settings.idle_timeout_s if choice.tokens else self._settings.first_token_timeout_s
+                silent_s = min(silent_s, choice.heard_at_s + allowed_s)
+        return silent_s
+
+    def on_first(self) -> None:
+        """A choice has its first token. Of one that the prefill worker gave the router learns with the end: it is the same moment."""
+        if not self._has_token:
+            self._has_token = True
+            if self._uses_decode:
+                self._tell(ReportKind.FIRST_TOKEN)
+
+    def on_over(self, choice: Choice, error: MeshError | None) -> None:
+        """A choice is over, well or not."""
+        if self._ended.done():
+            return
+        if error is not None:
+            if not isinstance(error, KvLostError):
+                self._failed_worker_id = self._placement.decode.worker_id
+            self._ended.set_exception(error)
+            return
+        self._open -= 1
+        if self._open == 0:
+            self._ended.set_result(None)
+
+    def output_tokens(self) -> int:
+        """Tokens received so far, over all choices."""
+        return sum([choice.tokens for choice in self._choices])
+
+    def _left_s(self) -> float:
+        left_s = self._deadline_s - self._clock.now()
+        if left_s <= 0:
+            raise DeadlineError("the request's time is over")
+        return left_s
+
+    def _found_by_decode(self) -> int | None:
+        """Prompt tokens that a decode worker found cached that computed the prompt itself; of others the router has heard."""
+        finish = self._choices[0].finish
+        return None if self._placement.prefill is not None or finish is None else finish.usage.cached_tokens
+
+    def _report(self, kind: ReportKind, error: MeshError | None = None) -> None:
+        self._tell(kind, error=error)
+
+    def _tell(
+        self,
+        kind: ReportKind,
+        *,
+        error: MeshError | None = None,
+        cached_tokens: int | None = None,
+        is_answered_by_prefill: bool = False,
+    ) -> None:
+        self._router.report_nowait(
+            self._placed.ask_id,
+            kind,
+            elapsed_s=self._clock.now() - self._began_s,
+            cached_tokens=cached_tokens,
+            output_tokens=self.output_tokens(),
+            error=error,
+            failed_worker_id=self._failed_worker_id if kind is ReportKind.FAILED else "",
+            is_answered_by_prefill=is_answered_by_prefill,
+        )
+
+
+def _rendezvous(address: str, room: int, prefill: WorkerRef) -> Rendezvous:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InternalError(f"the router gave no rendezvous address for {prefill.worker_id}")
+    return Rendezvous(
+        host=host.strip("[]"), port=int(port), room=room, prefill_data_parallel_rank=prefill.data_parallel_rank
+    )

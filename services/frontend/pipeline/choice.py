@@ -1,0 +1,215 @@
+"""One choice of a request: tokens in from the link, text out to the client. The hot path."""
+
+from collections.abc import Callable, Sequence
+
+from kvmesh.clock import Clock
+from kvmesh.core import FinishReason, LegFinish, TokenLogprob
+from kvmesh.errors import LostError, MeshError
+from services.frontend.metrics import ModelGaps
+from services.frontend.pipeline.call_end import CallEnd
+from services.frontend.pipeline.request import Ending, Outlet
+from services.frontend.text.detokenise import Detokeniser
+from services.frontend.text.stops import StopFinder
+
+
+class Choice:
+    """Sink of one decode leg.
+
+    1. After `close` or the end nothing reaches the outlet.
+    2. `on_over` is called exactly once unless `close` came first: with None after `on_end`, or with the leg's failure.
+    3. While `has_shown` is false the outlet has neither text nor an end of this choice, however many tokens have come.
+    4. `_whole` is empty unless a token with an entry there can be shown by itself: the answer has begun and is not over,
+       nothing is held back and no stop string is looked for.
+    """
+
+    __slots__ = (
+        "_cancel", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
+        "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "_whole", "finish", "has_shown",
+        "heard_at_s", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        outlet: Outlet,
+        detokeniser: Detokeniser,
+        *,
+        stops: StopFinder | CallEnd | None,
+        stop_ids: frozenset[int],
+        min_tokens: int,
+        includes_stop: bool = False,
+        clock: Clock,
+        gaps: ModelGaps,
+        on_first: Callable[[], None],
+        on_over: Callable[["Choice", MeshError | None], None],
+    ) -> None:
+        self._number = number
+        self._outlet = outlet
+        self._detokeniser = detokeniser
+        self._stops = stops
+        self._includes_stop = includes_stop
+        self._stop_ids = stop_ids
+        self._min_tokens = min_tokens
+        self._gaps = gaps
+        self._on_first = on_first
+        self._on_over = on_over
+        self._cancel: Callable[[], None] | None = None
+        self._is_over = False
+        self._whole: Sequence[str | None] = ()
+        self._held_ids: list[int] = []
+        self._held_logprobs: list[TokenLogprob] = []
+        self.tokens = 0
+        self.has_shown = False
+        self.heard_at_s = clock.now()
+        self.finish: LegFinish | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing more reaches the outlet."""
+        return self._is_over
+
+    def begin(self, cancel: Callable[[], None]) -> None:
+        """The leg was submitted; `cancel` stops it on its worker."""
+        self._cancel = cancel
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        """See LegSink. The hot path is one token that is whole by itself."""
+        if len(token_ids) == 1:
+            whole, token_id = self._whole, token_ids[0]
+            if token_id < len(whole) and (text := whole[token_id]) and token_id not in self._stop_ids:
+                gaps, gap_s = self._gaps, came_s - self.heard_at_s
+                if gap_s == gaps.last_s:
+                    gaps.repeats += 1
+                else:
+                    gaps.observe(gap_s, 1)
+                self.heard_at_s = came_s
+                self.tokens += 1
+                self._outlet.on_text(self._number, text, token_ids, logprobs)
+                return
+        self._on_tokens(token_ids, logprobs, came_s)
+
+    def _on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        if self._is_over:
+            return
+        count = len(token_ids)
+        is_first = not self.tokens
+        if not is_first:
+            self._gaps.observe(came_s - self.heard_at_s, count)
+        self.heard_at_s = came_s
+        self.tokens += count
+        if token_ids[-1] in self._stop_ids and not self._includes_stop:
+            # The token that ends the answer has no text, but belongs to its token ids and log-probabilities.
+            self._show(token_ids[:-1], logprobs[:-1] if logprobs is not None else None, self.tokens - count)
+            if not self._is_over:
+                self._hold(token_ids[-1:], logprobs[-1:] if logprobs is not None else None)
+        elif self._stops is not None:
+            self._show(token_ids, logprobs, self.tokens - count)
+        elif text := self._detokeniser.push(token_ids):
+            if self._held_ids:
+                self._emit(text, token_ids, logprobs)
+            else:
+                self.has_shown = True
+                self._outlet.on_text(self._number, text, token_ids, logprobs)
+        else:
+            self._hold(token_ids, logprobs)
+        is_clear = self._stops is None and not self._held_ids and not self._is_over
+        self._whole = self._detokeniser.whole() if is_clear else ()
+        if is_first:
+            # Once the text is on its way: who listens tells the router.
+            self._on_first()
+
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """See LegSink."""
+        if not self._is_over:
+            self._outlet.on_prompt(self._number, logprobs)
+
+    def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, first: int) -> None:
+        """Token by token where stop strings are looked for, so that none is reported that came after the stop.
+
+        `first`: how many tokens came before these.
+        """
+        stops = self._stops
+        for i, token_id in enumerate(token_ids):
+            text = self._detokeniser.push((token_id,))
+            if stops is not None and first + i >= self._min_tokens:
+                text = stops.push(text)
+            entry = logprobs[i : i + 1] if logprobs is not None else None
+            if text:
+                self._emit(text, (token_id,), entry)
+            else:
+                self._hold((token_id,), entry)
+            if stops is not None and stops.matched is not None:
+                self._stop(stops.matched, first + i + 1)
+                return
+
+    def _hold(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        self._held_ids.extend(token_ids)
+        if logprobs is not None:
+            self._held_logprobs.extend(logprobs)
+
+    def _emit(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        """With the tokens that were held back for want of text."""
+        self._hold(token_ids, logprobs)
+        entries = self._held_logprobs if logprobs is not None or self._held_logprobs else None
+        self.has_shown = True
+        self._outlet.on_text(self._number, text, self._held_ids, entries)
+        self._held_ids, self._held_logprobs = [], []
+
+    def _stop(self, stop: str, tokens: int) -> None:
+        """A stop string, or the end of a forced call, ends the choice here; the worker is told to stop.
+
+        Tokens of the stop string come without text.
+        """
+        self.tokens = tokens
+        if self._held_ids:
+            self._emit("", (), None)
+        self._end(Ending(reason=FinishReason.STOP, stop=stop or None, output_tokens=tokens))
+        self._call_cancel()
+
+    def on_finish(self, finish: LegFinish) -> None:
+        """See LegSink."""
+        self._cancel = None
+        if self._is_over:
+            return
+        self.finish = finish
+        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
+            self._flush()
+            if not self._is_over:
+                self._end(Ending(reason=finish.reason, stop=finish.stop_token_id, output_tokens=self.tokens))
+            return
+        self._is_over, self._whole = True, ()
+        self._on_over(self, finish.error or LostError(f"the worker ended the answer: {finish.reason.value}"))
+
+    def _flush(self) -> None:
+        """The detokeniser's tail still passes the stop strings, then what they held back is shown."""
+        text = self._detokeniser.flush()
+        if self._stops is not None:
+            text = self._stops.push(text)
+            if self._stops.matched is None:
+                text += self._stops.flush()
+        if text or self._held_ids:
+            self._emit(text, (), None)
+        if self._stops is not None and self._stops.matched is not None:
+            self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched or None, output_tokens=self.tokens))
+
+    def _end(self, ending: Ending) -> None:
+        self._is_over = self.has_shown = True
+        self._whole = ()
+        self._outlet.on_end(self._number, ending)
+        self._on_over(self, None)
+
+    def close(self) -> None:
+        """Stops the leg wherever it is; the outlet and the attempt hear no more. Idempotent."""
+        self._is_over, self._whole = True, ()
+        self._call_cancel()
+        # The attempt has its choices and they had its methods: a circle that only the collector would take apart.
+        self._on_first, self._on_over = _tell_nobody, _tell_nobody
+
+    def _call_cancel(self) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+
+
+def _tell_nobody(*_: object) -> None:
+    """Who listened has left."""

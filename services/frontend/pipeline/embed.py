@@ -1,0 +1,241 @@
+"""Embedding requests on their way through the mesh: tokens, one placement, one leg per input, perhaps once more elsewhere."""
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvmesh.checks import PRIORITY_MAX, check_range
+from kvmesh.clock import Clock
+from kvmesh.core import Ask, Generation, Leg, LegFinish, LegTask, ReportKind, Role, Usage
+from kvmesh.errors import (
+    InternalError,
+    InvalidRequestError,
+    MeshError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.rpc.clients import EmbedResult, LegLink, LegLinks, Placed, RouterLink
+from kvmesh.rpc.whole_leg import run_leg
+from services.frontend.access.caller import current_caller
+from services.frontend.models import ServedModel
+from services.frontend.pipeline.attempt import RETRIABLE
+from services.frontend.pipeline.prepare import tokens_of
+from services.frontend.pipeline.replacing import Replacing
+from services.frontend.pipeline.request import Request
+from services.frontend.settings import PipelineSettings
+
+EMBEDDINGS = "embeddings"
+LEGS_MAX = 64
+"""Inputs of one request that run at once. More would fill the worker's queue; the engine batches no more of them either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest:
+    """Texts or token ids to be turned into vectors.
+
+    `asked` carries the model and everything that requests share; its prompt and sampling are not used. `dimensions` None: the
+    model's own. `inputs_name`: the client's name of the inputs, for error messages.
+    """
+
+    asked: Request
+    inputs: Sequence[str | Sequence[int]]
+    dimensions: int | None = None
+    inputs_name: str = "input"
+
+
+class Embedder:
+    """Runs embedding requests. Owns nothing; the router hears exactly one end of each placement."""
+
+    def __init__(self, links: LegLinks, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
+        self._links = links
+        self._router = router
+        self._clock = clock
+        self._settings = settings
+
+    async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
+        """The inputs as token ids. Raises what is wrong with the request."""
+        self._check(request, model)
+        return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
+
+    async def run(
+        self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], *, deadline_s: float
+    ) -> EmbedResult:
+        """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
+        excluded: list[str] = []
+        first_failure: MeshError | None = None
+        replacing = Replacing(self._settings)
+        for number in itertools.count():
+            left_s = max(1e-3, deadline_s - self._clock.now())
+            ask = _ask(request, model, inputs, left_s, excluded, number)
+            try:
+                placed = await self._router.place(ask, timeout_s=min(left_s, self._settings.place_timeout_s))
+            except UnavailableError as error:
+                # That nothing else is there says less than what happened on the worker that was.
+                raise first_failure or error from error
+            except (NotFoundError, UnsupportedError) as error:
+                error.field = request.asked.named(error.field)
+                raise
+            try:
+                return await self._call(request, model, inputs, placed, deadline_s, number)
+            except RETRIABLE as error:
+                first_failure = first_failure or error
+                end = replacing.end_of(error)
+                if end is error:
+                    raise
+                if end is not None:
+                    raise end from error
+                excluded.append(placed.placement.decode.worker_id)
+        raise AssertionError("the last failure raises")
+
+    def _check(self, request: EmbedRequest, model: ServedModel) -> None:
+        if EMBEDDINGS not in model.features:
+            raise UnsupportedError(
+                f"no worker of {model.name} gives embeddings", field="model", reason="embeddings_unsupported"
+            )
+        check_range(request.asked.priority, "priority", -PRIORITY_MAX, PRIORITY_MAX)
+        if not 1 <= len(request.inputs) <= self._settings.embed_inputs_max:
+            most = self._settings.embed_inputs_max
+            name = request.inputs_name
+            raise InvalidRequestError(f"{name} must have 1 to {most} entries", field=name, reason="invalid_value")
+
+    async def _tokens_of(
+        self, request: EmbedRequest, model: ServedModel, i: int, prompt: str | Sequence[int]
+    ) -> Sequence[int]:
+        name = request.inputs_name if len(request.inputs) == 1 else f"{request.inputs_name}[{i}]"
+        asked = request.asked
+        one = Request(
+            request_id=asked.request_id,
+            model=model.name,
+            prompt=prompt,
+            prompt_tokens_kept=asked.prompt_tokens_kept,
+            adds_special_tokens=asked.adds_special_tokens,
+            fields={"prompt": name},
+        )
+        token_ids = await tokens_of(one, model, self._settings)
+        if not token_ids:
+            raise InvalidRequestError(f"{name} must not be empty", field=name)
+        if len(token_ids) >= model.context_tokens_max:
+            raise InvalidRequestError(
+                f"{name} has {len(token_ids)} tokens; the model takes fewer than {model.context_tokens_max}",
+                field=name,
+                reason="context_length_exceeded",
+            )
+        return token_ids
+
+    async def _call(
+        self,
+        request: EmbedRequest,
+        model: ServedModel,
+        inputs: Sequence[Sequence[int]],
+        placed: Placed,
+        deadline_s: float,
+        number: int,
+    ) -> EmbedResult:
+        began_s = self._clock.now()
+
+        def tell(kind: ReportKind, error: MeshError | None = None) -> None:
+            worker_id = placed.placement.decode.worker_id if error is not None else ""
+            elapsed_s = self._clock.now() - began_s
+            self._router.report_nowait(
+                placed.ask_id, kind, elapsed_s=elapsed_s, error=error, failed_worker_id=worker_id
+            )
+
+        worker = placed.placement.decode
+        left_s = max(1e-3, deadline_s - self._clock.now())
+        try:
+            link = await self._links.link(worker, Role.DECODE, timeout_s=min(left_s, self._settings.link_timeout_s))
+            result = await self._run_legs(link, self._legs(request, model, inputs, number), deadline_s)
+        except MeshError as error:
+            tell(ReportKind.FAILED, error)
+            raise
+        except asyncio.CancelledError:
+            tell(ReportKind.CANCELLED)
+            raise
+        tell(ReportKind.FINISHED)
+        return result
+
+    def _legs(
+        self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], number: int
+    ) -> Iterator[Leg]:
+        asked = request.asked
+        suffix = f"-{number}" if number else ""
+        for i, token_ids in enumerate(inputs):
+            yield Leg(
+                leg_id=f"{asked.request_id}-{i}{suffix}",
+                task=LegTask.EMBED,
+                generation=Generation(
+                    model=model.name,
+                    token_ids=token_ids,
+                    adapter=asked.adapter or model.adapter,
+                    priority=asked.priority,
+                    traceparent=asked.traceparent,
+                ),
+                dimensions=request.dimensions,
+            )
+
+    async def _run_legs(self, link: LegLink, legs: Iterable[Leg], deadline_s: float) -> EmbedResult:
+        """All embeddings. The first failure ends the others."""
+        room = asyncio.Semaphore(LEGS_MAX)
+
+        async def run(leg: Leg) -> LegFinish:
+            async with room:
+                whole = await run_leg(link, leg, timeout_s=max(1e-3, deadline_s - self._clock.now()))
+            if whole.finish is None or whole.finish.embedding is None:
+                raise InternalError("the worker gave no embedding", where=link.worker.worker_id)
+            return whole.finish
+
+        tasks: list[asyncio.Task[LegFinish]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run(leg)) for leg in legs]
+        except* MeshError as errors:
+            failure = _first_failure(errors)
+        else:
+            finishes = [task.result() for task in tasks]
+            return EmbedResult(
+                vectors=[finish.embedding or () for finish in finishes],
+                usage=Usage(
+                    prompt_tokens=sum(finish.usage.prompt_tokens for finish in finishes),
+                    cached_tokens=sum(finish.usage.cached_tokens for finish in finishes),
+                ),
+            )
+        raise failure
+
+
+def _first_failure(errors: "ExceptionGroup[MeshError]") -> MeshError:
+    first = errors.exceptions[0]
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
+def _ask(
+    request: EmbedRequest,
+    model: ServedModel,
+    inputs: Sequence[Sequence[int]],
+    timeout_s: float,
+    excluded: Sequence[str],
+    number: int,
+) -> Ask:
+    asked = request.asked
+    tokens = sum(len(each) for each in inputs)
+    return Ask(
+        request_id=asked.request_id,
+        model=model.name,
+        # The inputs run one after the other where they do not fit together: no worker needs room for more than a context.
+        prompt_tokens=min(tokens, model.context_tokens_max - 1),
+        adapter=asked.adapter or model.adapter,
+        tenant=current_caller.get().tenant,
+        priority=asked.priority,
+        timeout_s=timeout_s,
+        session_id=asked.session_id,
+        required_features=(EMBEDDINGS,),
+        required_labels=asked.required_labels,
+        preferred_labels=asked.preferred_labels,
+        excluded_worker_ids=tuple(excluded),
+        pinned_decode_worker_id=asked.pinned_decode_worker_id,
+        attempt=number,
+        traceparent=asked.traceparent,
+    )

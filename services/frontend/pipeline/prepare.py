@@ -1,0 +1,228 @@
+"""A request made ready: checked against its model, rendered, tokenised, hashed. Only `tokens_of` and `hashes_of` may wait."""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvmesh.checks import CACHE_SALT_BYTES_MAX, PRIORITY_MAX, check_length, check_range, check_sampling
+from kvmesh.core import Ask, Generation, SamplingParams
+from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.kv.blocks import block_hashes, seed_hash
+from services.frontend.access.caller import current_caller
+from services.frontend.models import ServedModel
+from services.frontend.pipeline.request import Conversation, Request, text_of
+from services.frontend.settings import PipelineSettings
+from services.frontend.text.continuing import cut_after_final_message
+
+STRUCTURED_OUTPUT = "structured_output"
+# Fields of the sampling and the capability that they need, in the closed words of the support matrix.
+_NEEDS: tuple[tuple[str, str, str], ...] = (
+    ("constraint", STRUCTURED_OUTPUT, "do structured output"),
+    ("prompt_logprobs", "prompt_logprobs", "give log-probabilities of the prompt"),
+    ("logprobs", "logprobs", "give log-probabilities"),
+    ("logit_bias", "logit_bias", "bias logits"),
+)
+SLOW_TOKENISER_FACTOR = 16
+"""How much longer the reference library takes for a text than the quick one, at least."""
+_HASHED_AT_ONCE_TOKENS = 16_384
+_PROMPT_CHARACTERS_PER_TOKEN = 64
+"""No tokenizer in use has longer tokens on average; a text beyond that is too long whatever its tokens are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is submitted; choice i gets `generation_of(i)`."""
+
+    request: Request
+    model: ServedModel
+    generation: Generation
+    ask: Ask
+    stop_ids: frozenset[int]
+
+    def generation_of(self, choice: int) -> Generation:
+        """The seed differs by choice, so that equal choices are not what a seed gives."""
+        seed = self.generation.sampling.seed
+        if seed is None or choice == 0:
+            return self.generation
+        shifted = (seed + choice + 2**63) % 2**64 - 2**63
+        return replace(self.generation, sampling=replace(self.generation.sampling, seed=shifted))
+
+
+def check_request(request: Request, model: ServedModel, settings: PipelineSettings) -> None:
+    """Everything that can be refused before the prompt is tokenised."""
+    check_range(request.choices, request.named("choices"), 1, settings.choices_max)
+    check_range(request.priority, request.named("priority"), -PRIORITY_MAX, PRIORITY_MAX)
+    check_length(len(request.cache_salt.encode()), request.named("cache_salt"), 0, CACHE_SALT_BYTES_MAX, "bytes")
+    try:
+        check_sampling(request.sampling, prefix="")
+    except InvalidRequestError as error:
+        named = request.named(error.field)
+        raise InvalidRequestError(error.message.replace(error.field, named, 1), field=named) from error
+    _check_token_fields(request, model)
+    for name, feature, what in _asked_needs(request.sampling):
+        if feature not in model.features:
+            raise UnsupportedError(f"no worker of {model.name} can {what}", field=request.named(name))
+    if request.adapter and request.adapter not in model.adapters and request.adapter != model.adapter:
+        raise UnsupportedError(f"{model.name} has no adapter of that name", field=request.named("adapter"))
+
+
+def _asked_needs(sampling: SamplingParams) -> list[tuple[str, str, str]]:
+    return [need for need in _NEEDS if getattr(sampling, need[0]) not in (None, ())]
+
+
+def _check_token_fields(request: Request, model: ServedModel) -> None:
+    last = model.vocabulary_size - 1
+    for token_id in request.sampling.stop_token_ids:
+        check_range(token_id, request.named("stop_token_ids"), 0, last)
+    for token_id, _ in request.sampling.logit_bias:
+        check_range(token_id, request.named("logit_bias"), 0, last)
+
+
+async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> "array[int]":
+    """The prompt's token ids. Long texts are tokenised in a thread; short ones never leave the event loop."""
+    prompt = request.prompt
+    field = request.named("prompt")
+    if isinstance(prompt, Conversation):
+        if _characters(prompt) <= settings.inline_characters_max:
+            text = _rendered(prompt, model, field)
+        else:
+            text = await asyncio.to_thread(_rendered, prompt, model, field)
+    elif isinstance(prompt, str):
+        text = prompt
+    else:
+        return _kept(array("I", checked_ids(prompt, field, model)), request, model)
+    if not text:
+        raise InvalidRequestError(f"{field} must not be empty", field=field)
+    if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
+        raise _too_long(f"the prompt has {len(text)} characters", field, model)
+    if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
+        return _kept(_tokenised(text, request, model), request, model)
+    return _kept(await asyncio.to_thread(_tokenised, text, request, model), request, model)
+
+
+def _tokenised(text: str, request: Request, model: ServedModel) -> "array[int]":
+    """A rendered conversation brings its own special tokens; of others the request says whether they get some."""
+    if isinstance(request.prompt, Conversation):
+        return model.text.tokenise_prompt(text, salt=request.cache_salt)
+    return model.text.tokenise(text, adds_special_tokens=request.adds_special_tokens)
+
+
+async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedModel) -> list[int]:
+    """Names of the prompt's blocks. After every third of a millisecond of work it is the turn of others."""
+    size = model.block_size_tokens
+    if not size or len(token_ids) > model.context_tokens_max:
+        # Without blocks, or about to be refused.
+        return []
+    seed = seed_hash(request.adapter or model.adapter, request.cache_salt)
+    if len(token_ids) <= _HASHED_AT_ONCE_TOKENS:
+        return block_hashes(token_ids, size, seed=seed)
+    hashes: list[int] = []
+    step = max(1, _HASHED_AT_ONCE_TOKENS // size) * size
+    for begin in range(0, len(token_ids) - size + 1, step):
+        # Not in a thread: it would hold the interpreter just as long, and the event loop would wait for it longer.
+        hashes += block_hashes(token_ids[begin : begin + step], size, seed=hashes[-1] if hashes else seed)
+        await asyncio.sleep(0)
+    return hashes
+
+
+def _characters(conversation: Conversation) -> int:
+    """What rendering costs, in characters of text: each message and tool takes as long as some text does."""
+    contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
+    return contents + 1024 * len(conversation.tools)
+
+
+def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str:
+    text = model.text.render(conversation, field=field)
+    if not conversation.continues_final_message:
+        return text
+    cut = cut_after_final_message(text, conversation)
+    if cut is None:
+        raise InvalidRequestError(
+            "the chat template does not show the last message's text, so it cannot be continued", field=field
+        )
+    return cut
+
+
+def _kept(token_ids: "array[int]", request: Request, model: ServedModel) -> "array[int]":
+    """The last tokens, when the client would rather lose the prompt's beginning than be refused."""
+    count = request.prompt_tokens_kept
+    if count is None:
+        return token_ids
+    room = max(1, model.context_tokens_max - (request.sampling.max_tokens or 1))
+    return token_ids[-(room if count < 0 else count) :]
+
+
+def checked_ids(token_ids: Sequence[int], field: str, model: ServedModel) -> Sequence[int]:
+    """The ids, all within the vocabulary."""
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
+        raise InvalidRequestError(f"{field} must hold token ids below {model.vocabulary_size}", field=field)
+    return token_ids
+
+
+def prepare(
+    request: Request, model: ServedModel, token_ids: Sequence[int], hashes: list[int], *, attempt_timeout_s: float
+) -> Prepared:
+    """The rest, once the prompt's length is known. `hashes` are the prompt's, of `hashes_of`."""
+    sampling = _sampling_for(request, model, len(token_ids))
+    adapter = request.adapter or model.adapter
+    generation = Generation(
+        model=model.name,
+        token_ids=token_ids,
+        sampling=sampling,
+        adapter=adapter,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        traceparent=request.traceparent,
+    )
+    ask = Ask(
+        request_id=request.request_id,
+        model=model.name,
+        prompt_tokens=len(token_ids),
+        block_hashes=hashes,
+        block_size_tokens=model.block_size_tokens,
+        expected_output_tokens=sampling.max_tokens or 0,
+        adapter=adapter,
+        tenant=current_caller.get().tenant,
+        priority=request.priority,
+        timeout_s=attempt_timeout_s,
+        session_id=request.session_id,
+        choices=request.choices,
+        traceparent=request.traceparent,
+        required_features=tuple(feature for _, feature, _ in _asked_needs(request.sampling)),
+        required_labels=request.required_labels,
+        preferred_labels=request.preferred_labels,
+        pinned_prefill_worker_id=request.pinned_prefill_worker_id,
+        pinned_decode_worker_id=request.pinned_decode_worker_id,
+    )
+    eos = frozenset() if sampling.ignore_eos else model.eos_token_ids
+    return Prepared(
+        request=request, model=model, generation=generation, ask=ask, stop_ids=eos.union(sampling.stop_token_ids)
+    )
+
+
+def _sampling_for(request: Request, model: ServedModel, prompt_tokens: int) -> SamplingParams:
+    """With the model's defaults and a bound on the answer. Stop strings stay here: the frontend applies them."""
+    field = request.named("prompt")
+    if prompt_tokens == 0:
+        raise InvalidRequestError(f"{field} must not be empty", field=field)
+    room = model.context_tokens_max - prompt_tokens
+    if room < 1:
+        raise _too_long(f"the prompt has {prompt_tokens} tokens", field, model)
+    wanted = request.sampling.max_tokens
+    if wanted is not None and wanted > room:
+        raise _too_long(
+            f"the prompt has {prompt_tokens} tokens and {wanted} are asked for", request.named("max_tokens"), model
+        )
+    sampling = model.text.with_defaults(request.sampling)
+    if wanted is not None and not sampling.stop:
+        return sampling
+    return replace(sampling, max_tokens=room if wanted is None else wanted, stop=())
+
+
+def _too_long(what: str, field: str, model: ServedModel) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{what}; the model's context is {model.context_tokens_max} tokens, prompt and answer together",
+        field=field,
+        reason="context_length_exceeded",
+    )

@@ -1,0 +1,197 @@
+"""Stored responses: what a conversation needs to go on, and what is asked for again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kvmesh.clock import Clock
+from kvmesh.errors import InvalidRequestError, NotFoundError
+from services.frontend.api.responses.settings import ResponsesSettings
+from services.frontend.stores.database import Connection, Database
+
+_FIRST = """
+CREATE TABLE responses (
+  id TEXT PRIMARY KEY,
+  owner TEXT NOT NULL,
+  previous_id TEXT,
+  created_s REAL NOT NULL,
+  used_s REAL NOT NULL,
+  body BLOB NOT NULL,
+  items BLOB NOT NULL,
+  size_bytes INTEGER NOT NULL
+) WITHOUT ROWID;;
+CREATE INDEX responses_by_use ON responses (used_s);;
+CREATE TABLE totals (size_bytes INTEGER NOT NULL);;
+INSERT INTO totals VALUES (0);;
+CREATE TRIGGER responses_added AFTER INSERT ON responses BEGIN
+  UPDATE totals SET size_bytes = size_bytes + new.size_bytes;
+END;;
+CREATE TRIGGER responses_removed AFTER DELETE ON responses BEGIN
+  UPDATE totals SET size_bytes = size_bytes - old.size_bytes;
+END
+"""
+MIGRATIONS = (_FIRST,)
+_CHAIN = """
+WITH RECURSIVE chain (id, previous_id, depth, total_bytes) AS (
+  SELECT id, previous_id, 1, size_bytes FROM responses WHERE id = :id AND owner = :owner
+  UNION ALL
+  SELECT each.id, each.previous_id, chain.depth + 1, chain.total_bytes + each.size_bytes
+  FROM responses AS each JOIN chain ON each.id = chain.previous_id
+  WHERE each.owner = :owner AND chain.depth < :depth_max AND chain.total_bytes <= :bytes_max
+)
+SELECT id, previous_id, depth, total_bytes FROM chain ORDER BY depth DESC
+"""
+_EVICTED_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """A response as it was answered, and the items that its request brought."""
+
+    body: Mapping[str, Any]
+    items: Sequence[Mapping[str, Any]]
+
+
+class ResponseStore:
+    """Keeps responses in SQLite. `owner` separates tenants: nobody finds what another has stored.
+
+    1. At most `stored_bytes_max` bytes stay after a sweep, and nothing unused for longer than `ttl_s`.
+    2. What is used is kept together with everything that it continues.
+    """
+
+    def __init__(self, path: Path, settings: ResponsesSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._database = Database(
+            path, MIGRATIONS, busy_timeout_s=settings.busy_timeout_s, calls_max=settings.calls_max
+        )
+
+    async def open(self) -> None:
+        """Opens the file. UnavailableError says why it cannot be used."""
+        await self._database.open()
+
+    async def aclose(self) -> None:
+        """Closes the file. Idempotent."""
+        await self._database.aclose()
+
+    async def put(self, owner: str, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
+        """Stores a response; it is there for others when this returns."""
+        now_s = self._clock.wall()
+        body_bytes, items_bytes = orjson.dumps(body), orjson.dumps(items)
+        size_bytes = len(body_bytes) + len(items_bytes)
+        row = (body["id"], owner, body["previous_response_id"], now_s, now_s, body_bytes, items_bytes, size_bytes)
+
+        def work(connection: Connection) -> None:
+            connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._make_room(connection)
+
+        await self._database.call(work)
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse:
+        """NotFoundError when it was never stored, is too old, was deleted, or belongs to another."""
+        oldest_s = self._clock.wall() - self._settings.ttl_s
+
+        def work(connection: Connection) -> tuple[bytes, bytes] | None:
+            found: tuple[bytes, bytes] | None = connection.execute(
+                "SELECT body, items FROM responses WHERE id = ? AND owner = ? AND used_s > ?",
+                (response_id, owner, oldest_s),
+            ).fetchone()
+            return found
+
+        row = await self._database.read(work)
+        if row is None:
+            raise _not_found(response_id, "response_id")
+        return StoredResponse(body=orjson.loads(row[0]), items=orjson.loads(row[1]))
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """NotFoundError when it is not there. Responses that continue it cannot be continued further."""
+
+        def work(connection: Connection) -> int:
+            return connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount
+
+        if not await self._database.call(work):
+            raise _not_found(response_id, "response_id")
+
+    async def conversation(self, owner: str, response_id: str) -> list[Mapping[str, Any]]:
+        """All items up to and with the response's output, oldest first; marks them as used.
+
+        InvalidRequestError when the chain has a gap or is too long, NotFoundError when the response is not there.
+        """
+        now_s = self._clock.wall()
+        settings = self._settings
+        values = {
+            "id": response_id,
+            "owner": owner,
+            "depth_max": settings.chain_max + 1,
+            "bytes_max": settings.chain_bytes_max,
+        }
+
+        def work(connection: Connection) -> list[tuple[bytes, bytes]]:
+            chain = connection.execute(_CHAIN, values).fetchall()
+            _check_chain(chain, response_id, settings)
+            rows = []
+            for each_id, *_ in chain:
+                (used_s, body, items) = connection.execute(
+                    "SELECT used_s, body, items FROM responses WHERE id = ?", (each_id,)
+                ).fetchone()
+                if used_s <= now_s - settings.ttl_s:
+                    raise _not_found(response_id, "previous_response_id")
+                connection.execute("UPDATE responses SET used_s = ? WHERE id = ?", (now_s, each_id))
+                rows.append((body, items))
+            return rows
+
+        found = await self._database.call(work)
+        return [item for body, items in found for item in (*orjson.loads(items), *orjson.loads(body)["output"])]
+
+    async def sweep(self) -> int:
+        """Deletes what is too old or too much; returns how many."""
+        oldest_s = self._clock.wall() - self._settings.ttl_s
+
+        def work(connection: Connection) -> int:
+            gone = connection.execute("DELETE FROM responses WHERE used_s <= ?", (oldest_s,)).rowcount
+            return gone + self._make_room(connection)
+
+        return await self._database.call(work)
+
+    def _make_room(self, connection: Connection) -> int:
+        gone = 0
+        while True:
+            (size_bytes,) = connection.execute("SELECT size_bytes FROM totals").fetchone()
+            if size_bytes <= self._settings.stored_bytes_max:
+                return gone
+            deleted = connection.execute(
+                "DELETE FROM responses WHERE id IN (SELECT id FROM responses ORDER BY used_s LIMIT ?)",
+                (_EVICTED_AT_ONCE if size_bytes > 2 * self._settings.stored_bytes_max else 1,),
+            ).rowcount
+            if not deleted:
+                return gone
+            gone += deleted
+
+
+def _check_chain(
+    chain: Sequence[tuple[str, str | None, int, int]], response_id: str, settings: ResponsesSettings
+) -> None:
+    field = "previous_response_id"
+    if not chain:
+        raise _not_found(response_id, field)
+    _, previous_id, depth, total_bytes = chain[0]
+    if depth > settings.chain_max or total_bytes > settings.chain_bytes_max:
+        raise InvalidRequestError(
+            f"the conversation is longer than {settings.chain_max} responses or {settings.chain_bytes_max} bytes",
+            field=field,
+            reason="conversation_too_long",
+        )
+    if previous_id is not None:
+        raise InvalidRequestError(
+            "an earlier response of the conversation is not stored any more",
+            field=field,
+            reason="previous_response_not_found",
+        )
+
+
+def _not_found(response_id: str, field: str) -> NotFoundError:
+    reason = "previous_response_not_found" if field == "previous_response_id" else "response_not_found"
+    return NotFoundError(f"there is no stored response {response_id[:64]!r}", field=field, reason=reason)

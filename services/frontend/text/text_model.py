@@ -1,0 +1,240 @@
+"""A model directory as the frontend uses it: tokenizer, chat template, generation defaults."""
+
+import json
+import os
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kvmesh.clock import Clock
+from kvmesh.core import SamplingParams
+from kvmesh.errors import UnsupportedError
+from services.frontend.parser_process.process import ParserProcess
+from services.frontend.parsers.select import AUTO, Selection, select
+from services.frontend.pipeline.request import Conversation
+from services.frontend.text.detokenise import Detokeniser, Detokenisers
+from services.frontend.text.fast_tokenise import FastTokenizer, load_fast, reference_ids
+from services.frontend.text.remember import Remembering, cuts_of
+from services.frontend.text.sandbox import TemplateLimits
+from services.frontend.text.templates import ChatTemplate
+from services.frontend.text.token_names import TokenNames
+
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+TEMPLATE_DIRECTORY = "additional_chat_templates"
+
+
+class TextModel:
+    """Text to tokens and back, for one model. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate | None = None,
+        defaults: Mapping[str, float | int] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        selection: Selection | None = None,
+        fast: FastTokenizer | None = None,
+        template_source: str = "",
+        remembered_characters_max: int = 0,
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._fast = fast
+        self._remembering = self._make_memory(template_source, remembered_characters_max)
+        self._detokenisers = Detokenisers(tokenizer)
+        self.names = TokenNames(self._detokenisers.token_bytes)
+        """How single tokens are named."""
+        self._template = template
+        self._defaults = dict(defaults or {})
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.selection = selection or Selection()
+        """How answers to conversations are read."""
+        self.parser_process: ParserProcess | None = None
+        """Where answers are read, if not here; set once it runs."""
+        # Their tables are made here, in the loading thread.
+        for parses_tools in (False, True):
+            self._detokenisers.detokeniser(skip_special_tokens=True, kept=self.marks(parses_tools=parses_tools))
+
+    def render(self, conversation: Conversation, *, field: str = "messages") -> str:
+        """A conversation as the model's prompt text. UnsupportedError without a chat template."""
+        if self._template is None:
+            raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
+        return self._template.render(conversation, field=field)
+
+    def _make_memory(self, template_source: str, characters_max: int) -> Remembering | None:
+        if not characters_max:
+            return None
+        cuts = cuts_of(self._tokenizer, template_source, self._encode)
+        return Remembering(self._encode, cuts, characters_max=characters_max) if cuts else None
+
+    def _encode(self, text: str) -> "array[int]":
+        return self.tokenise(text, adds_special_tokens=False)
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the quick tokenizer is used."""
+        return self._fast is not None
+
+    @property
+    def is_remembering(self) -> bool:
+        """Whether earlier parts of conversations are not tokenised again."""
+        return self._remembering is not None
+
+    def tokenise_prompt(self, text: str, *, salt: str = "") -> "array[int]":
+        """Token ids of a rendered conversation: the same as `tokenise`, quicker for what was seen before with this salt."""
+        if self._remembering is None:
+            return self._encode(text)
+        return self._remembering.encode(text, salt=salt)
+
+    def tokenise(self, text: str, *, adds_special_tokens: bool) -> "array[int]":
+        """Token ids of a text, as 32-bit words: they go out so. Templates bring their own special tokens."""
+        if self._fast is not None:
+            return self._fast.encode(text, adds_special_tokens=adds_special_tokens)
+        return reference_ids(self._tokenizer, text, adds_special_tokens=adds_special_tokens)
+
+    def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
+        """A detokeniser for one answer. Special tokens named in `kept` are text all the same."""
+        return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens, kept=kept)
+
+    def marks(self, *, parses_tools: bool) -> frozenset[str]:
+        """Special tokens that whoever reads an answer needs in its text; a parser of vLLM's may need any."""
+        if self.selection.is_remote:
+            return self._detokenisers.special_tokens
+        return self.selection.marks(parses_tools=parses_tools)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's bytes, possibly a part of a character."""
+        return self._detokenisers.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is one that answers do not show unless asked to."""
+        return self._detokenisers.is_special(token_id)
+
+    def vocabulary_token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it, such as `Ġworld`; empty where there is none."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
+        """Sampling with the model's own defaults where the request says nothing."""
+        missing = {name: value for name, value in self._defaults.items() if getattr(sampling, name) is None}
+        return replace(sampling, **missing) if missing else sampling  # type: ignore[arg-type]
+
+
+def load_text_model(
+    directory: Path,
+    clock: Clock,
+    *,
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    limits: TemplateLimits | None = None,
+    is_fast: bool = True,
+    remembered_characters_max: int = 0,
+) -> TextModel:
+    """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedError(f"{directory} has no tokenizer.json", reason="tokenizer_missing")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise UnsupportedError(f"{path} cannot be read: {error}", reason="tokenizer_broken") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    fast = load_fast(path, tokenizer) if is_fast else None
+    config = _read_json(directory / "tokenizer_config.json")
+    sources = _template_sources(directory, config)
+    source, tool_source = sources.get("default", ""), sources.get("tool_use", "")
+    generation = _read_json(directory / "generation_config.json")
+    eos = generation.get("eos_token_id")
+    added_tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    return TextModel(
+        tokenizer,
+        template=ChatTemplate(source, _special_tokens(config), clock, tool_source=tool_source, limits=limits)
+        if source
+        else None,
+        defaults=_generation_defaults(generation),
+        eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
+        selection=select(tool_parser, reasoning_parser, template=tool_source or source, added_tokens=added_tokens),
+        fast=fast,
+        template_source=source + tool_source,
+        remembered_characters_max=remembered_characters_max,
+    )
+
+
+def find_directory(source: str, revision: str, cache_dir: str) -> Path:
+    """The directory of a model: itself, or its snapshot in the Hugging Face cache. Nothing is downloaded."""
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        return directory
+    cache = Path(cache_dir).expanduser() if cache_dir else _default_cache()
+    model = cache / f"models--{source.replace('/', '--')}"
+    for name in (revision, "main"):
+        reference = model / "refs" / name if name else model / "refs" / "main"
+        commit = reference.read_text().strip() if reference.is_file() else name
+        if commit and (snapshot := model / "snapshots" / commit).is_dir():
+            return snapshot
+    raise UnsupportedError(
+        f"{source} is neither a directory here nor in the Hugging Face cache {cache}; the frontend needs its tokenizer",
+        reason="model_files_missing",
+    )
+
+
+def _default_cache() -> Path:
+    """Hugging Face's own rule: HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub."""
+    if found := os.environ.get("HF_HUB_CACHE"):
+        return Path(found)
+    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedError(f"{path} is not JSON: {error}", reason="model_files_broken") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name: `default`, and `tool_use` where conversations with tools have one of their own."""
+    found = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template") or ""
+    if isinstance(found, list):
+        pairs = [(each.get("name"), each.get("template")) for each in found if isinstance(each, dict)]
+        sources = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    else:
+        sources = {"default": found} if isinstance(found, str) else {}
+    files = {path.stem: path for path in (directory / TEMPLATE_DIRECTORY).glob("*.jinja")}
+    files["default"] = directory / "chat_template.jinja"
+    return sources | {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Named tokens: bos_token, eos_token, and those that only some models have, such as image_token."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **config}
+    tokens: dict[str, str] = {}
+    for name, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _generation_defaults(config: Mapping[str, Any]) -> dict[str, float | int]:
+    """Sampling that the model's authors recommend. `do_sample: false`, when written down, means greedy."""
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found = {name: config.get(name) for name in _DEFAULTS}
+    return {name: value for name, value in found.items() if isinstance(value, int | float) and value is not True}

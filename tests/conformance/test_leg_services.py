@@ -1,0 +1,666 @@
+"""The promises of legs.proto and worker.proto, kept over grpc.aio on loopback and over MemoryNetwork."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from kvmesh.api.decode.v1.decode_pb2_grpc import (
+    DecodeServiceServicer,
+    DecodeServiceStub,
+    add_DecodeServiceServicer_to_server,
+)
+from kvmesh.api.errors.v1 import errors_pb2
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import PrefillServiceStub
+from kvmesh.api.types.v1 import output_pb2
+from kvmesh.api.worker.v1 import legs_pb2 as pb
+from kvmesh.api.worker.v1 import worker_pb2
+from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
+from kvmesh.clock import SystemClock
+from kvmesh.core import FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
+from kvmesh.engines.simulated import Die, Stall, StepProfile
+from kvmesh.errors import InvalidRequestError, LostError, OverloadedError, UnavailableError
+from kvmesh.rpc.codec.legs import from_finish, to_leg
+from kvmesh.rpc.codec.scalars import to_duration
+from kvmesh.rpc.leg_link import GrpcLegLinks
+from kvmesh.rpc.status import from_rpc_error
+from kvmesh.rpc.whole_leg import WholeLeg, run_leg
+from tests.patience import PATIENCE_S
+from tests.worker_rig import (
+    EPOCH,
+    SLOW,
+    WORKER,
+    RawFrontend,
+    WorkerRig,
+    make_leg,
+    running_worker,
+    serving,
+    submission,
+    wait_until,
+)
+
+
+@pytest.fixture(params=["grpc", "memory"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def rig(kind: str) -> AsyncIterator[WorkerRig]:
+    async with running_worker(kind) as one:
+        yield one
+
+
+@pytest.fixture
+async def prefill(kind: str) -> AsyncIterator[WorkerRig]:
+    async with running_worker(kind, Role.PREFILL) as one:
+        yield one
+
+
+@dataclass
+class Sink:
+    """One leg as the frontend's link hears it."""
+
+    tokens: list[int] = field(default_factory=list)
+    finishes: list[LegFinish] = field(default_factory=list)
+    then: Callable[[], None] = lambda: None
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        assert not self.finishes
+        self.tokens += token_ids
+
+    def on_finish(self, finish: LegFinish) -> None:
+        self.finishes.append(finish)
+        self.then()
+
+
+async def read_to_end(call: Any) -> None:
+    """All messages of a stream; raises how it ended unless that was well."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+def links_to(rig: WorkerRig) -> GrpcLegLinks:
+    return GrpcLegLinks(rig.channels, frontend_id="f1", clock=SystemClock())
+
+
+# Attach
+
+
+async def test_the_frontend_speaks_first(rig: WorkerRig) -> None:
+    """Rule 1: anything but a Hello with an id is refused, and a second one too."""
+    for first in (pb.AttachRequest(cancels=[1]), pb.AttachRequest(hello=pb.Hello())):
+        call = DecodeServiceStub(rig.channel).Attach()
+        await call.write(first)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.call.write(pb.AttachRequest(hello=pb.Hello(frontend_id="again")))
+    error = await frontend.read_to_end()
+    assert error is not None and error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_every_submission_gets_one_finish(rig: WorkerRig) -> None:
+    """Rule 2 and 3: done, refused, cancelled and overdue, tokens before the finish, and nothing is held afterwards."""
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.submit(1, 2, tokens=12)
+    await frontend.submit(3, prompt=[999_999])
+    await frontend.submit(4, model="another")
+    await frontend.submit(5, tokens=4000)
+    await frontend.submit(6, tokens=4000, timeout_s=0.1)
+    await frontend.send(pb.Submission(slot=7))
+    await frontend.send(cancels=[5, 77])
+    finishes = await frontend.read_finishes(1, 2, 3, 4, 5, 6, 7)
+    reasons = [finishes[slot].reason for slot in range(1, 8)]
+    error, length = output_pb2.FINISH_REASON_ERROR, output_pb2.FINISH_REASON_LENGTH
+    assert reasons == [length, length, error, error, output_pb2.FINISH_REASON_CANCELLED, error, error]
+    kinds = [finishes[slot].error.kind for slot in (3, 4, 6, 7)]
+    assert kinds == [
+        errors_pb2.ERROR_KIND_INVALID,
+        errors_pb2.ERROR_KIND_NOT_FOUND,
+        errors_pb2.ERROR_KIND_DEADLINE,
+        errors_pb2.ERROR_KIND_INVALID,
+    ]
+    assert [len(frontend.tokens[slot]) for slot in (1, 2)] == [12, 12]
+    assert finishes[1].usage.output_tokens == 12
+    await rig.wait_free()
+
+
+async def test_a_slot_and_an_id_are_free_after_the_finish(rig: WorkerRig) -> None:
+    """Rule 3: the same slot, even with the same request id, serves the next request."""
+    frontend = await RawFrontend.attach(rig.channel)
+    for _ in range(3):
+        await frontend.submit(9, tokens=3)
+        await frontend.read_finishes(9)
+        assert len(frontend.tokens.pop(9)) == 3
+        del frontend.finishes[9]
+
+
+async def test_a_slot_in_use_ends_the_stream(rig: WorkerRig) -> None:
+    """A finish for the second would be taken for the first's: the frontend's error is told as one."""
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.submit(1, tokens=4000)
+    await frontend.send(submission(1, make_leg("other")))
+    error = await frontend.read_to_end()
+    assert error is not None and from_rpc_error(error).reason == "slot_in_use"
+    assert not frontend.finishes
+    await rig.wait_free()
+
+
+async def test_cancels_follow_the_submissions_of_their_message(rig: WorkerRig) -> None:
+    """One message may hold a submission and its cancel."""
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.send(submission(1, make_leg("r", tokens=4000)), cancels=[1])
+    finishes = await frontend.read_finishes(1)
+    assert finishes[1].reason == output_pb2.FINISH_REASON_CANCELLED
+
+
+@pytest.mark.parametrize("how", ["cancel", "half-close"])
+async def test_the_end_of_the_stream_frees_the_blocks(rig: WorkerRig, how: str) -> None:
+    """Rule 4, ended by the frontend in either way."""
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.submit(1, 2, 3, tokens=4000)
+    await frontend.read_until(lambda: len(frontend.tokens) == 3)
+    if how == "cancel":
+        frontend.call.cancel()
+    else:
+        await frontend.call.done_writing()
+        assert await frontend.read_to_end() is None
+    await rig.wait_free()
+    await wait_until(lambda: rig.worker.statistics().links == 0, "no link is left")
+
+
+async def test_silence_is_broken(rig: WorkerRig) -> None:
+    """Rule 5: an idle stream carries a frame per heartbeat."""
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.read_until(lambda: frontend.heartbeats == 2)
+
+
+async def test_a_stream_may_have_so_many_requests(kind: str) -> None:
+    """`submissions_max` is kept by the worker; the refused one may come again elsewhere."""
+    async with running_worker(kind, settings=replace(WORKER, submissions_max=2)) as rig:
+        frontend = await RawFrontend.attach(rig.channel)
+        await frontend.submit(1, 2, 3, tokens=400)
+        finishes = await frontend.read_finishes(3)
+        assert finishes[3].error.reason == "link_full"
+        other = await RawFrontend.attach(rig.channel, "f2")
+        await other.send(submission(1, make_leg("other", tokens=2)))
+        assert (await other.read_finishes(1))[1].reason == output_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_message_may_hold_so_many_submissions(rig: WorkerRig) -> None:
+    """1 024, says the contract."""
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.send(*(pb.Submission(slot=slot) for slot in range(1025)))
+    error = await frontend.read_to_end()
+    assert error is not None and error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_engines_death_ends_all_streams(rig: WorkerRig) -> None:
+    """ABORTED at once on Attach; a watch ends with UNAVAILABLE, so that routers stop using the worker."""
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.submit(1, tokens=4000)
+    watch = WorkerServiceStub(rig.channel).WatchKv(worker_pb2.WatchKvRequest())
+    load = WorkerServiceStub(rig.channel).WatchLoad(worker_pb2.WatchLoadRequest())
+    await asyncio.gather(watch.read(), load.read())
+    rig.engine.inject(Die())
+    error = await frontend.read_to_end()
+    assert error is not None and error.code() is grpc.StatusCode.ABORTED
+    for call in (watch, load):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_to_end(call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    late = DecodeServiceStub(rig.channel).Attach()
+    await late.write(pb.AttachRequest(hello=pb.Hello(frontend_id="late")))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await read_to_end(late)
+
+
+async def test_who_watches_an_idle_worker_hears_of_what_begins_and_ends(rig: WorkerRig) -> None:
+    """Without waiting for the record that breaks the silence, which is a minute away here."""
+    rig.worker.settings = replace(rig.worker.settings, load_interval_s=60.0)
+    load = WorkerServiceStub(rig.channel).WatchLoad(worker_pb2.WatchLoadRequest())
+    assert (await load.read()).load.running_requests == 0
+    frontend = await RawFrontend.attach(rig.channel)
+    async with asyncio.timeout(PATIENCE_S):
+        await frontend.submit(1, tokens=4000)
+        while not (await load.read()).load.running_requests:
+            pass
+        await frontend.call.write(pb.AttachRequest(cancels=[1]))
+        while (await load.read()).load.running_requests:
+            pass
+        rig.worker.set_draining(True)
+        while not (await load.read()).load.is_draining:
+            pass
+    load.cancel()
+
+
+async def test_a_worker_with_open_streams_stops_at_once(kind: str) -> None:
+    """Neither an idle Attach stream nor one in use nor a watch keeps the server for its grace."""
+    async with running_worker(kind, grace_s=600.0) as rig:
+        await _stops_with_open_streams(rig)
+
+
+async def _stops_with_open_streams(rig: WorkerRig) -> None:
+    idle, busy = [await RawFrontend.attach(rig.channel, name) for name in ("idle", "busy")]
+    await busy.submit(1, tokens=4000)
+    await busy.read_until(lambda: bool(busy.tokens))
+    watch = WorkerServiceStub(rig.channel).WatchKv(worker_pb2.WatchKvRequest())
+    load = WorkerServiceStub(rig.channel).WatchLoad(worker_pb2.WatchLoadRequest())
+    await asyncio.gather(watch.read(), load.read())
+    rig.worker.stop_nowait()
+    async with asyncio.timeout(PATIENCE_S):
+        ends = await asyncio.gather(idle.read_to_end(), busy.read_to_end())
+        await rig.stop_server()
+    assert [from_rpc_error(end).reason for end in ends if end is not None] == ["worker_stopping"] * 2
+    await rig.wait_free()
+
+
+async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
+    """Its legs are cancelled and their blocks freed while it still reads nothing; another frontend goes on."""
+    # 1 ms a step: an engine without any pace outruns readers, too.
+    engine = replace(SLOW, profile=StepProfile(base_s=0.001), context_tokens_max=100_000, kv_blocks=200_000)
+    settings = replace(WORKER, link_buffer_frames=500)
+    async with running_worker(kind, engine=engine, settings=settings) as rig:
+        slow = await RawFrontend.attach(rig.channel, "slow")
+        other = await RawFrontend.attach(rig.channel, "other")
+        # Log-probabilities fill the connection's window, which grows to megabytes, within a second or two.
+        await slow.submit(*range(50), tokens=90_000, logprobs=20)
+        await other.send(submission(1, make_leg("other", tokens=2000)))
+        finishes = await other.read_finishes(1)
+        assert finishes[1].reason == output_pb2.FINISH_REASON_LENGTH and len(other.tokens[1]) == 2000
+        await rig.wait_free()
+        error = await slow.read_to_end()
+        assert error is not None and from_rpc_error(error).reason == "link_stalled"
+        lengths = {len(tokens) for tokens in slow.tokens.values()}
+        assert max(lengths) < 90_000 and not slow.finishes
+
+
+# The frontend's link
+
+
+async def test_a_link_carries_legs(rig: WorkerRig) -> None:
+    """Tokens, then one finish; a cancel is answered; slots are used again."""
+    links = links_to(rig)
+    link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+    assert await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S) is link
+    sinks = [Sink() for _ in range(4)]
+    cancels = [
+        link.submit_nowait(make_leg(f"r{i}", tokens=10 if i else 4000), sink, timeout_s=30.0)
+        for i, sink in enumerate(sinks)
+    ]
+    cancels[0]()
+    cancels[0]()
+    await wait_until(lambda: all(sink.finishes for sink in sinks), "all finished")
+    assert [sink.finishes[0].reason for sink in sinks] == [FinishReason.CANCELLED, *[FinishReason.LENGTH] * 3]
+    assert [len(sink.tokens) for sink in sinks[1:]] == [10] * 3
+    assert links.statistics() == {"w1": 0}
+    await links.aclose()
+    await rig.wait_free()
+    assert all(len(sink.finishes) == 1 for sink in sinks)
+
+
+@pytest.mark.parametrize("event", ["death", "stop", "closed"])
+async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) -> None:
+    """Engine died, worker stops, frontend closes: each leg is lost exactly once, and the next ask is refused or anew."""
+    links = links_to(rig)
+    link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+    sinks = [Sink() for _ in range(3)]
+    for i, sink in enumerate(sinks):
+        link.submit_nowait(make_leg(f"r{i}", tokens=4000), sink, timeout_s=30.0)
+    await wait_until(lambda: all(sink.tokens for sink in sinks), "all run")
+    if event == "death":
+        rig.engine.inject(Die())
+    elif event == "stop":
+        rig.worker.stop_nowait()
+    else:
+        await links.aclose()
+    await wait_until(lambda: all(sink.finishes for sink in sinks), "all are lost")
+    await asyncio.sleep(0.05)
+    assert all(len(sink.finishes) == 1 and isinstance(sink.finishes[0].error, LostError) for sink in sinks)
+    with pytest.raises(UnavailableError):
+        link.submit_nowait(make_leg("late"), Sink(), timeout_s=30.0)
+    await links.aclose()
+
+
+async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
+    """1 024 long prompts at once: none is forgotten, and a cancel given at once is not sent before its submission."""
+    # The frontend's own work of a second must not look like the worker's silence.
+    async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
+        links = links_to(rig)
+        link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+        sinks = [Sink() for _ in range(1024)]
+        cancels = [
+            link.submit_nowait(make_leg(f"r{i}", prompt=[5] * 3000, tokens=4000), s, timeout_s=30.0)
+            for i, s in enumerate(sinks)
+        ]
+        for cancel in cancels:
+            cancel()
+        await wait_until(lambda: all(sink.finishes for sink in sinks), "all are cancelled")
+        assert {sink.finishes[0].reason for sink in sinks} == {FinishReason.CANCELLED}
+        await links.aclose()
+        await rig.wait_free()
+
+
+async def test_a_full_link_refuses_and_lives_on(kind: str) -> None:
+    """A leg beyond the Welcome's `submissions_max` is refused before it is sent; a finished one makes room."""
+    async with running_worker(kind, settings=replace(WORKER, submissions_max=2)) as rig:
+        links = links_to(rig)
+        link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+        sinks = [Sink() for _ in range(3)]
+        cancel = link.submit_nowait(make_leg("r0", tokens=4000), sinks[0], timeout_s=PATIENCE_S)
+        link.submit_nowait(make_leg("r1", tokens=10), sinks[1], timeout_s=PATIENCE_S)
+        refused = Sink()
+        with pytest.raises(OverloadedError) as caught:
+            link.submit_nowait(make_leg("r2"), refused, timeout_s=PATIENCE_S)
+        assert caught.value.reason == "link_full" and caught.value.retry_after_s
+        await wait_until(lambda: bool(sinks[1].finishes), "one has finished")
+        link.submit_nowait(make_leg("r3", tokens=10), sinks[2], timeout_s=PATIENCE_S)
+        await wait_until(lambda: bool(sinks[2].finishes), "the next one too")
+        assert sinks[2].finishes[0].reason is FinishReason.LENGTH
+        cancel()
+        await wait_until(lambda: bool(sinks[0].finishes), "the long one is cancelled")
+        assert sinks[0].finishes[0].reason is FinishReason.CANCELLED
+        assert not refused.tokens and not refused.finishes
+        await links.aclose()
+        await rig.wait_free()
+
+
+class ScriptedDecode(DecodeServiceServicer):
+    """A worker that says what the test wants."""
+
+    def __init__(self, heartbeat_s: float = 60.0, worker_id: str = "w1") -> None:
+        self.heard: list[pb.AttachRequest] = []
+        self.frames: asyncio.Queue[pb.StepFrame] = asyncio.Queue()
+        self.attached = 0
+        self._welcome = pb.Welcome(
+            worker_id=worker_id, epoch=EPOCH, heartbeat=to_duration(heartbeat_s), submissions_max=100
+        )
+
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        self.attached += 1
+        await anext(aiter(request_iterator))
+        await context.write(pb.AttachResponse(welcome=self._welcome))
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            while True:
+                await context.write(pb.AttachResponse(frame=await self.frames.get()))
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: Any) -> None:
+        async for request in requests:
+            self.heard.append(request)
+
+
+def finish_of(*slots: int) -> pb.StepFrame:
+    return pb.StepFrame(
+        step=1, finishes=[pb.Finish(slot=slot, reason=output_pb2.FINISH_REASON_LENGTH) for slot in slots]
+    )
+
+
+async def test_a_cancel_that_crosses_does_not_hit_the_next_leg(kind: str) -> None:
+    """Slot 1 is cancelled, finishes and is used again before anything is sent: the new leg must not be cancelled."""
+    scripted = ScriptedDecode()
+    async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
+        at,
+        pool,
+        _,
+    ):
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
+        link = await links.link(WorkerRef(worker_id="w1", address=at, epoch=EPOCH), Role.DECODE, timeout_s=PATIENCE_S)
+        first, second, third = Sink(), Sink(), Sink()
+        link.submit_nowait(make_leg("first"), first, timeout_s=30.0)
+        cancel_second = link.submit_nowait(make_leg("second"), second, timeout_s=30.0)
+        await wait_until(lambda: len(scripted.heard) == 1, "both submitted")
+        first.then = cancel_second
+        second.then = lambda: link.submit_nowait(make_leg("third"), third, timeout_s=30.0) and None
+        scripted.frames.put_nowait(finish_of(0, 1))
+        await wait_until(lambda: len(scripted.heard) == 2, "the third is submitted")
+        sent = scripted.heard[1]
+        assert [submission.slot for submission in sent.submissions] == [1] and not sent.cancels
+        await links.aclose()
+
+
+async def test_a_silent_worker_is_lost_after_three_heartbeats(kind: str) -> None:
+    """Not before two."""
+    scripted = ScriptedDecode(heartbeat_s=0.1)
+    async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
+        at,
+        pool,
+        _,
+    ):
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
+        link = await links.link(WorkerRef(worker_id="w1", address=at, epoch=EPOCH), Role.DECODE, timeout_s=PATIENCE_S)
+        sink, began_s = Sink(), time.monotonic()
+        link.submit_nowait(make_leg("r"), sink, timeout_s=30.0)
+        await wait_until(lambda: bool(sink.finishes), "lost")
+        assert time.monotonic() - began_s > 0.2
+        assert sink.finishes[0].error is not None and sink.finishes[0].error.reason == "worker_silent"
+        await links.aclose()
+
+
+@pytest.mark.parametrize(("worker_id", "epoch"), [("w2", EPOCH), ("w1", EPOCH + 1)])
+async def test_another_worker_at_the_address_is_not_used(kind: str, worker_id: str, epoch: int) -> None:
+    """A port taken over, a process started anew: what was placed on is gone."""
+    scripted = ScriptedDecode()
+    async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
+        at,
+        pool,
+        _,
+    ):
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
+        with pytest.raises(UnavailableError) as caught:
+            await links.link(WorkerRef(worker_id=worker_id, address=at, epoch=epoch), Role.DECODE, timeout_s=PATIENCE_S)
+        assert caught.value.reason == "worker_changed"
+        await links.aclose()
+
+
+async def test_all_who_wait_for_a_dead_worker_wait_once(kind: str) -> None:
+    """Ten requests placed on a worker that does not answer are told together, not one time-out after the other."""
+
+    class Mute(DecodeServiceServicer):
+        attached = 0
+
+        async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+            Mute.attached += 1
+            await asyncio.sleep(60)
+
+    async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(Mute(), server), 0.1) as (at, pool, _):
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
+        ref = WorkerRef(worker_id="w1", address=at, epoch=EPOCH)
+        results = await asyncio.gather(
+            *(links.link(ref, Role.DECODE, timeout_s=0.3) for _ in range(10)), return_exceptions=True
+        )
+        assert all(isinstance(result, UnavailableError) for result in results)
+        assert Mute.attached == 1, "one attempt for all"
+        await links.aclose()
+
+
+async def test_a_request_too_large_for_the_wire_harms_nobody_else(kind: str) -> None:
+    """It is refused before it is sent: gRPC would end the stream."""
+    # Making it takes a while, which must not look like the worker's silence.
+    async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
+        links = links_to(rig)
+        link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+        sink = Sink()
+        link.submit_nowait(make_leg("good", tokens=50), sink, timeout_s=30.0)
+        with pytest.raises(InvalidRequestError):
+            link.submit_nowait(make_leg("huge", cache_salt="s" * (61 << 20)), Sink(), timeout_s=30.0)
+        await wait_until(lambda: bool(sink.finishes), "the other one is done")
+        assert sink.finishes[0].reason is FinishReason.LENGTH
+        await links.aclose()
+
+
+# Generate
+
+
+def plain(leg_id: str = "", task: LegTask = LegTask.GENERATE, **more: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(leg=to_leg(make_leg(leg_id, task, **more)))
+
+
+async def test_generate_gives_tokens_then_a_finish(rig: WorkerRig) -> None:
+    """The finish is the last message, and only that has one."""
+    call = DecodeServiceStub(rig.channel).Generate(plain(tokens=6))
+    responses = [response async for response in call]
+    assert sum(len(response.token_ids) for response in responses) == 6
+    assert [response.HasField("finish") for response in responses] == [False] * (len(responses) - 1) + [True]
+    assert responses[-1].finish.reason == output_pb2.FINISH_REASON_LENGTH
+    await rig.wait_free()
+
+
+async def test_generate_is_stopped_by_cancel_and_by_deadline(rig: WorkerRig) -> None:
+    """Both free the blocks."""
+    stub, request = (
+        DecodeServiceStub(rig.channel),
+        plain(tokens=4000),
+    )
+    call = stub.Generate(request)
+    await call.read()
+    call.cancel()
+    await rig.wait_free()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.Generate(request, timeout=0.2):
+            pass
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await rig.wait_free()
+
+
+async def test_generate_refuses_and_fails_by_status(rig: WorkerRig) -> None:
+    """Bad field, id in use, engine died."""
+    stub = DecodeServiceStub(rig.channel)
+    request = plain("mine", tokens=4000)
+    running = stub.Generate(request)
+    await running.read()
+    for bad in (pb.GenerateRequest(), request, plain("x" * 129), plain(task=LegTask.PREFILL)):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(bad).read()
+        refuses_task = bad.leg.task == pb.LEG_TASK_PREFILL
+        expected = grpc.StatusCode.FAILED_PRECONDITION if refuses_task else grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.code() is expected
+    rig.engine.inject(Die())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_to_end(running)
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+
+
+# Prefill
+
+
+async def hand_out(rig: WorkerRig, leg_id: str = "p1", timeout_s: float = PATIENCE_S, **more: Any) -> LegFinish:
+    """A prompt of a plain client."""
+    call = PrefillServiceStub(rig.channel).Generate(plain(leg_id, LegTask.PREFILL, **more), timeout=timeout_s)
+    (response,) = [response async for response in call]
+    return from_finish(response.finish)
+
+
+async def test_prefill_hands_out_under_a_lease(prefill: WorkerRig) -> None:
+    """The lease is less than a whole one, and ReleaseKv gives the blocks back, once."""
+    finish = await hand_out(prefill)
+    assert finish.handle is not None and finish.handle.worker_epoch == EPOCH
+    assert 0 < finish.handle.lease_s < SLOW.lease_s
+    assert prefill.engine.load().kv_blocks_leased > 0 and prefill.worker.statistics().leases == 1
+    stub, release = PrefillServiceStub(prefill.channel), pb.ReleaseKvRequest(handle_id=finish.handle.handle_id)
+    assert [(await stub.ReleaseKv(release)).was_held for _ in range(2)] == [True, False]
+    await prefill.wait_free()
+
+
+@pytest.mark.parametrize("phase", ["waiting", "computing"])
+async def test_a_cancelled_prefill_frees_its_blocks(kind: str, phase: str) -> None:
+    """Cancel and deadline, before its first step and during it."""
+    async with running_worker(kind, Role.PREFILL) as rig:
+        if phase == "waiting":
+            rig.engine.inject(Stall(duration_s=0.3))
+        call = PrefillServiceStub(rig.channel).Generate(plain("a", LegTask.PREFILL, prompt=[5] * 4000))
+        await wait_until(lambda: rig.worker.statistics().legs == 1, "it is submitted")
+        call.cancel()
+        await rig.wait_free()
+        if phase == "waiting":
+            rig.engine.inject(Stall(duration_s=0.3))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await hand_out(rig, "b", prompt=[6] * 4000, timeout_s=0.05)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await rig.wait_free()
+        assert rig.worker.statistics().leases == 0
+
+
+async def on_link(rig: WorkerRig, leg_id: str, **more: Any) -> WholeLeg:
+    """A prompt over a frontend's link."""
+    links = links_to(rig)
+    try:
+        link = await links.link(rig.ref, Role.PREFILL, timeout_s=PATIENCE_S)
+        return await run_leg(link, make_leg(leg_id, LegTask.PREFILL, **more), timeout_s=PATIENCE_S)
+    finally:
+        await links.aclose()
+
+
+async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
+    """Unknown model, bad token, draining, a dead engine with the prompt in it: nothing of it is the caller's cancel."""
+    bad_legs: tuple[tuple[dict[str, Any], grpc.StatusCode], ...] = (
+        ({"model": "another"}, grpc.StatusCode.NOT_FOUND),
+        ({"prompt": [99_999]}, grpc.StatusCode.INVALID_ARGUMENT),
+    )
+    for bad, code in bad_legs:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await hand_out(prefill, **bad)
+        assert caught.value.code() is code
+    prefill.worker.set_draining(True)
+    with pytest.raises(UnavailableError):
+        await on_link(prefill, "d")
+    prefill.worker.set_draining(False)
+    prefill.engine.inject(Stall(duration_s=5))
+    running = asyncio.ensure_future(on_link(prefill, "x", prompt=[5] * 4000))
+    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it runs")
+    prefill.engine.inject(Die())
+    with pytest.raises(LostError):
+        await running
+
+
+async def test_a_stopping_worker_loses_a_prefill_in_time(prefill: WorkerRig) -> None:
+    """The leg ends as lost at once, to be placed elsewhere."""
+    prefill.engine.inject(Stall(duration_s=0.5))
+    running = asyncio.ensure_future(on_link(prefill, "x"))
+    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it runs")
+    prefill.worker.stop_nowait()
+    with pytest.raises(LostError):
+        await running
+    await prefill.wait_free()
+
+
+# What both share
+
+
+async def test_sleep_that_is_refused_does_not_drain(rig: WorkerRig) -> None:
+    """A worker whose engine cannot do what is asked goes on serving; a bad interval is refused."""
+    stub = WorkerServiceStub(rig.channel)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stub.Sleep(worker_pb2.SleepRequest(level=3))
+    assert not rig.worker.is_draining
+    for interval_s in (0.0, 0.001, 61.0):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.WatchLoad(worker_pb2.WatchLoadRequest(interval=to_duration(interval_s))).read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_drain_counts_what_is_left(rig: WorkerRig) -> None:
+    """Requests in flight go on, new ones are refused, undo takes them again."""
+    stub = WorkerServiceStub(rig.channel)
+    frontend = await RawFrontend.attach(rig.channel)
+    await frontend.submit(1, tokens=100)
+    await frontend.read_until(lambda: bool(frontend.tokens))
+    assert (await stub.Drain(worker_pb2.DrainRequest(timeout=to_duration(0)))).requests_in_flight == 1
+    await frontend.submit(2)
+    finishes = await frontend.read_finishes(1, 2)
+    assert finishes[1].reason == output_pb2.FINISH_REASON_LENGTH
+    assert finishes[2].error.kind == errors_pb2.ERROR_KIND_UNAVAILABLE
+    assert (await stub.Drain(worker_pb2.DrainRequest())).requests_in_flight == 0
+    await stub.Drain(worker_pb2.DrainRequest(undo=True))
+    await frontend.submit(3)
+    assert (await frontend.read_finishes(3))[3].reason == output_pb2.FINISH_REASON_LENGTH

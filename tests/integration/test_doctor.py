@@ -1,0 +1,70 @@
+"""`kvmesh doctor` leaves no process behind, however it ends."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.integration.mesh import ROOT
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def children(pid: int) -> list[int]:
+    """Direct children; none of a process that is gone."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    return []
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    for each in found:
+        found.extend(children(each))
+    return found
+
+
+def command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def running(pids: Sequence[int]) -> list[int]:
+    """Those that run and are no zombies; a pid that another program got meanwhile does not count."""
+    return [pid for pid in pids if "kvmesh" in (line := command(pid)) or "services." in line]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+async def test_no_process_outlives_the_doctor(tmp_path: Path, number: int, status: int) -> None:
+    """Ended while its mesh starts, by a kill or by Ctrl-C: guard, mesh, services and the fork server are gone."""
+    doctor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "doctor"),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    family: list[int] = []
+    try:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while not any("services.gateway" in command(pid) for pid in family):
+                assert doctor.returncode is None
+                await asyncio.sleep(0.05)
+                family = descendants(doctor.pid)
+            doctor.send_signal(number)
+            assert await doctor.wait() == status
+            while running(family):
+                await asyncio.sleep(0.05)
+    finally:
+        for pid in (doctor.pid, *running(family)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await doctor.wait()

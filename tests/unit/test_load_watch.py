@@ -1,0 +1,107 @@
+"""What a watch of a worker's load says, and when."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvmesh.api.worker.v1 import worker_pb2 as pb
+from kvmesh.core import Leg, LegTask
+from kvmesh.discovery.memory import MemoryAgent
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.errors import KvLostError
+from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
+from kvmesh.kv.transport import Piece
+from kvmesh.worker.membership import Membership
+from kvmesh.worker.servicer import WorkerServicer
+from kvmesh.worker.settings import WorkerSettings
+from kvmesh.worker.worker import Worker, WorkerIdentity
+from tests.simulation.world import VirtualClock
+from tests.virtual_loop import run_virtual
+from tests.worker_rig import generation
+
+PULL_S = 20.0
+INTERVAL_S = 0.1
+
+
+class _SlowPull(asyncio.Future[None]):
+    """A pull from a peer that stands still: it ends when the peer goes on, and a cancel does not shorten that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        asyncio.get_running_loop().call_later(PULL_S, self.set_exception, KvLostError("late", reason="kv_pull_timeout"))
+
+    def cancel(self, msg: Any = None) -> bool:
+        return True
+
+
+class _SlowTransport(MemoryTransport):
+    def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Any:
+        return _SlowPull()
+
+
+class _Outlet:
+    """A link that keeps finishes."""
+
+    def __init__(self) -> None:
+        self.finishes: list[Any] = []
+
+    def on_step(self, step: int, share: Any, logprobs: Any) -> None:
+        self.finishes += share.finishes
+
+    def on_lost(self, error: Exception) -> None:
+        """Not in these tests."""
+
+
+def test_blocks_that_become_free_without_a_step_are_reported() -> None:
+    """A pull that outlives its request ends in no step. The watcher learns of its blocks within an interval, not with the
+    record that breaks the silence, which is ten minutes away here."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        network = MemoryNetwork(clock=clock)
+        settings = WorkerSettings(load_interval_s=600.0, load_progress_interval_s=0.0)
+
+        def worker_of(transport: MemoryTransport, role: str, name: str) -> Worker:
+            engine = SimulatedEngine(SimulatedSettings(role=role, pull_timeout_s=1.0, lease_s=5.0), clock, transport)
+            return Worker(engine, WorkerIdentity(worker_id=name, epoch=1), settings, clock)
+
+        prefill = worker_of(MemoryTransport(network), "prefill", "p")
+        decode = worker_of(_SlowTransport(network), "decode", "d")
+        for worker in (prefill, decode):
+            await worker.start()
+        await asyncio.sleep(5)
+        request = generation(prompt=range(3, 103))
+
+        async def run(worker: Worker, **more: Any) -> Any:
+            outlet = _Outlet()
+            link = worker.open_link(outlet)
+            link.submit_nowait(0, Leg(leg_id="r", generation=request, **more), None)
+            while not outlet.finishes:
+                await asyncio.sleep(0.01)
+            return outlet.finishes[0]
+
+        handle = (await run(prefill, task=LegTask.PREFILL)).handle
+        servicer = WorkerServicer(decode, Membership(decode, MemoryAgent().registry(), host="w", uses_tls=False), clock)
+        loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
+
+        async def watch() -> None:
+            asked = pb.WatchLoadRequest()
+            asked.interval.FromMilliseconds(int(INTERVAL_S * 1000))
+            async for message in servicer.WatchLoad(asked, None):  # type: ignore[arg-type]
+                records.append((clock.now() - began_s, message.load))
+
+        watching = loop.create_task(watch())
+        finish = await run(decode, task=LegTask.GENERATE, handle=replace(handle, lease_s=5.0))
+        assert finish.was_recomputed and clock.now() - began_s < PULL_S / 2
+        assert decode.engine.load().kv_blocks_used > 0 and not decode.legs
+        await asyncio.sleep(PULL_S + 10)
+        at_s, last = records[-1]
+        assert last.kv_blocks_used == 0 and at_s < PULL_S + 3 * INTERVAL_S
+        watching.cancel()
+        await asyncio.wait([watching])
+        for worker in (prefill, decode):
+            await worker.aclose()
+
+    run_virtual(main())

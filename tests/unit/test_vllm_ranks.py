@@ -1,0 +1,77 @@
+"""Ranks of an engine die with the engine's process, however early it is killed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel call is Linux's")
+
+ENGINE = """
+import contextlib, multiprocessing, os, subprocess, threading, time
+from kvmesh.engines.vllm.ranks import ranks_die_with_this_thread
+
+def start(method, bound):
+    with ranks_die_with_this_thread() if bound else contextlib.nullcontext():
+        process = multiprocessing.get_context(method).Process(target=time.sleep, args=(600,))
+        process.start()
+    print(process.pid, flush=True)
+
+def engine(method):
+    start(method, True)
+    with ranks_die_with_this_thread():
+        other = threading.Thread(target=start, args=("fork", False))
+        other.start()
+        other.join()
+    start(method, False)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    import sys
+    threading.Thread(target=engine, args=sys.argv[1:]).start()
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def running_engine(method: str) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
+    """The engine's process, and what it forked: a rank, a fork of another thread, one after the build."""
+    with subprocess.Popen([sys.executable, "-c", ENGINE, method], stdout=subprocess.PIPE, text=True) as engine:
+        forks: list[int] = []
+        try:
+            assert engine.stdout is not None
+            forks += [int(engine.stdout.readline()) for _ in range(3)]
+            yield engine, forks
+        finally:
+            for pid in (engine.pid, *forks):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_rank_dies_with_its_engine(method: str) -> None:
+    """At whatever moment: the kernel ends a rank even while it is stopped. What is started elsewhere is left alone."""
+    with running_engine(method) as (engine, (rank, others, later)):
+        if method == "fork":
+            os.kill(rank, signal.SIGSTOP)
+        engine.kill()
+        ends_s = time.monotonic() + PATIENCE_S
+        while is_running(rank):
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+        assert is_running(others) and is_running(later)

@@ -1,0 +1,206 @@
+"""Step frames: what waits travels together, nothing lost, nothing reordered within a slot."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.api.worker.v1 import legs_pb2 as pb
+from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.engines.base import EngineFinish
+from kvmesh.errors import OverloadedError
+from kvmesh.worker.frames import STEPS_PER_FRAME_MAX, FrameOutlet
+from kvmesh.worker.settings import WorkerSettings
+from kvmesh.worker.slots import LinkStep
+from tests.virtual_loop import run_virtual
+from tests.worker_rig import SLOW, make_worker
+
+
+def make_outlet(steps_max: int) -> FrameOutlet:
+    """An outlet of a worker that was not started: its frames are made here."""
+    return FrameOutlet(make_worker(SLOW, WorkerSettings()).worker, "f1", steps_max=steps_max, legs_max=10)
+
+
+def finish(slot: int) -> EngineFinish:
+    return EngineFinish(key=slot, reason=FinishReason.LENGTH)
+
+
+class Stream:
+    """What a frontend would read."""
+
+    def __init__(self) -> None:
+        self.frames: list[pb.StepFrame] = []
+        self.came_s: list[float] = []
+
+    async def write(self, response: pb.AttachResponse) -> None:
+        self.frames.append(response.frame)
+        self.came_s.append(asyncio.get_running_loop().time())
+
+
+async def drain(outlet: FrameOutlet) -> list[pb.StepFrame]:
+    outlet.end_nowait()
+    stream = Stream()
+    await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
+    return stream.frames
+
+
+def tokens_by_slot(frames: list[pb.StepFrame]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for frame in frames:
+        assert len(set(frame.slots)) == len(frame.slots)
+        start = 0
+        for slot, count in zip(frame.slots, frame.counts or [1] * len(frame.slots), strict=True):
+            found.setdefault(slot, []).extend(frame.token_ids[start : start + count])
+            start += count
+        assert start == len(frame.token_ids)
+    return found
+
+
+STEP = st.lists(
+    st.tuples(st.integers(0, 5), st.lists(st.integers(0, 99), min_size=1, max_size=3)),
+    max_size=5,
+    unique_by=lambda entry: entry[0],
+)
+
+
+@given(steps=st.lists(STEP, max_size=200))
+def test_no_token_is_lost_or_moved_within_its_slot(steps: list[list[tuple[int, list[int]]]]) -> None:
+    """However many steps wait, each slot's tokens come in the engine's order, in few frames."""
+    outlet = make_outlet(1000)
+    expected: dict[int, list[int]] = {}
+    for number, step in enumerate(steps, 1):
+        for slot, ids in step:
+            expected.setdefault(slot, []).extend(ids)
+        share = LinkStep([slot for slot, _ in step], [i for _, ids in step for i in ids], [len(ids) for _, ids in step])
+        outlet.on_step(number, share, {})
+    frames = asyncio.run(drain(outlet))
+    assert tokens_by_slot(frames) == expected
+    assert len(frames) == -(-len(steps) // STEPS_PER_FRAME_MAX)
+
+
+async def test_a_step_alone_is_a_frame_of_its_own() -> None:
+    """A stream that keeps up gets one frame per step, without counts where each entry has one token."""
+    outlet, stream = make_outlet(10), Stream()
+    writing = asyncio.create_task(outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0))
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        outlet.on_step(number, LinkStep([3, 4], [number, 50 + number]), {})
+        # Written in the next turn.
+        assert len(stream.frames) == number - 1
+        await asyncio.sleep(0)
+        frame = stream.frames[-1]
+        assert (frame.step, list(frame.slots), list(frame.counts)) == (number, [3, 4], [])
+        assert list(frame.token_ids) == [number, 50 + number]
+    outlet.end_nowait()
+    await writing
+    assert len(stream.frames) == 2
+
+
+async def test_steps_wait_for_the_write_before_them() -> None:
+    """What comes while a write is on its way shares the next; a write that fails ends the stream with its error."""
+    outlet, gate = make_outlet(10), asyncio.Event()
+    written: list[list[int]] = []
+
+    async def write(response: pb.AttachResponse) -> None:
+        written.append(list(response.frame.token_ids))
+        await asyncio.sleep(0)
+        await gate.wait()
+        if len(written) == 2:
+            raise ConnectionError
+
+    writing = asyncio.create_task(outlet.write_frames(write, heartbeat_s=1.0, interval_s=0.0))
+    await asyncio.sleep(0)
+    for number in range(3):
+        outlet.on_step(number, LinkStep([0], [number]), {})
+        await asyncio.sleep(0)
+    assert written == [[0]]
+    gate.set()
+    with pytest.raises(ConnectionError):
+        await writing
+    assert written == [[0], [1, 2]]
+
+
+async def test_a_finish_comes_with_or_after_its_tokens() -> None:
+    """The steps before a finish and the finish itself may share a frame; the frame says the last step's number."""
+    outlet = make_outlet(10)
+    outlet.on_step(1, LinkStep([0, 1], [10, 20]), {})
+    outlet.on_step(2, LinkStep([0, 1], [11, 21], None, [finish(1)]), {})
+    outlet.on_step(3, LinkStep([0], [12], None, [finish(0)]), {})
+    (frame,) = await drain(outlet)
+    assert frame.step == 3
+    assert tokens_by_slot([frame]) == {0: [10, 11, 12], 1: [20, 21]}
+    assert [ended.slot for ended in frame.finishes] == [1, 0]
+
+
+async def test_logprobs_and_refusals_keep_their_place() -> None:
+    """A step with log-probabilities is a frame of its own; a refusal shares the next one."""
+    outlet = make_outlet(10)
+    entry = TokenLogprob(logprob=-0.5)
+    outlet.on_step(1, LinkStep([0], [10]), {})
+    outlet.on_step(2, LinkStep([0], [11]), {0: [entry]})
+    outlet.refuse_nowait(7, OverloadedError("full"))
+    outlet.on_step(3, LinkStep([0], [12]), {})
+    frames = await drain(outlet)
+    assert [list(frame.token_ids) for frame in frames] == [[10], [11], [12]]
+    assert [len(frame.logprobs) for frame in frames] == [0, 1, 0]
+    assert [[ended.slot for ended in frame.finishes] for frame in frames] == [[], [], [7]]
+
+
+async def test_a_frontend_that_does_not_read_is_cut_off() -> None:
+    """Past the bound the stream ends with an error, after what fitted."""
+    outlet = make_outlet(3)
+    for number in range(5):
+        outlet.on_step(number, LinkStep([0], [number]), {})
+    stream = Stream()
+    with pytest.raises(OverloadedError):
+        await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
+    assert [list(frame.token_ids) for frame in stream.frames] == [[0, 1, 2]]
+
+
+async def test_silence_is_broken_by_heartbeats() -> None:
+    """An empty frame with step 0 after each heartbeat interval."""
+    outlet, stream = make_outlet(3), Stream()
+    asyncio.get_running_loop().call_later(0.015, outlet.end_nowait)
+    await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
+    assert stream.frames[0].step == 0
+    assert not stream.frames[0].slots
+
+
+@pytest.mark.parametrize(("step_s", "waits_s", "count"), [(0.006, 0.0, 20), (0.0005, 0.002, 6)])
+def test_frames_keep_their_distance(step_s: float, waits_s: float, count: int) -> None:
+    """Steps that come slower than the interval are frames at once; faster ones share frames and wait for one interval at most."""
+    interval_s, steps = 0.002, 20
+
+    async def story() -> list[tuple[float, pb.StepFrame]]:
+        outlet, loop, stream = make_outlet(1000), asyncio.get_running_loop(), Stream()
+        writing = asyncio.create_task(outlet.write_frames(stream.write, heartbeat_s=10.0, interval_s=interval_s))
+        began_s = loop.time() + step_s
+        for number in range(steps):
+            await asyncio.sleep(began_s + number * step_s - loop.time())
+            outlet.on_step(number, LinkStep([0], [number]), {})
+        outlet.end_nowait()
+        await writing
+        heard = list(zip(stream.came_s, stream.frames, strict=True))
+        late_s = [at_s - (began_s + min(frame.token_ids) * step_s) for at_s, frame in heard]
+        assert max(late_s) <= waits_s + 1e-6
+        return heard
+
+    heard = run_virtual(story())
+    assert tokens_by_slot([frame for _, frame in heard]) == {0: list(range(steps))}
+    assert len(heard) <= count
+
+
+def test_silence_is_filled_with_heartbeats() -> None:
+    """One per interval of silence, counted from the last frame."""
+
+    async def story() -> list[float]:
+        outlet, loop, stream = make_outlet(10), asyncio.get_running_loop(), Stream()
+        began_s = loop.time()
+        loop.call_later(2.5, outlet.on_step, 1, LinkStep([0], [7]), {})
+        loop.call_later(5.0, outlet.end_nowait)
+        await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
+        heard = zip(stream.came_s, stream.frames, strict=True)
+        return [round(at_s - began_s, 3) * (1 if frame.slots else -1) for at_s, frame in heard]
+
+    assert run_virtual(story()) == [-1.0, -2.0, 2.5, -3.5, -4.5]
