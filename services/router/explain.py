@@ -1,6 +1,6 @@
 """The newest decisions, by request id, and what `Explain` says of them. Pure.
 
-A decision costs its record a few references. Candidates, margin and filters are worked out when somebody asks, from the state at the
+A decision costs its record a few references. Candidates, margin and filters are worked out on request, from the state at the
 moment of the decision.
 """
 

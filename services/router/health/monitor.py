@@ -26,7 +26,7 @@ from services.router.workers.reservations import Reservation
 from services.router.workers.worker import Target, Worker
 
 EVENTS_MAX = 1000
-"""Newest events that are kept until somebody takes them."""
+"""Newest events that are kept until the caller takes them."""
 STALL_S = 2.0
 """`check` is called every second. After a pause of this length the router itself stood still, and silence of workers proves nothing."""
 ANNOUNCED_FAULTS_MAX = 1000

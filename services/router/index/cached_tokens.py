@@ -52,7 +52,7 @@ class CachedTokens:
         self._cache.clear()
 
     def by_bit(self, ask: Ask) -> Floats | None:
-        """Cached tokens by holder bit, read only. None: nobody has cached any."""
+        """Cached tokens by holder bit, read only. None: no holder has cached any."""
         hashes, index = ask.block_hashes, self._index
         if not hashes:
             return None

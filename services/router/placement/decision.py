@@ -1,4 +1,4 @@
-"""A placement decision with the scores it was based on. Explanations are worked out from it when somebody asks."""
+"""A placement decision with the scores it was based on. Explanations are worked out from it on request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

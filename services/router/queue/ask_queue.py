@@ -62,7 +62,7 @@ class AskQueue:
         return None if rate is None else subqueue.tokens_ahead(queued) / rate
 
     def retry_after_s(self, wait_s: float | None) -> float:
-        """What a refused caller is told, given the wait that its ask would have had."""
+        """The time after which a refused caller should retry, given the wait that its ask would have had."""
         limits = self.limits
         return min(limits.retry_after_s_max, max(limits.retry_after_s_min, wait_s or 0.0))
 

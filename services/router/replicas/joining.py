@@ -23,7 +23,7 @@ class RegistryFollower(Protocol):
     """Somebody who follows the registry."""
 
     async def wait_viewed(self) -> None:
-        """Waits until the registry has listed everybody."""
+        """Waits until the registry has listed all instances."""
         ...
 
 

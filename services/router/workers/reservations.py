@@ -133,7 +133,7 @@ class ReservationBook:
         return self._of_peers.get(frontend_id, {}).get(ask_id)
 
     def get(self, reservation_id: str) -> Reservation | None:
-        """The reservation with that id, whoever made it."""
+        """The reservation with that id, of this router or of a peer."""
         return self._by_id.get(reservation_id)
 
     def find(self, frontend_id: str, ask_id: int, reservation_id: str = "") -> Reservation | None:
@@ -206,7 +206,7 @@ class ReservationBook:
                     self.orphan(reservation, ends_at=ends_at)
 
     def orphan(self, reservation: Reservation, *, ends_at: float) -> None:
-        """Nobody reports on it: it ends at `ends_at` unless somebody does."""
+        """No frontend reports on it: it ends at `ends_at` unless one does."""
         reservation.ends_at = min(reservation.ends_at, ends_at)
         reservation.is_orphaned = True
 
