@@ -112,7 +112,7 @@ def test_matches_are_those_of_the_obvious_index(history):
             index.add(bit, blocks, now=now, lifetime=LONG, holder_blocks_max=10)
             obvious.add(bit, blocks, now, LONG, 10)
         elif kind == "stored":
-            index.store(bit, blocks)
+            index.confirm(bit, blocks)
             obvious.placed = [each for each in obvious.placed if each.bit != bit or each.blocks[-1] not in blocks]
         elif kind in ("drop", "rename"):
             slots[holder] = next(new for new in range(99) if new not in slots and not index.traces >> new & 1)
