@@ -107,7 +107,7 @@ def records() -> dict[str, Capabilities]:
     from kvmesh.engines.vllm.description import capabilities
     from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
     from kvmesh.engines.vllm.settings import VllmSettings
-    from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
+    from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 
     settings = SimulatedSettings(model_dir=str(ROOT / "models" / "demo"))
     simulated = SimulatedEngine(settings, SystemClock(), MemoryTransport(MemoryNetwork(clock=SystemClock())))

@@ -31,10 +31,10 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.deadline import remaining_s, timeout_for
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.memory import MemoryNetwork
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
+from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry, TelemetrySettings, Tracing, current_traceparent
 from tests.patience import PATIENCE_S
 

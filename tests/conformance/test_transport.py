@@ -13,8 +13,8 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import KvLostError, MeshError
-from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import KvTransport, Memory, Piece
+from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 

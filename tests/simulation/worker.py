@@ -10,9 +10,9 @@ from kvmesh.core import Role
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated import Die, SimulatedEngine, SimulatedSettings
 from kvmesh.errors import MeshError
-from kvmesh.kv.memory_transport import MemoryTransport
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.telemetry import Telemetry
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import Membership

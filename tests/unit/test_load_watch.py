@@ -7,12 +7,12 @@ from typing import Any
 
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.core import Leg, LegTask
-from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import KvLostError
-from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import Piece
+from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings

@@ -25,8 +25,8 @@ from kvmesh.engines.simulated import (
 from kvmesh.engines.simulated.card import read_card, widest_gap
 from kvmesh.engines.simulated.engine import STEPS_PER_TURN
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
-from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import Piece
+from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S

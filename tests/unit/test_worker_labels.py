@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.discovery.base import DECODE
-from kvmesh.discovery.memory import MemoryAgent
+from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.settings import WorkerSettings
 from services.router.membership import labels_of

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvmesh.rpc.memory.exchange import CallStatus, Exchange, Metadata
-from kvmesh.rpc.memory.pipe import PipeEndedError
+from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Metadata
+from kvmesh.simulation.rpc.pipe import PipeEndedError
 
 _CANCELLED = CallStatus(code=grpc.StatusCode.CANCELLED, details="Locally cancelled by application!")
 _DEADLINE = CallStatus(code=grpc.StatusCode.DEADLINE_EXCEEDED, details="Deadline Exceeded")

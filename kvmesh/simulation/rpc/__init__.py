@@ -10,8 +10,8 @@ It uses no threads, no sockets and no clock but the loop's. `tests/conformance/t
 grpc.aio does.
 """
 
-from kvmesh.rpc.memory.channel import MemoryChannel
-from kvmesh.rpc.memory.network import MemoryNetwork, MemoryPool
-from kvmesh.rpc.memory.server import MemoryServer
+from kvmesh.simulation.rpc.channel import MemoryChannel
+from kvmesh.simulation.rpc.network import MemoryNetwork, MemoryPool
+from kvmesh.simulation.rpc.server import MemoryServer
 
 __all__ = ["MemoryChannel", "MemoryNetwork", "MemoryPool", "MemoryServer"]

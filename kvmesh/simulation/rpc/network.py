@@ -9,10 +9,10 @@ import grpc.aio
 
 from kvmesh.errors import UnavailableError
 from kvmesh.rpc.channels import ChannelInterceptor
-from kvmesh.rpc.memory.channel import MemoryChannel
-from kvmesh.rpc.memory.exchange import CallStatus, Exchange, Limits
-from kvmesh.rpc.memory.link import Link
-from kvmesh.rpc.memory.server import MemoryServer
+from kvmesh.simulation.rpc.channel import MemoryChannel
+from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Limits
+from kvmesh.simulation.rpc.link import Link
+from kvmesh.simulation.rpc.server import MemoryServer
 
 _REFUSED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="failed to connect to all addresses")
 _KILLED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Socket closed")

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kvmesh.rpc.memory.link import Link, has_come
+from kvmesh.simulation.rpc.link import Link, has_come
 
 
 class PipeEndedError(Exception):

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvmesh.rpc.memory.context import MemoryContext
-from kvmesh.rpc.memory.exchange import CallStatus, Exchange, Metadata
+from kvmesh.simulation.rpc.context import MemoryContext
+from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Metadata
 
 _logger = logging.getLogger(__name__)
 STOPPED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Cancelling all calls")

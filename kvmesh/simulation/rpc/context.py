@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from kvmesh.rpc.memory.exchange import CallStatus, Exchange, Metadata
-from kvmesh.rpc.memory.pipe import PipeEndedError
+from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Metadata
+from kvmesh.simulation.rpc.pipe import PipeEndedError
 
 
 class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # generic in the stubs only

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from kvmesh.rpc.memory.link import Link
-from kvmesh.rpc.memory.pipe import Pipe
+from kvmesh.simulation.rpc.link import Link
+from kvmesh.simulation.rpc.pipe import Pipe
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

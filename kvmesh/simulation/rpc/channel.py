@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvmesh.rpc.memory.calls import (
+from kvmesh.simulation.rpc.calls import (
     MemoryCall,
     Method,
     StreamStreamCall,
@@ -16,7 +16,7 @@ from kvmesh.rpc.memory.calls import (
     UnaryStreamCall,
     UnaryUnaryCall,
 )
-from kvmesh.rpc.memory.exchange import Exchange
+from kvmesh.simulation.rpc.exchange import Exchange
 
 
 class MemoryChannel(grpc.aio.Channel):
