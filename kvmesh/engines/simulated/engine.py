@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
-STEPS_PER_TURN = 8
-"""Decoding that takes no time goes on for so many tokens before others on the event loop have their turn, which costs more
-than they do."""
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
 )  # fmt: skip
@@ -354,7 +351,7 @@ class SimulatedEngine:
             await self._clock.sleep(stall_s)
             return
         self._woken.clear()
-        step = self._scheduler.step(self._clock.now(), 1 if self.settings.time_factor else STEPS_PER_TURN)
+        step = self._scheduler.step(self._clock.now())
         self._settle(step)
         if not step.has_progress:
             await self._wait_woken()
@@ -371,9 +368,6 @@ class SimulatedEngine:
             self._deliver(step)
         if not factor:
             await asyncio.sleep(0)
-            if step.has_first_token:
-                # Who waits for it by a queue writes it in the second turn from here, and before what follows it is made.
-                await asyncio.sleep(0)
 
     def _settle(self, step: Step | None = None) -> None:
         """Passes on what a step or a cancel decided: pulls to begin, pulls to stop, releases to send."""

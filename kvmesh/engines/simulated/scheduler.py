@@ -181,15 +181,14 @@ class Scheduler:
         """True when a step could do something."""
         return bool(len(self._decoding) or self._prefilling or self._finishes or len(self._waiting))
 
-    def step(self, now_s: float, decode_steps_max: int = 1) -> Step:
-        """Runs one step. More than one of decoding, as if they were one, while no leg waits, joins or ends."""
+    def step(self, now_s: float) -> Step:
+        """Runs one step."""
         if len(self.leases):
             self.leases.expire(now_s)
         step = Step(decode_requests=len(self._decoding))
-        has_prompts = bool(self._prefilling or len(self._waiting))
         if step.decode_requests:
-            self._decode(step, 1 if has_prompts else decode_steps_max)
-        if has_prompts:
+            self._decode(step)
+        if self._prefilling or len(self._waiting):
             self._compute_prompts(step, now_s)
         self._has_preempted = False
         self.output_tokens_total += len(step.token_ids)
@@ -210,17 +209,11 @@ class Scheduler:
         self._finishes = []
         return step
 
-    def _decode(self, step: Step, steps_max: int) -> None:
-        tokens_per_step = self.settings.decode_tokens_per_step
-        if steps_max * tokens_per_step == 1:
+    def _decode(self, step: Step) -> None:
+        if self.settings.decode_tokens_per_step == 1:
             step.keys, step.token_ids = self._decode_once(step)
-            return
-        rounds = [self._decode_once(step)]
-        while len(rounds) < steps_max * tokens_per_step:
-            if len(rounds) % tokens_per_step == 0 and len(self._decoding) != step.decode_requests:
-                break
-            rounds.append(self._decode_once(step))
-        step.add_rounds(rounds)
+        else:
+            step.add_rounds([self._decode_once(step) for _ in range(self.settings.decode_tokens_per_step)])
 
     def _decode_once(self, step: Step) -> tuple[list[int], list[int]]:
         keys, token_ids, ends = self._decoding.step(step)
@@ -321,7 +314,6 @@ class Scheduler:
         if is_eos:
             token_id = self.card.eos_token_ids[0]
         step.add_token(leg.key, token_id)
-        step.has_first_token = True
         add_logprob(leg, token_id, step, self.card)
         is_stopped = is_eos or is_stop(leg, token_id, generated)
         if not is_stopped and generated < leg.tokens_max:
