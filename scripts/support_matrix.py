@@ -103,7 +103,8 @@ ROWS = (
 
 def records() -> dict[str, Capabilities]:
     """What each adapter claims, with everything switched on that a setting can switch on."""
-    from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
+    from kvmesh.engines.simulated.engine import SimulatedEngine
+    from kvmesh.engines.simulated.settings import SimulatedSettings
     from kvmesh.engines.vllm.description import capabilities
     from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
     from kvmesh.engines.vllm.settings import VllmSettings

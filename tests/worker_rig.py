@@ -14,7 +14,8 @@ from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import SystemClock
 from kvmesh.core import Generation, Leg, LegTask, Role, SamplingParams, WorkerRef
-from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.rpc.channels import ChannelPool, Channels
 from kvmesh.rpc.codec.legs import to_leg
 from kvmesh.rpc.codec.scalars import to_positive_duration

@@ -11,7 +11,7 @@ from kvmesh.engines.base import Engine
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
-    from kvmesh.engines.simulated import SimulatedSettings
+    from kvmesh.engines.simulated.settings import SimulatedSettings
     from kvmesh.kv.transport import KvTransport
     from kvmesh.worker.settings import HostSettings
 
@@ -34,7 +34,7 @@ def served_name(settings: "HostSettings") -> str:
 
 
 def _simulated(settings: "HostSettings", role: Role, clock: Clock) -> Engine:
-    from kvmesh.engines.simulated import SimulatedEngine
+    from kvmesh.engines.simulated.engine import SimulatedEngine
 
     own = replace(settings.simulated, model=served_name(settings), model_dir=settings.model, role=role.value)
     return SimulatedEngine(own, clock, _transport(own))
@@ -55,7 +55,7 @@ def _transport(own: "SimulatedSettings") -> "KvTransport | None":
 
 
 def _vllm(settings: "HostSettings", role: Role, clock: Clock) -> Engine:
-    from kvmesh.engines.vllm import VllmEngine
+    from kvmesh.engines.vllm.engine import VllmEngine
 
     own = replace(settings.vllm, model=settings.model, served_name=served_name(settings), role=role.value)
     return VllmEngine(own)

@@ -16,7 +16,8 @@ import pytest
 from kvmesh.clock import SystemClock
 from kvmesh.core import Generation, Role
 from kvmesh.engines.base import Engine
-from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.kv.transport import KvTransport
 from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy

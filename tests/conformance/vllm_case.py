@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvmesh.engines.base import Engine, EngineRequest
-from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
 from kvmesh.worker.forkserver import ForkServer
 from tests.conformance.engine_cases import EngineOptions, Make

@@ -18,8 +18,8 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, Role, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import (
     InvalidRequestError,
     KvLostError,

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, KvLostError
 from kvmesh.worker.forkserver import ForkServer
 from tests.integration.no_compilers import compiled_files, environment_without_compilers

@@ -21,7 +21,7 @@ from random import Random
 from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InternalError, LostError, MeshError
 from kvmesh.worker.forkserver import ForkServer
 from tests.integration.vllm_drive import Drive, greedy, prompt

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvmesh.core import Role
-from kvmesh.engines.simulated import SimulatedSettings
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings

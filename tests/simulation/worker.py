@@ -8,7 +8,9 @@ from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.core import Role
 from kvmesh.engines.base import EngineRequest
-from kvmesh.engines.simulated import Die, SimulatedEngine, SimulatedSettings
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.faults import Die
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import server_interceptors

@@ -11,18 +11,11 @@ import pytest
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import FinishReason, LegTask, Role
-from kvmesh.engines.simulated import (
-    Die,
-    LoseKv,
-    Refuse,
-    SimulatedEngine,
-    SimulatedSettings,
-    Stall,
-    StepProfile,
-    expected_tokens,
-    load_profile,
-)
 from kvmesh.engines.simulated.card import read_card, widest_gap
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.faults import Die, LoseKv, Refuse, Stall
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile, load_profile
+from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.transport import Piece
 from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, KvHandle, LegTask, SamplingParams
 from kvmesh.engines.base import EngineFinish, EngineRequest
-from kvmesh.engines.simulated import SimulatedSettings, StepProfile, expected_tokens
 from kvmesh.engines.simulated.card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.engines.simulated.step import PullOrder, Step
+from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError, UnsupportedError
 
 BLOCK = 4

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.file_hashes import FileHashes
 from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import HandleForm, make_handle, pack, prompt_hash, read_handle
 from kvmesh.engines.vllm.sampling import constraint_arguments, decode_arguments, prefill_arguments
-from kvmesh.engines.vllm.settings import check_cpu_block_size
+from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 
 FORM = HandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)

@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.core import FinishReason, KvRemoved, KvStored, Leg, LegTask, TokenLogprob
 from kvmesh.engines.base import EngineFinish
-from kvmesh.engines.simulated import Die, Stall
+from kvmesh.engines.simulated.faults import Die, Stall
 from kvmesh.errors import (
     DeadlineError,
     InternalError,
