@@ -4,19 +4,23 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from kvmesh.clock import SystemClock
+from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
 from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.engines.base import Engine
+from kvmesh.engines.registration import EngineHost
+from kvmesh.engines.registry import ENGINES
+from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
-from kvmesh.worker.engines import make_engine
 from kvmesh.worker.leg_servicer import Admission, LegServicer
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.metrics import WorkerMetrics
@@ -33,6 +37,25 @@ def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
     """An id that is stable for the process, and an epoch that no earlier process of that id had."""
     worker_id = settings.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
     return WorkerIdentity(worker_id=worker_id, epoch=time.time_ns())
+
+
+def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
+    """The engine named in the settings. UnsupportedError when its packages are not installed."""
+    host = EngineHost(
+        model=settings.model,
+        served_name=settings.served_name or Path(settings.model).name,
+        role=role,
+        kv=settings.kv,
+        clock=clock,
+    )
+    try:
+        return ENGINES[settings.engine].make(settings.engine_settings, host)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"the engine {settings.engine} is not installed here ({error}); see the extras in pyproject.toml",
+            reason="engine_missing",
+            field="engine",
+        ) from error
 
 
 class _Announcement:
@@ -115,5 +138,4 @@ async def serve_worker(
 
 def start_timeout_s(settings: HostSettings) -> float:
     """Longest start of a part: the engine's own limit comes first, and says more."""
-    usual_s = LifecycleSettings().start_timeout_s
-    return usual_s if settings.engine != "vllm" else usual_s + settings.vllm.start_timeout_s
+    return LifecycleSettings().start_timeout_s + ENGINES[settings.engine].start_timeout_s(settings.engine_settings)

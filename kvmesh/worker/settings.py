@@ -1,11 +1,12 @@
 """Settings that prefill and decode workers share."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.engines.simulated.settings import SimulatedSettings
-from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.engines.registry import ENGINES
+from kvmesh.kv.settings import KvSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import group, required, setting
 from kvmesh.telemetry import TelemetrySettings
@@ -73,25 +74,37 @@ class WorkerSettings:
         return dict(label.split("=", 1) for label in self.labels)
 
 
-SET_BY_HOST = ("model", "model_dir", "served_name", "role")
-
-
 @dataclass(frozen=True, kw_only=True)
-class HostSettings:
-    """Settings of a worker process."""
+class _CommonSettings:
+    """Settings of a worker process, whatever its engine."""
 
     model: str = required("model directory in Hugging Face layout, or a name the engine can fetch")
-    engine: str = setting("vllm", "engine to run", choices=("vllm", "simulated"))
+    engine: str = setting("vllm", "engine to run", choices=tuple(ENGINES))
     served_name: str = setting("", "name clients ask for; empty: the last part of the model's name")
     worker_id: str = setting("", "unique in the mesh; empty: made of role, host and process id")
     worker: WorkerSettings = group(WorkerSettings)
+    kv: KvSettings = group(KvSettings)
     rpc: RpcSettings = group(RpcSettings)
     discovery: DiscoverySettings = group(DiscoverySettings)
     telemetry: TelemetrySettings = group(TelemetrySettings)
-    simulated: SimulatedSettings = group(
-        lambda: SimulatedSettings(kv_transport_delay_s=1.0, eos_after_tokens=64), without=SET_BY_HOST
-    )
-    # A process serves one role's contract, and vLLM's connector deprecates an engine for both.
-    vllm: VllmSettings = group(
-        lambda: VllmSettings(model="set by the host", can_switch_role=False), without=SET_BY_HOST
+
+    @property
+    def engine_settings(self) -> Any:
+        """Settings of the engine that runs: the group of its name."""
+        return getattr(self, self.engine)
+
+
+if TYPE_CHECKING:
+    HostSettings = _CommonSettings
+else:
+    # A group of settings per engine, by its name, so that a new engine is declared in ENGINES only.
+    HostSettings = make_dataclass(
+        "HostSettings",
+        [
+            (engine.name, engine.settings_type, group(engine.make_settings, without=engine.set_by_host))
+            for engine in ENGINES.values()
+        ],
+        bases=(_CommonSettings,),
+        frozen=True,
+        kw_only=True,
     )

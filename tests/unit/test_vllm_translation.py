@@ -160,8 +160,8 @@ def test_a_damaged_payload_is_refused(payload: bytes) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"}, {"lease_s": 1.0}, {"lease_margin_s": 0.0},
-        {"kv_pull_timeout_s": 30.0}, {"kv_pull_timeout_s": 0.0}, {"side_channel_port": 70000},
+        {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"},
+        {"pull_timeout_s": 30.0}, {"pull_timeout_s": 0.0}, {"side_channel_port": 70000},
         {"running_requests_max": -1}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1}, {"idle_poll_s": 0.0},
     ],
 )  # fmt: skip
@@ -173,7 +173,7 @@ def test_settings_out_of_range(change: dict[str, Any]) -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     """One start, one list."""
-    with pytest.raises(InvalidRequestError, match=r"role.*tokenizer.*lease_s"):
+    with pytest.raises(InvalidRequestError, match=r"role.*tokenizer.*pull_timeout_s"):
         VllmSettings(model="m", role="x", tokenizer="x", lease_s=1.0)
 
 

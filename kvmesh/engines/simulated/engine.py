@@ -29,8 +29,6 @@ ADAPTER_CHARACTERS_MAX = 256
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
 )  # fmt: skip
-STRUCTURED_OUTPUT = "structured_output"
-"""Claimed only with a tokenizer: without one there is no way to write a document."""
 
 
 class SimulatedEngine:
@@ -167,14 +165,7 @@ class SimulatedEngine:
         )
 
     def _capabilities(self) -> Capabilities:
-        return Capabilities(
-            engine="simulated",
-            engine_version=VERSION,
-            handoffs=(Handoff.SEQUENTIAL,) if self._transport is not None else (),
-            roles=(Role.PREFILL, Role.DECODE) if self._transport is not None else (Role.DECODE,),
-            features=(*FEATURES, STRUCTURED_OUTPUT) if self._scheduler.can_write else FEATURES,
-            logprobs_max=LOGPROBS_MAX,
-        )
+        return capabilities(has_transport=self._transport is not None, can_write=self._scheduler.can_write)
 
     def submit_nowait(self, request: EngineRequest) -> None:
         """See Engine."""
@@ -418,6 +409,18 @@ class SimulatedEngine:
 
     def _wake(self) -> None:
         self._woken.set()
+
+
+def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
+    """The capability record. `can_write`: a tokenizer is there, with which constrained answers are written."""
+    return Capabilities(
+        engine="simulated",
+        engine_version=VERSION,
+        handoffs=(Handoff.SEQUENTIAL,) if has_transport else (),
+        roles=(Role.PREFILL, Role.DECODE) if has_transport else (Role.DECODE,),
+        features=(*FEATURES, "structured_output") if can_write else FEATURES,
+        logprobs_max=LOGPROBS_MAX,
+    )
 
 
 def compatibility_hash(settings: SimulatedSettings, card: ModelCard, token_range: TokenRange) -> str:

@@ -90,7 +90,7 @@ class SimulatedSettings:
     verify_kv: bool = True
     """Checks guards and checksum after a pull. False shows what an engine without them would answer."""
     kv_transport: str = "nixl"
-    """How KV moves: `nixl`, `memory` (one process) or `none`."""
+    """How KV moves: `nixl`, or `none`: each engine serves alone."""
     kv_transport_delay_s: float = 0.0
     """A decode engine waits this long after its start before it loads the transport."""
     nixl_progress_delay_us: int = 100_000
@@ -155,7 +155,7 @@ class SimulatedSettings:
             (self.pull_timeout_s <= 0, "pull_timeout_s must be above 0"),
             (self.nixl_inline_bytes_max < 0, "nixl_inline_bytes_max must be at least 0"),
             (self.time_factor < 0, "time_factor must be at least 0"),
-            (self.kv_transport not in ("nixl", "memory", "none"), "kv_transport must be nixl, memory or none"),
+            (self.kv_transport not in ("nixl", "none"), "kv_transport must be nixl or none"),
             (self.role not in ("prefill", "decode"), "role must be prefill or decode"),
             (self.step_tokens_max < self.running_requests_max, "step_tokens_max must cover running_requests_max"),
         ]

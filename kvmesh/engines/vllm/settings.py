@@ -10,6 +10,7 @@ CPU_BLOCK_SIZE_TOKENS = 32
 CPU_KV_CACHE_BYTES = 128 << 20
 CPU_STEP_BUDGET_S = 0.2
 CPU_RUNNING_REQUESTS = 64
+LEASE_MARGIN_S = 2.0
 TOKENIZER_MODES = ("auto", "load", "skip")
 
 
@@ -66,9 +67,7 @@ class VllmSettings:
     """False starts without a connector: such an engine computes every prompt itself."""
     lease_s: float = 30.0
     """How long handed-out blocks are held. vLLM renews it while the decode side has the request queued."""
-    lease_margin_s: float = 2.0
-    """A handle with less time left than this is not pulled. Covers handshake and clock differences."""
-    kv_pull_timeout_s: float = 10.0
+    pull_timeout_s: float = 10.0
     """A pull that takes longer is abandoned and the prompt computed. vLLM itself waits for ever on a hung peer."""
     side_channel_host: str = "127.0.0.1"
     """Address that peers reach for the NIXL handshake; it listens there."""
@@ -104,6 +103,11 @@ class VllmSettings:
         if problems:
             raise InvalidRequestError("; ".join(problems), field="vllm", reason="invalid_settings")
 
+    @property
+    def lease_margin_s(self) -> float:
+        """A handle with less time left than this is not pulled, since the NIXL handshake and the pull take time."""
+        return min(LEASE_MARGIN_S, self.lease_s / 4)
+
     def _checks(self) -> list[tuple[bool, str]]:
         at_least_one = (
             "waiting_requests_max",
@@ -128,9 +132,7 @@ class VllmSettings:
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in at_least_one),
             *((getattr(self, name) < 0, f"{name} must be at least 0") for name in at_least_zero),
             (self.step_budget_s is not None and self.step_budget_s < 0, "step_budget_s must be at least 0"),
-            (self.lease_margin_s <= 0, "lease_margin_s must be above 0"),
-            (self.lease_s <= self.lease_margin_s, "lease_s must be above lease_margin_s"),
-            (not 0 < self.kv_pull_timeout_s < self.lease_s, "kv_pull_timeout_s must be above 0 and below lease_s"),
+            (not 0 < self.pull_timeout_s < self.lease_s, "pull_timeout_s must be above 0 and below lease_s"),
             (not 0 <= self.side_channel_port < 65536, "side_channel_port must be a port"),
             (not 0 < self.gpu_memory_fraction <= 1, "gpu_memory_fraction must be above 0 and at most 1"),
             (self.nixl_progress_delay_us < 0, "nixl_progress_delay_us must be at least 0"),
