@@ -30,11 +30,9 @@ def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
 def _transport(settings: SimulatedSettings) -> "KvTransport | None":
     if settings.kv_transport == "none":
         return None
-    from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
+    from kvmesh.kv.nixl_transport import NixlTransport
 
-    return NixlTransport(
-        NixlSettings(progress_delay_us=settings.nixl_progress_delay_us, inline_bytes_max=settings.nixl_inline_bytes_max)
-    )
+    return NixlTransport()
 
 
 def all_capabilities() -> Capabilities:

@@ -93,10 +93,6 @@ class SimulatedSettings:
     """How KV moves: `nixl`, or `none`: each engine serves alone."""
     kv_transport_delay_s: float = 0.0
     """A decode engine waits this long after its start before it loads the transport."""
-    nixl_progress_delay_us: int = 100_000
-    """Longest sleep of NIXL's progress thread, which events wake before; at 0 it burns a whole core."""
-    nixl_inline_bytes_max: int = 1 << 20
-    """Pulls of at most so many bytes are posted by the event loop itself, from peers that were read before; 0: none."""
     profile: StepProfile = field(default_factory=StepProfile)
     """Step times."""
     time_factor: float = 1.0
@@ -153,7 +149,6 @@ class SimulatedSettings:
             (self.step_budget_s < 0, "step_budget_s must be at least 0"),
             (self.lease_s <= 0, "lease_s must be above 0"),
             (self.pull_timeout_s <= 0, "pull_timeout_s must be above 0"),
-            (self.nixl_inline_bytes_max < 0, "nixl_inline_bytes_max must be at least 0"),
             (self.time_factor < 0, "time_factor must be at least 0"),
             (self.kv_transport not in ("nixl", "none"), "kv_transport must be nixl or none"),
             (self.role not in ("prefill", "decode"), "role must be prefill or decode"),

@@ -73,8 +73,6 @@ class VllmSettings:
     """Address that peers reach for the NIXL handshake; it listens there."""
     side_channel_port: int = 0
     """Its port; 0: a free one."""
-    nixl_progress_delay_us: int = 200
-    """Sleep of NIXL's progress thread between polls; at 0, its own choice, it burns a whole core per engine."""
     enable_lora: bool = False
     """Allows LoRA adapters."""
     adapters_max: int = 8
@@ -135,7 +133,6 @@ class VllmSettings:
             (not 0 < self.pull_timeout_s < self.lease_s, "pull_timeout_s must be above 0 and below lease_s"),
             (not 0 <= self.side_channel_port < 65536, "side_channel_port must be a port"),
             (not 0 < self.gpu_memory_fraction <= 1, "gpu_memory_fraction must be above 0 and at most 1"),
-            (self.nixl_progress_delay_us < 0, "nixl_progress_delay_us must be at least 0"),
             (self.idle_poll_s <= 0, "idle_poll_s must be above 0"),
             (self.start_timeout_s <= 0, "start_timeout_s must be above 0"),
             (self.close_timeout_s <= 0, "close_timeout_s must be above 0"),
