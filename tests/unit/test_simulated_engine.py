@@ -14,7 +14,7 @@ from kvmesh.core import FinishReason, LegTask, Role
 from kvmesh.engines.simulated.card import read_card, widest_gap
 from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.faults import Die, LoseKv, Refuse, Stall
-from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile, load_profile
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.transport import Piece
@@ -305,15 +305,6 @@ class TestSettings:
         with pytest.raises(InvalidRequestError):
             read_card(SimulatedSettings(first_token_id=0, token_span=10))
         assert widest_gap({2, 9}, 10) == (3, 6)
-
-    def test_profile_files(self, tmp_path: Path) -> None:
-        """JSON and TOML give the same; unknown names are refused."""
-        (tmp_path / "a.json").write_text('{"base_s": 0.5}')
-        (tmp_path / "a.toml").write_text("base_s = 0.5")
-        (tmp_path / "b.json").write_text('{"bass_s": 0.5}')
-        assert load_profile(tmp_path / "a.json") == load_profile(tmp_path / "a.toml") == StepProfile(base_s=0.5)
-        with pytest.raises(InvalidRequestError):
-            load_profile(tmp_path / "b.json")
 
     async def test_without_a_transport(self) -> None:
         """It serves alone, and says that it hands nothing over."""

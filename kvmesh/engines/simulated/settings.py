@@ -1,10 +1,7 @@
 """Settings of the simulated engine, and how long its steps take."""
 
-import json
 import sys
-import tomllib
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kvmesh.core import PerformanceProfile
 from kvmesh.errors import InvalidRequestError
@@ -154,13 +151,3 @@ class SimulatedSettings:
             (self.role not in ("prefill", "decode"), "role must be prefill or decode"),
             (self.step_tokens_max < self.running_requests_max, "step_tokens_max must cover running_requests_max"),
         ]
-
-
-def load_profile(path: Path) -> StepProfile:
-    """A profile from a JSON or TOML file with the fields of StepProfile. Unknown names are refused."""
-    text = path.read_text(encoding="utf-8")
-    data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    names = set(StepProfile.__dataclass_fields__)
-    if not isinstance(data, dict) or not set(data) <= names:
-        raise InvalidRequestError(f"{path.name} must hold only {', '.join(sorted(names))}", field="profile")
-    return StepProfile(**{name: float(value) for name, value in data.items()})
