@@ -222,7 +222,7 @@ class ConsulRegistry:
 
     async def _write(self, key: str, value: bytes, params: dict[str, str]) -> bool:
         limits.check_key(key)
-        limits.check_value(value, self._settings.value_bytes_max)
+        limits.check_value(value)
         return wire.truth((await self._call("PUT", f"/v1/kv/{_quoted(key)}", params=params, body=value)).body)
 
     async def _call(

@@ -9,6 +9,8 @@ from kvmesh.errors import InvalidRequestError
 
 META_PAIRS_MAX = 64
 META_KEY_LENGTH_MAX = 128
+VALUE_BYTES_MAX = 512 * 1024
+"""Largest value of a key: Consul's own limit."""
 META_VALUE_BYTES_MAX = 512
 TAGS_MAX = 64
 TAG_LENGTH_MAX = 255
@@ -91,10 +93,10 @@ def check_key(key: str, *, field: str = "key") -> None:
         raise _invalid(field, "must have no empty or dotted segments")
 
 
-def check_value(value: bytes, value_bytes_max: int) -> None:
+def check_value(value: bytes) -> None:
     """A key's value."""
-    if len(value) > value_bytes_max:
-        raise _invalid("value", f"holds at most {value_bytes_max} bytes, not {len(value)}")
+    if len(value) > VALUE_BYTES_MAX:
+        raise _invalid("value", f"holds at most {VALUE_BYTES_MAX} bytes, not {len(value)}")
 
 
 def check_between(field: str, number: float, low: float, high: float) -> None:

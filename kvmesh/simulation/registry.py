@@ -216,7 +216,7 @@ class MemoryRegistry:
 
     def _check_write(self, key: str, value: bytes) -> None:
         limits.check_key(key)
-        limits.check_value(value, self._agent.settings.value_bytes_max)
+        limits.check_value(value)
 
     async def _change(self, decide: Callable[[AgentState, float], T]) -> T:
         # A call of the real registry never answers within the same turn; what was decided before it is seen by others.

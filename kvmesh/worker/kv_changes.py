@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 from kvmesh.core import KvEvent
 
+INTERVAL_S = 0.02
+"""Time over which events are collected: a message per engine step costs both sides more."""
 EVENTS_MAX = 4096
 """Events that wait at most; a router applies a message in one go."""
 
@@ -18,7 +20,7 @@ class KvChanges:
     Invariant: while something waits, a timer runs that will pass it on.
     """
 
-    def __init__(self, give: Callable[[Sequence[KvEvent]], None], interval_s: float) -> None:
+    def __init__(self, give: Callable[[Sequence[KvEvent]], None], interval_s: float = INTERVAL_S) -> None:
         self._give = give
         self._interval_s = interval_s
         self._events: list[KvEvent] = []

@@ -21,7 +21,12 @@ EVENTS_PER_MESSAGE = 4096
 BLOCKS_PER_MESSAGE = 2048
 """A router applies a message in one go, about 1 ms, which placing has to wait. The contract allows 65 536 per event."""
 
+HISTORY_BATCHES_MAX = 4096
+"""Batches kept for routers that resume."""
 HISTORY_BLOCKS_MAX = 1 << 15
+"""Block changes kept in them, at some 40 bytes each. A router that missed more gets a snapshot, which is no longer than the cache."""
+WATCH_BUFFER_BATCHES = 8192
+"""Batches that a slow router may lag behind before its watch is ended."""
 EVENT_BLOCKS = 4
 """An event itself takes the memory of so many blocks in it: with short prompts there is one for each or every other block."""
 
@@ -156,8 +161,8 @@ class KvFeed:
         self,
         *,
         epoch: int,
-        history_max: int,
-        buffer_max: int,
+        history_max: int = HISTORY_BATCHES_MAX,
+        buffer_max: int = WATCH_BUFFER_BATCHES,
         message_blocks_max: int = BLOCKS_PER_MESSAGE,
         history_blocks_max: int = HISTORY_BLOCKS_MAX,
     ) -> None:

@@ -66,9 +66,7 @@ class LegServicer:
         try:
             await context.write(pb.AttachResponse(welcome=self._welcome()))
             reader = asyncio.create_task(self._read_requests(first, request_iterator, outlet), name="attach-read")
-            await outlet.write_frames(
-                context.write, heartbeat_s=settings.heartbeat_s, interval_s=settings.frame_interval_s
-            )
+            await outlet.write_frames(context.write, heartbeat_s=settings.heartbeat_s)
         finally:
             outlet.close_nowait()
             if reader is not None:

@@ -9,6 +9,8 @@ from operator import attrgetter
 
 from kvmesh.core import LoadRecord
 
+PROGRESS_INTERVAL_S = 0.5
+"""Time between two records that report only steps made and blocks filled."""
 BLOCKS_SHARE = 64
 """Of the pool, the part that blocks in use may move before that is told at once."""
 _PROGRESS = (
@@ -23,7 +25,7 @@ _requests = attrgetter(*(field.name for field in fields(LoadRecord) if field.nam
 class LoadNews:
     """One watcher's. Requests and memory are told whenever it looks, progress and silence after their intervals."""
 
-    def __init__(self, *, progress_interval_s: float, interval_s: float) -> None:
+    def __init__(self, *, interval_s: float, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
         self._progress_interval_s = progress_interval_s
         self._interval_s = interval_s
         self._told: LoadRecord | None = None
@@ -41,6 +43,8 @@ class LoadNews:
     def _is_new(self, told: LoadRecord, load: LoadRecord, now_s: float) -> bool:
         silent_s = now_s - self._told_at_s
         if silent_s >= self._interval_s or _requests(told) != _requests(load):
+            return True
+        if bool(told.kv_blocks_used) != bool(load.kv_blocks_used):
             return True
         if silent_s >= self._progress_interval_s and _progress(told) != _progress(load):
             return True

@@ -48,14 +48,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
-        """The newest record, then one per interval in which requests or memory moved, one per `load_progress_interval_s` in which
+        """The newest record, then one per interval in which requests or memory moved, one per PROGRESS_INTERVAL_S in which
         only work went on, and at least one per `load_interval_s`."""
         asked_s = optional_duration(request, "interval")
         interval_s = INTERVAL_DEFAULT_S if asked_s is None else asked_s
         if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
             raise InvalidRequestError("interval must be 10 ms to 60 s", field="interval")
         settings = self._worker.settings
-        news = LoadNews(progress_interval_s=settings.load_progress_interval_s, interval_s=settings.load_interval_s)
+        news = LoadNews(interval_s=settings.load_interval_s)
         pause_s, bell = min(interval_s, settings.load_interval_s), self._worker.load_bell
         quiet_s = max(0.0, settings.load_interval_s - 2 * LATE_RATIO * pause_s)
         while not self._worker.ended.is_set():

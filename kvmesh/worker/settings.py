@@ -8,7 +8,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.engines.registry import ENGINES
 from kvmesh.kv.settings import KvSettings
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import group, required, setting
+from kvmesh.settings import group, internal, required, setting
 from kvmesh.telemetry import TelemetrySettings
 from kvmesh.worker.profile import ProfileSettings
 
@@ -25,37 +25,8 @@ class WorkerSettings:
     drain_timeout_s: float = setting(30.0, "longest wait for requests in flight when draining", min=0.0)
     heartbeat_s: float = setting(2.0, "longest silence on a frontend stream; a frontend gives up after three", min=0.05)
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
-    load_progress_interval_s: float = setting(
-        0.5,
-        "time between two load records that tell only of steps made and blocks filled; what moves requests is told at the router's"
-        " interval",
-        min=0.0,
-        max=60.0,
-    )
-    frame_interval_s: float = setting(
-        0.002,
-        "least time between two step frames of a stream; steps that come faster share one, which costs both sides less",
-        min=0.0,
-        max=0.1,
-    )
-    kv_batch_interval_s: float = setting(
-        0.02,
-        "KV events of this time travel as one batch; a message per engine step costs both sides more",
-        min=0.0,
-        max=1.0,
-    )
-    kv_history_batches: int = setting(4096, "KV-event batches kept for routers that resume", min=1)
-    kv_history_blocks: int = setting(
-        1 << 15,
-        "block changes kept in them, at some 40 bytes each, an event counted as four more; what was missed beyond it is told"
-        " by a snapshot, which is no longer than the cache",
-        min=1,
-    )
-    kv_watch_buffer_batches: int = setting(8192, "KV-event batches a slow router may lag behind", min=1)
-    link_buffer_frames: int = setting(
-        4096, "step frames a slow frontend may lag behind before its stream is ended", min=1
-    )
-    lease_check_s: float = setting(0.5, "how often expired leases and deadlines are looked for", min=0.01)
+    link_buffer_frames: int = internal(4096, "step frames a slow frontend may lag behind before its stream is ended")
+    lease_check_s: float = internal(0.5, "how often expired leases and deadlines are looked for")
     labels: tuple[str, ...] = setting(
         (),
         "NAME=VALUE each; requests can ask for them, and `zone=...` tells the router how near workers are to each other",

@@ -134,13 +134,8 @@ class Worker:
         self._load_sequence = 0
         self.load_bell = LoadBell()
         """Rings when the load has changed."""
-        self.kv_feed = KvFeed(
-            epoch=identity.epoch,
-            history_max=settings.kv_history_batches,
-            history_blocks_max=settings.kv_history_blocks,
-            buffer_max=settings.kv_watch_buffer_batches,
-        )
-        self._kv_changes = KvChanges(self._tell_kv, settings.kv_batch_interval_s)
+        self.kv_feed = KvFeed(epoch=identity.epoch)
+        self._kv_changes = KvChanges(self._tell_kv)
 
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""

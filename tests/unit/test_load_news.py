@@ -58,3 +58,12 @@ def test_small_moves_of_memory_add_up() -> None:
     due = [news.is_due(replace(LOAD, kv_blocks_used=100 + n), 5.0 + n / 100, is_draining=False) for n in range(20)]
     assert due.index(True) == 16
     assert sum(due) == 1
+
+
+def test_the_first_and_the_last_block_in_use_are_reported_at_once() -> None:
+    """A worker with no block in use has nothing left of any request: routers and tests rely on learning that."""
+    news, idle = told(), replace(LOAD, kv_blocks_used=0)
+    few = replace(LOAD, kv_blocks_used=3)
+    news.is_due(few, 5.05, is_draining=False)
+    assert news.is_due(idle, 5.1, is_draining=False)
+    assert news.is_due(few, 5.2, is_draining=False)

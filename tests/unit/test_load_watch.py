@@ -61,7 +61,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
     async def main() -> None:
         clock = VirtualClock()
         network = MemoryNetwork(clock=clock)
-        settings = WorkerSettings(load_interval_s=600.0, load_progress_interval_s=0.0)
+        settings = WorkerSettings(load_interval_s=600.0)
 
         def worker_of(transport: MemoryTransport, role: str, name: str) -> Worker:
             engine = SimulatedEngine(SimulatedSettings(role=role, pull_timeout_s=1.0, lease_s=5.0), clock, transport)

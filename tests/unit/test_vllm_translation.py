@@ -162,7 +162,7 @@ def test_a_damaged_payload_is_refused(payload: bytes) -> None:
     [
         {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"},
         {"pull_timeout_s": 30.0}, {"pull_timeout_s": 0.0}, {"side_channel_port": 70000},
-        {"running_requests_max": -1}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1}, {"idle_poll_s": 0.0},
+        {"running_requests_max": -1}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1},
     ],
 )  # fmt: skip
 def test_settings_out_of_range(change: dict[str, Any]) -> None:

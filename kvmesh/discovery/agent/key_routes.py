@@ -67,7 +67,7 @@ class KeyRoutes:
         key, query = request.match_info["key"], request.query
         limits.check_key(key)
         value = await request.read()
-        limits.check_value(value, self._settings.value_bytes_max)
+        limits.check_value(value)
         flags = requests.number(query.get("flags", "0"), "flags")
         if sum(word in query for word in ("cas", "acquire", "release")) > 1:
             raise InvalidRequestError("only one of cas, acquire and release can be given", field="cas")

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
+ADAPTERS_MAX = 64
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
 )  # fmt: skip
@@ -245,7 +246,7 @@ class SimulatedEngine:
         if not 0 < len(name) <= ADAPTER_CHARACTERS_MAX:
             raise InvalidRequestError(f"an adapter's name has 1 to {ADAPTER_CHARACTERS_MAX} characters", field="name")
         adapters = self._scheduler.adapters | {name}
-        if len(adapters) > self.settings.adapters_max:
+        if len(adapters) > ADAPTERS_MAX:
             raise OverloadedError(f"{len(adapters) - 1} adapters are loaded already", reason="adapters_full")
         self._scheduler.adapters = adapters
 

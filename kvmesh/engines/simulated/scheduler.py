@@ -30,6 +30,10 @@ from kvmesh.engines.simulated.writing import compute_prompt, names_of
 from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError
 
 SUM_MASK = (1 << 61) - 1
+OVERLOAD_RETRY_S = 0.5
+"""`retry_after_s` of a leg that is refused because too many wait."""
+EMBEDDING_DIMENSIONS = 256
+"""Length of the vectors that embedding requests get."""
 SPARE_PART = 16
 """One block in so many stays free, so that a prompt's blocks are neighbours: 2 ranges at 8 000 tokens where there were 190 after many
 short answers; half as many spare blocks give 4, a quarter 12."""
@@ -98,7 +102,7 @@ class Scheduler:
             self.adapters,
             has_transport=self.has_transport,
             can_write=self._writer.can_write,
-            dimensions_max=self.settings.embedding_dimensions,
+            dimensions_max=EMBEDDING_DIMENSIONS,
         )
         payload = read_handle(
             request, self.compatibility_hash, self.settings.block_size_tokens, has_transport=self.has_transport
@@ -107,7 +111,7 @@ class Scheduler:
             raise OverloadedError(
                 f"{len(self._waiting)} requests wait already",
                 reason="queue_full",
-                retry_after_s=self.settings.overload_retry_s,
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         leg = make_leg(request, self._orders, self.settings, self.card, self._range, self._writer)
         leg.submitted_at_s = now_s
@@ -289,7 +293,7 @@ class Scheduler:
 
     def _prompt_computed(self, leg: LegState, step: Step, now_s: float) -> None:
         if leg.request.task is LegTask.EMBED:
-            self._end(leg, FinishReason.STOP, embedding=embed(leg, self.settings.embedding_dimensions))
+            self._end(leg, FinishReason.STOP, embedding=embed(leg, EMBEDDING_DIMENSIONS))
             return
         self._prefilling.remove(leg)
         if leg.request.task is LegTask.PREFILL:

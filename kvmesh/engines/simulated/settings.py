@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.core import PerformanceProfile
 from kvmesh.errors import InvalidRequestError
+from kvmesh.settings import internal
 
 PREFILL_TOKENS_MIN = 16
 """Prompt tokens that a step computes however short its time budget is, so that prompts always advance."""
@@ -68,24 +69,19 @@ class SimulatedSettings:
     """Requests that run at once."""
     waiting_requests_max: int = 1024
     """Requests that wait; beyond it submissions are refused as overloaded."""
-    overload_retry_s: float = 0.5
-    """`retry_after_s` of that refusal."""
-    output_buffer_steps: int = 64
-    """Step outputs the consumer may lag behind before the engine pauses."""
-    kv_event_buffer_blocks: int = 65536
-    """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
+    output_buffer_steps: int = internal(64, "Step outputs the consumer may lag behind before the engine pauses.")
+    kv_event_buffer_blocks: int = internal(
+        65536, "Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."
+    )
     lease_s: float = 30.0
     """How long handed-out blocks are held."""
     pull_timeout_s: float = 10.0
     """A pull that takes longer is abandoned and the prompt computed."""
-    adapters_max: int = 64
-    """LoRA adapters that may be loaded."""
     adapters: tuple[str, ...] = ()
     """Adapters loaded from the start."""
-    embedding_dimensions: int = 256
-    """Length of the vectors that embedding requests get."""
-    verify_kv: bool = True
-    """Checks guards and checksum after a pull. False shows what an engine without them would answer."""
+    verify_kv: bool = internal(
+        True, "Checks guards and checksum after a pull. False shows what an engine without them would answer."
+    )
     kv_transport: str = "nixl"
     """How KV moves: `nixl`, or `none`: each engine serves alone."""
     kv_transport_delay_s: float = 0.0
@@ -137,8 +133,6 @@ class SimulatedSettings:
             "waiting_requests_max",
             "output_buffer_steps",
             "kv_event_buffer_blocks",
-            "adapters_max",
-            "embedding_dimensions",
         ]
         return [
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in counts),

@@ -44,8 +44,6 @@ class VllmSettings:
     """Requests that run at once; 0: 64 on CPU, what vLLM's own server takes on a GPU (1024 on an H100)."""
     waiting_requests_max: int = 1024
     """Requests that wait; beyond it submissions are refused as overloaded."""
-    overload_retry_s: float = 0.5
-    """`retry_after_s` of that refusal."""
     step_tokens_max: int = 0
     """Most tokens of a step; 0: vLLM's default."""
     step_budget_s: float | None = None
@@ -81,16 +79,8 @@ class VllmSettings:
     """Adapters in one batch."""
     adapter_rank_max: int = 16
     """Largest LoRA rank."""
-    output_buffer_steps: int = 256
-    """Step outputs the consumer may lag behind before the engine pauses."""
-    kv_event_buffer_blocks: int = 65536
-    """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
-    idle_poll_s: float = 0.005
-    """Longest pause between looks at transfers when there is nothing to compute."""
     start_timeout_s: float = 7200.0
     """How long a start may take, a download of the model included."""
-    close_timeout_s: float = 10.0
-    """How long closing waits for the engine thread."""
     log_level: str = "WARNING"
     """vLLM's log level."""
     engine_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -113,8 +103,6 @@ class VllmSettings:
             "adapters_max",
             "adapters_running_max",
             "adapter_rank_max",
-            "output_buffer_steps",
-            "kv_event_buffer_blocks",
         )
         at_least_zero = (
             "running_requests_max",
@@ -133,9 +121,7 @@ class VllmSettings:
             (not 0 < self.pull_timeout_s < self.lease_s, "pull_timeout_s must be above 0 and below lease_s"),
             (not 0 <= self.side_channel_port < 65536, "side_channel_port must be a port"),
             (not 0 < self.gpu_memory_fraction <= 1, "gpu_memory_fraction must be above 0 and at most 1"),
-            (self.idle_poll_s <= 0, "idle_poll_s must be above 0"),
             (self.start_timeout_s <= 0, "start_timeout_s must be above 0"),
-            (self.close_timeout_s <= 0, "close_timeout_s must be above 0"),
         ]
 
 
