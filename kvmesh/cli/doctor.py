@@ -320,7 +320,6 @@ async def first_model(url: str) -> str:
 
 
 async def is_healthy(url: str) -> bool:
-    """Whether a server answers."""
     try:
         async with probe.session() as client, client.get(f"{url}/health") as response:
             return response.status == 200
@@ -342,7 +341,6 @@ def tail(log: Path) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvmesh doctor`."""
     try:
         settings = load(
             DoctorSettings, argv=argv, environ=os.environ, program="kvmesh doctor", description=__doc__ or ""

@@ -332,7 +332,6 @@ def curl_line(url: str, model: str, *, has_key: bool = False) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvmesh up`."""
     started_at_s = time.monotonic()
     try:
         settings = load(UpSettings, argv=argv, environ=os.environ, program="kvmesh up", description=__doc__ or "")

@@ -81,7 +81,6 @@ class UpSettings:
 
     @property
     def registration(self) -> EngineRegistration[Any]:
-        """The engine's record."""
         return ENGINES[self.engine]
 
 
@@ -97,7 +96,6 @@ def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
 
 
 def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
-    """Flags of one role's workers."""
     (ranks,) = (group.devices for group in worker_groups(settings) if group.role == role)
     given = settings.prefill_args if role == "prefill" else settings.decode_args
     gpu = settings.registration.gpu

@@ -80,7 +80,6 @@ class EmbeddedAgent:
         return self._port
 
     def statistics(self) -> AgentStatistics:
-        """A snapshot."""
         return AgentStatistics(
             index=self._state.index,
             services=len(self._state.catalog.services),

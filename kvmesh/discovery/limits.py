@@ -45,13 +45,11 @@ def check_registration(registration: Registration) -> None:
 
 
 def check_service(service: str) -> None:
-    """A service's name."""
     if not _SERVICE_NAME.fullmatch(service):
         raise _invalid("service", "must be 1 to 63 letters, digits and inner dashes")
 
 
 def check_instance_id(instance_id: str) -> None:
-    """An instance's id."""
     if not _INSTANCE_ID.fullmatch(instance_id):
         raise _invalid("instance_id", "must be 1 to 128 letters, digits, dots, colons, dashes and underscores")
 
@@ -70,7 +68,6 @@ def check_meta(meta: Mapping[str, str]) -> None:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Tags."""
     if len(tags) > TAGS_MAX:
         raise _invalid("tags", f"holds at most {TAGS_MAX}, not {len(tags)}")
     if any(not tag or len(tag) > TAG_LENGTH_MAX for tag in tags):
@@ -94,7 +91,6 @@ def check_key(key: str, *, field: str = "key") -> None:
 
 
 def check_value(value: bytes) -> None:
-    """A key's value."""
     if len(value) > VALUE_BYTES_MAX:
         raise _invalid("value", f"holds at most {VALUE_BYTES_MAX} bytes, not {len(value)}")
 

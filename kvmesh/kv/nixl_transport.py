@@ -289,7 +289,6 @@ class NixlTransport:
         return KvLostError(f"the peer that held the KV is gone ({what})", reason="kv_peer_lost")
 
     def _release(self, handle: Any, peer: bytes) -> None:
-        """A transfer went well."""
         self._agent.release_xfer_handle(handle)
         if (known := self._peers.get(peer)) is not None:
             known.is_proven = not known.is_lost
@@ -348,7 +347,6 @@ class NixlTransport:
         return True
 
     async def notify(self, peer: bytes, message: bytes) -> None:
-        """See KvTransport."""
         await self._ready.wait()
         handle = await self._call(self._send, peer, message, is_quick=self._is_proven(peer))
         if handle is not None:
@@ -414,7 +412,6 @@ class NixlTransport:
             return function(*arguments)
 
     async def aclose(self) -> None:
-        """See KvTransport."""
         if self._is_closed:
             return
         if self._listening is not None:

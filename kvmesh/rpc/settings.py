@@ -51,12 +51,10 @@ class RpcSettings:
 
     @property
     def advertised_host(self) -> str:
-        """What the registry is told."""
         return self.advertise_host or self.host
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections are encrypted."""
         return bool(self.tls_certificate_file or self.tls_authority_file)
 
 
@@ -73,7 +71,6 @@ def _common_options(settings: RpcSettings) -> Options:
 
 
 def server_options(settings: RpcSettings) -> Options:
-    """Options of `grpc.aio.server`."""
     return [
         *_common_options(settings),
         ("grpc.max_concurrent_streams", settings.streams_max),
@@ -86,7 +83,6 @@ def server_options(settings: RpcSettings) -> Options:
 
 
 def channel_options(settings: RpcSettings) -> Options:
-    """Options of `grpc.aio` channels."""
     name = [("grpc.ssl_target_name_override", settings.tls_server_name)] if settings.tls_server_name else []
     return [
         *_common_options(settings),

@@ -92,22 +92,18 @@ class Spec:
 
     @property
     def flag(self) -> str:
-        """`--kv-lease-s`."""
         return "--" + "-".join(self.path).replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """`KVMESH_KV_LEASE_S`."""
         return PREFIX + "_".join(self.path).upper()
 
     @property
     def key(self) -> str:
-        """`kv.lease_s`."""
         return ".".join(self.path)
 
     @property
     def names(self) -> str:
-        """All three names, for messages."""
         return f"{self.flag} ({self.variable}, {self.key} in the file)"
 
 

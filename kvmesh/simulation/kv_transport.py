@@ -39,13 +39,11 @@ class MemoryTransport:
         self._listener: Listener | None = None
 
     async def start(self, memory: Memory, listener: Listener) -> None:
-        """Joins the network."""
         self._memory, self._listener = memory, listener
         self._network.peers[self._metadata] = self
 
     @property
     def metadata(self) -> bytes:
-        """Its name in the network."""
         return self._metadata
 
     def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Coroutine[Any, Any, None]:
@@ -86,7 +84,6 @@ class MemoryTransport:
         """Messages are delivered at once; there is nothing to poll."""
 
     async def aclose(self) -> None:
-        """Leaves the network."""
         self._network.peers.pop(self._metadata, None)
         self._memory = self._listener = None
 

@@ -107,23 +107,19 @@ class MemoryRegistry:
         self._agent.live.wake()
 
     def statistics(self) -> MemoryRegistryStatistics:
-        """A snapshot."""
         return MemoryRegistryStatistics(watches_open=self._watches_open)
 
     async def register(self, registration: Registration) -> None:
-        """See `Registry.register`."""
         limits.check_registration(registration)
         body = wire.registration_body(registration, check_timeout_s=self._agent.settings.check_timeout_s)
         definition = requests.service_definition(json.dumps(body).encode(), self._agent.settings)
         await self._change(lambda state, now: state.catalog.register(definition, now))
 
     async def deregister(self, instance_id: str) -> None:
-        """See `Registry.deregister`."""
         limits.check_instance_id(instance_id)
         await self._change(lambda state, now: state.catalog.deregister(instance_id))
 
     async def heartbeat(self, instance_id: str, *, health: Health = Health.PASSING, note: str = "") -> None:
-        """See `Registry.heartbeat`."""
         limits.check_instance_id(instance_id)
         check_id, output = wire.ttl_check_id(instance_id), note[: limits.NOTE_LENGTH_MAX]
         await self._change(lambda state, now: state.catalog.heartbeat(check_id, health, output, now))
@@ -135,7 +131,6 @@ class MemoryRegistry:
         await self._change(lambda state, now: state.catalog.set_maintenance(instance_id, is_draining, words))
 
     async def instances(self, service: str) -> View:
-        """See `Registry.instances`."""
         limits.check_service(service)
         index, instances = await self._change(lambda state, now: self._agent.seen(service))
         return View(service=service, index=max(1, index), instances=instances)
@@ -157,28 +152,23 @@ class MemoryRegistry:
             self._watches_open -= 1
 
     async def get(self, key: str) -> Entry | None:
-        """See `Registry.get`."""
         limits.check_key(key)
         record = await self._change(lambda state, now: state.keys.get(key))
         return None if record is None else _entry(record)
 
     async def list_keys(self, prefix: str) -> Sequence[Entry]:
-        """See `Registry.list_keys`."""
         limits.check_key(prefix, field="prefix")
         return [_entry(record) for record in await self._change(lambda state, now: state.keys.under(prefix))]
 
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
-        """See `Registry.put`."""
         self._check_write(key, value)
         return await self._change(lambda state, now: state.keys.put(key, value, expected_index=expected_index))
 
     async def delete(self, key: str) -> None:
-        """See `Registry.delete`."""
         limits.check_key(key)
         await self._change(lambda state, now: state.keys.delete(key))
 
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
-        """See `Registry.create_session`."""
         limits.check_between("ttl_s", ttl_s, limits.SESSION_TTL_MIN_S, limits.SESSION_TTL_MAX_S)
         limits.check_between("lock_delay_s", lock_delay_s, 0.0, limits.LOCK_DELAY_MAX_S)
         definition = SessionDefinition(name=name, ttl_s=ttl_s, lock_delay_s=lock_delay_s, deletes_keys=False)
@@ -187,11 +177,9 @@ class MemoryRegistry:
         return session_id
 
     async def renew_session(self, session_id: str) -> None:
-        """See `Registry.renew_session`."""
         await self._change(lambda state, now: state.sessions.renew(session_id, now))
 
     async def destroy_session(self, session_id: str) -> None:
-        """See `Registry.destroy_session`."""
         await self._change(lambda state, now: state.destroy_session(session_id, now))
 
     async def acquire(self, key: str, session_id: str, value: bytes = b"") -> bool:
@@ -200,7 +188,6 @@ class MemoryRegistry:
         return await self._change(lambda state, now: state.acquire(key, session_id, value, flags=0, now=now))
 
     async def release(self, key: str, session_id: str) -> bool:
-        """See `Registry.release`. The value stays."""
         limits.check_key(key)
 
         def give_back(state: AgentState, now: float) -> bool:
@@ -210,7 +197,6 @@ class MemoryRegistry:
         return await self._change(give_back)
 
     async def aclose(self) -> None:
-        """See `Registry.aclose`."""
         self._is_closed = True
         self._agent.live.wake()
 

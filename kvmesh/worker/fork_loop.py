@@ -81,7 +81,6 @@ class ForkLoop:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> NoReturn:
-        """Until killed."""
         while True:
             for key, _ in self._selector.select():
                 key.data()

@@ -91,7 +91,6 @@ class _Closing:
         """Nothing to do."""
 
     async def aclose(self) -> None:
-        """Ends connections."""
         await self._registry.aclose()
 
 

@@ -17,7 +17,6 @@ class CachedBlocks:
         return len(self._parents)
 
     def copy(self) -> "CachedBlocks":
-        """As it is now."""
         return CachedBlocks(self._parents.copy())
 
     def store(self, hashes: Sequence[int], parent: int | None) -> None:
@@ -62,7 +61,6 @@ class CachedRuns:
         return self._count
 
     def copy(self) -> "CachedRuns":
-        """As it is now."""
         return CachedRuns(self._runs.copy())
 
     def store(self, hashes: Sequence[int], parent: int | None) -> None:

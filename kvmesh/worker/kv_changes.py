@@ -27,7 +27,6 @@ class KvChanges:
         self._timer: asyncio.TimerHandle | None = None
 
     def put_nowait(self, events: Sequence[KvEvent]) -> None:
-        """Adds changes."""
         self._events.extend(events)
         if not self._interval_s or len(self._events) >= EVENTS_MAX:
             self.flush_nowait()
@@ -35,7 +34,6 @@ class KvChanges:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self.flush_nowait)
 
     def flush_nowait(self) -> None:
-        """Passes on what waits."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

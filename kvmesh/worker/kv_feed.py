@@ -199,7 +199,6 @@ class KvFeed:
         return self._log.epoch, self._log.sequence
 
     def watchers_count(self) -> int:
-        """Open watches."""
         return len(self._watchers)
 
     def _tell(self, batch: KvBatch) -> None:

@@ -22,7 +22,6 @@ class LoadBell:
                     wait.set_result(None)
 
     def end(self) -> None:
-        """Ends all waits."""
         for wait in self._waits:
             if not wait.done():
                 wait.set_result(None)

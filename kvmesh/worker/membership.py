@@ -87,7 +87,6 @@ class Membership:
         )
 
     def registration(self) -> Registration:
-        """What the registry is told."""
         description = self._worker.description
         return Registration(
             service=SERVICE_OF_ROLE[description.role],

@@ -41,7 +41,6 @@ class WorkerSettings:
 
     @property
     def label_values(self) -> dict[str, str]:
-        """Labels by name."""
         return dict(label.split("=", 1) for label in self.labels)
 
 

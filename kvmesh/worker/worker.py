@@ -161,7 +161,6 @@ class Worker:
 
     @property
     def description(self) -> EngineDescription:
-        """What the engine is."""
         return self.engine.describe()
 
     @property
@@ -274,7 +273,6 @@ class Worker:
             self.engine.cancel_nowait(key)
 
     def release_nowait(self, handle_id: str) -> bool:
-        """Frees a handed-out handle's blocks."""
         self._leases.remove(handle_id)
         return self.engine.release_nowait(handle_id)
 
@@ -436,7 +434,6 @@ class Worker:
         )
 
     def statistics(self) -> WorkerStatistics:
-        """The worker's own bookkeeping."""
         return WorkerStatistics(
             legs=len(self._legs),
             links=len(self._links),

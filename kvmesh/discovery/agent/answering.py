@@ -47,7 +47,6 @@ class Answering:
 
     @property
     def watchers(self) -> int:
-        """Blocking queries that wait now."""
         return self._watchers
 
     async def read(

@@ -71,7 +71,6 @@ class DecodeBatch:
         return self._sums[leg.slot] % self._span + self._first
 
     def unflushed(self, leg: LegState) -> int:
-        """Generated tokens that `leg.tokens` lacks."""
         return self.steps - leg.flushed_step if leg.slot >= 0 else 0
 
     def flush(self, legs: Sequence[LegState]) -> None:

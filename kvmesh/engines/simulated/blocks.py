@@ -88,16 +88,13 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can give."""
         return self._free.count + self._idle_blocks
 
     @property
     def leased(self) -> int:
-        """Blocks that a handle holds."""
         return self._leased
 
     def counts(self) -> BlockCounts:
-        """Blocks by state."""
         held = self.total - self.available - self._leased
         return BlockCounts(free=self._free.count, cached=self._idle_blocks, leased=self._leased, held=held)
 

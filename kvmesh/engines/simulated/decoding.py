@@ -50,11 +50,9 @@ class Decoding:
 
     @property
     def legs(self) -> list[LegState]:
-        """All legs."""
         return self._batch.legs
 
     def generated(self, leg: LegState) -> int:
-        """Tokens the leg has produced."""
         return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
 
     def add(self, leg: LegState, total: int) -> None:

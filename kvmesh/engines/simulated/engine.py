@@ -95,7 +95,6 @@ class SimulatedEngine:
         return self._scheduler
 
     def inject(self, fault: Fault) -> None:
-        """Turns a fault on."""
         self._faults.inject(fault)
         if isinstance(fault, Die):
             self._fail(self._faults.death)
@@ -169,7 +168,6 @@ class SimulatedEngine:
         return capabilities(has_transport=self._transport is not None, can_write=self._scheduler.can_write)
 
     def submit_nowait(self, request: EngineRequest) -> None:
-        """See Engine."""
         if self._is_closed or self._is_asleep or self._faults.death is not None:
             raise UnavailableError("the engine is closed, asleep or dead", reason="engine_unavailable")
         self._faults.check_submit()
@@ -183,13 +181,11 @@ class SimulatedEngine:
         self._wake()
 
     def release_nowait(self, handle_id: str) -> bool:
-        """See Engine."""
         is_known = self._scheduler.leases.end(handle_id)
         self._after_lease_change()
         return is_known
 
     def leased_handles(self) -> int:
-        """See Engine."""
         return len(self._scheduler.leases)
 
     def _on_message(self, message: bytes) -> None:
@@ -206,11 +202,9 @@ class SimulatedEngine:
         self._wake()
 
     def steps(self) -> AsyncIterator[StepOutput]:
-        """See Engine."""
         return self._outlet.outputs()
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        """See Engine."""
         await self._outlet.deliver(take)
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
@@ -218,7 +212,6 @@ class SimulatedEngine:
         return self._events.batches()
 
     def load(self) -> LoadRecord:
-        """See Engine."""
         scheduler = self._scheduler
         running, waiting, waiting_tokens = scheduler.counts()
         available, total = scheduler.pool.available, scheduler.pool.total
@@ -255,7 +248,6 @@ class SimulatedEngine:
         self._scheduler.adapters -= {name}
 
     async def reset_cache(self) -> bool:
-        """See Engine."""
         pool = self._scheduler.pool
         if pool.available < pool.total:
             return False
@@ -272,7 +264,6 @@ class SimulatedEngine:
         self._publish_events()
 
     async def wake(self) -> None:
-        """See Engine."""
         self._is_asleep = False
         self._wake()
 
@@ -283,7 +274,6 @@ class SimulatedEngine:
         self._role = role
 
     async def aclose(self) -> None:
-        """See Engine."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -391,7 +381,6 @@ class SimulatedEngine:
             self._events.put_nowait(pool.take_events(), blocks)
 
     async def _wait_woken(self) -> None:
-        """Until something changes."""
         self._publish_events()
         await self._woken.wait()
         self._woken.clear()

@@ -48,7 +48,6 @@ class FaultState:
         self.death: LostError | None = None
 
     def inject(self, fault: Fault) -> None:
-        """Turns a fault on."""
         match fault:
             case Stall():
                 self._stall_s += fault.duration_s
@@ -70,7 +69,6 @@ class FaultState:
             raise OverloadedError("refused by an injected fault", reason="fault", retry_after_s=0.1)
 
     def take_stall_s(self) -> float:
-        """How long to stall now."""
         stall_s, self._stall_s = self._stall_s, 0.0
         return stall_s
 

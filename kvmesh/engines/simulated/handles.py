@@ -34,12 +34,10 @@ class HandlePayload:
 
     @property
     def blocks(self) -> Numbers:
-        """The numbers of all blocks."""
         return counted_up([(block, count) for block, count, _ in self.runs])
 
     @property
     def stamps(self) -> Numbers:
-        """The stamps of all blocks."""
         return counted_up([(stamp, count) for _, count, stamp in self.runs])
 
 

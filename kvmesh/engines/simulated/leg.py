@@ -66,7 +66,6 @@ class LegState:
 
     @property
     def key(self) -> int:
-        """The worker's name for it."""
         return self.request.key
 
     @property

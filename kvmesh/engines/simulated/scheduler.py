@@ -128,7 +128,6 @@ class Scheduler:
             self._end(leg, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
-        """Ends all legs."""
         for key in list(self._legs):
             self.cancel(key)
 
@@ -186,7 +185,6 @@ class Scheduler:
         return bool(len(self._decoding) or self._prefilling or self._finishes or len(self._waiting))
 
     def step(self, now_s: float) -> Step:
-        """Runs one step."""
         if len(self.leases):
             self.leases.expire(now_s)
         step = Step(decode_requests=len(self._decoding))

@@ -38,7 +38,6 @@ class FreeSpace:
         return taken
 
     def _cut(self, start: int, end: int) -> list[int]:
-        """Free neighbours, taken."""
         self._is_free[start:end] = bytes(end - start)
         self._next = end
         return self._numbers[start:end]

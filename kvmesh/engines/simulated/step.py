@@ -82,7 +82,6 @@ class Step:
             self.counts.append(1)
 
     def output(self, number: int) -> StepOutput:
-        """As the engine yields it."""
         return StepOutput(
             step=number,
             keys=self.keys,

@@ -19,7 +19,6 @@ class WaitingQueue:
         return self._live
 
     def push(self, leg: LegState) -> None:
-        """Adds a waiting leg."""
         heappush(self._heap, (leg.rank, leg))
         self._live += 1
         self.prompt_tokens += len(leg.tokens)

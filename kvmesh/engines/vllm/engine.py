@@ -124,13 +124,11 @@ class VllmEngine:
             threading.excepthook = before
 
     def describe(self) -> EngineDescription:
-        """What the engine is."""
         return replace(
             self._description, role=self._role, model=replace(self._description.model, adapters=self._adapters.names())
         )
 
     def submit_nowait(self, request: EngineRequest) -> None:
-        """Accepts a leg or raises."""
         thread = self._running_thread()
         if request.key in self._keys:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
@@ -143,7 +141,6 @@ class VllmEngine:
         thread.call(lambda: self._runner.add(leg))
 
     def cancel_nowait(self, key: int) -> None:
-        """Stops a leg."""
         if key in self._keys and self._thread is not None:
             self._thread.call(lambda: self._runner.cancel(key))
 
@@ -159,7 +156,6 @@ class VllmEngine:
         return self._leased_handles
 
     async def steps(self) -> AsyncIterator[StepOutput]:
-        """All step outputs."""
         while True:
             while self._outputs:
                 output = self._outputs.popleft()
@@ -179,7 +175,6 @@ class VllmEngine:
             take(output)
 
     async def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        """All cache changes."""
         while True:
             while (events := self._events.take()) is not None:
                 yield events
@@ -237,7 +232,6 @@ class VllmEngine:
         self._role = role
 
     async def aclose(self) -> None:
-        """Ends everything."""
         thread = self._thread
         if self._is_closing:
             return

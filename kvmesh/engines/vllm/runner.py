@@ -99,7 +99,6 @@ class Runner:
             self._finish(leg, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
-        """For closing."""
         for key in list(self._inner_ids):
             self.cancel(key)
 
@@ -162,7 +161,6 @@ class Runner:
         return output
 
     def load(self) -> LoadRecord:
-        """Load now."""
         for handle_id in [handle_id for handle_id in self._leases if not self._core.is_held(handle_id)]:
             del self._leases[handle_id]
         now = self._core.load()

@@ -155,7 +155,6 @@ class Explanation:
 
 
 def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
-    """The wire form."""
     message = pb.Ask()
     fill_ask(message, ask_id, ask)
     return message
@@ -270,7 +269,6 @@ def check_ask(ask: Ask) -> None:
 
 
 def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
-    """The wire form."""
     message = pb.Placement()
     fill_placement(message, ask_id, placement)
     return message
@@ -296,7 +294,6 @@ def fill_placement(message: pb.Placement, ask_id: int, placement: Placement) -> 
 
 
 def from_placement(message: pb.Placement) -> Placement:
-    """The value, checked."""
     required_text(message.decode.address, "placement.decode.address", 512)
     is_pair = message.HasField("prefill")
     return Placement(
@@ -314,7 +311,6 @@ def from_placement(message: pb.Placement) -> Placement:
 
 
 def to_report(ask_id: int, report: Report) -> pb.Report:
-    """The wire form."""
     message = pb.Report()
     fill_report(message, ask_id, report)
     return message
@@ -339,7 +335,6 @@ def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
 
 
 def from_report(message: pb.Report) -> Report:
-    """The value, checked."""
     return report_as(Report, message)
 
 
@@ -357,9 +352,7 @@ class MakesReport(Protocol[T_co]):
         failed_worker_id: str,
         reservation_id: str,
         is_answered_by_prefill: bool,
-    ) -> T_co:
-        """One of them."""
-        ...
+    ) -> T_co: ...
 
 
 def report_as(make: MakesReport[T_co], message: pb.Report) -> T_co:
@@ -381,7 +374,6 @@ def report_as(make: MakesReport[T_co], message: pb.Report) -> T_co:
 
 
 def to_worker_view(view: WorkerView) -> pb.WorkerView:
-    """The wire form."""
     return pb.WorkerView(
         worker=to_worker_ref(view.worker),
         role=ROLE_NUMBERS[view.role],
@@ -413,7 +405,6 @@ def to_worker_view(view: WorkerView) -> pb.WorkerView:
 
 
 def from_worker_view(message: pb.WorkerView) -> WorkerView:
-    """The value."""
     return WorkerView(
         worker=from_worker_ref(message.worker),
         role=known_enum(message.role, ROLES, "worker.role"),
@@ -441,7 +432,6 @@ def from_worker_view(message: pb.WorkerView) -> WorkerView:
 
 
 def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
-    """The wire form."""
     message = pb.ExplainResponse(
         request_id=explanation.request_id,
         policy=explanation.policy,
@@ -467,7 +457,6 @@ def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
 
 
 def from_explanation(message: pb.ExplainResponse) -> Explanation:
-    """The value."""
     return Explanation(
         request_id=message.request_id,
         policy=message.policy,

@@ -57,7 +57,6 @@ class MemoryCall:
         return self.done() and self._ended.result().code is grpc.StatusCode.CANCELLED
 
     def done(self) -> bool:
-        """Whether it is over."""
         return self._ended.done()
 
     def time_remaining(self) -> float | None:
@@ -74,15 +73,12 @@ class MemoryCall:
             self._callbacks.append(callback)
 
     async def initial_metadata(self) -> Any:
-        """The server's headers."""
         return grpc.aio.Metadata(*await asyncio.shield(self._initial))
 
     async def trailing_metadata(self) -> Any:
-        """What came with the status."""
         return grpc.aio.Metadata(*(await self._status()).trailing)
 
     async def code(self) -> grpc.StatusCode:
-        """How it ended."""
         return (await self._status()).code
 
     async def details(self) -> str:

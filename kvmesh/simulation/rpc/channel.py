@@ -71,7 +71,6 @@ class MemoryChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        """A callable for the method."""
         return partial(self._call, UnaryUnaryCall, _method(method, request_serializer, response_deserializer))
 
     def unary_stream(
@@ -81,7 +80,6 @@ class MemoryChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        """A callable for the method."""
         return partial(self._call, UnaryStreamCall, _method(method, request_serializer, response_deserializer))
 
     def stream_unary(
@@ -91,7 +89,6 @@ class MemoryChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        """A callable for the method."""
         return partial(self._stream, StreamUnaryCall, _method(method, request_serializer, response_deserializer))
 
     def stream_stream(
@@ -101,7 +98,6 @@ class MemoryChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        """A callable for the method."""
         return partial(self._stream, StreamStreamCall, _method(method, request_serializer, response_deserializer))
 
     def _call(self, kind: type[Any], method: Method, request: Any, **options: Any) -> Any:

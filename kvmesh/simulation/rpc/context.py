@@ -31,7 +31,6 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         return CallStatus(code=self._code, details=self._details, trailing=self._trailing)
 
     async def read(self) -> Any:
-        """The next request, or grpc.aio.EOF."""
         try:
             return self._deserialize(await self._exchange.requests.receive())
         except PipeEndedError:
@@ -51,11 +50,9 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
             await asyncio.get_running_loop().create_future()
 
     async def send_initial_metadata(self, initial_metadata: Any) -> None:
-        """Sends the headers now."""
         self._ensure_initial(tuple(initial_metadata))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """Ends the call by raising."""
         if code is grpc.StatusCode.OK:
             raise grpc.aio.UsageError("a call cannot be aborted with OK")
         self._code, self._details = code, details
@@ -71,11 +68,9 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         self._trailing = tuple(trailing_metadata)
 
     def trailing_metadata(self) -> Any:
-        """What was set."""
         return self._trailing
 
     def invocation_metadata(self) -> Any:
-        """What the client sent."""
         return self._exchange.metadata
 
     def set_code(self, code: Any) -> None:
@@ -87,11 +82,9 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         self._details = details
 
     def code(self) -> Any:
-        """What was set."""
         return self._code
 
     def details(self) -> str:
-        """What was set."""
         return self._details
 
     def set_compression(self, compression: grpc.Compression) -> None:
@@ -101,7 +94,6 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         """Nothing is compressed in memory."""
 
     def peer(self) -> str:
-        """Clients have no address here."""
         return "memory"
 
     def peer_identities(self) -> Any:
@@ -113,7 +105,6 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         return None
 
     def auth_context(self) -> Any:
-        """Empty: no TLS."""
         return {}
 
     def time_remaining(self) -> Any:
@@ -130,7 +121,6 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         return self._exchange.is_cancelled
 
     def done(self) -> bool:
-        """Whether the call is over."""
         return self._is_done
 
     def finish(self) -> None:

@@ -60,7 +60,6 @@ class Exchange:
         self._is_initial_told = False
 
     def send_initial(self, metadata: Metadata) -> None:
-        """The server's headers."""
         self.link.deliver(lambda: self._initial(metadata))
 
     def end_client(self, status: CallStatus) -> None:
@@ -78,7 +77,6 @@ class Exchange:
         self.link.deliver(self.cancel_task)
 
     def cancel_task(self) -> None:
-        """Cancels the servicer."""
         self.is_cancelled = True
         if self.task is not None:
             self.task.cancel()

@@ -59,7 +59,6 @@ class MemoryNetwork:
         return MemoryChannel(open_exchange, lambda: self._running(address) is not None, self._start_of(address).wait)
 
     def pool(self, interceptors: Sequence[ChannelInterceptor] = ()) -> "MemoryPool":
-        """What ChannelPool is for TCP."""
         return MemoryPool(self, interceptors)
 
     def kill(self, address: str) -> None:

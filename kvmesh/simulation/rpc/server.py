@@ -39,14 +39,12 @@ class MemoryServer:
         self.is_running = False
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any]) -> None:
-        """Adds services."""
         self._generic.extend(generic_rpc_handlers)
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
         """Adds nothing: the generic handlers of the same call hold the same methods."""
 
     async def start(self) -> None:
-        """Takes calls from now on."""
         self.is_running = True
         self._on_start(self)
 
@@ -80,7 +78,6 @@ class MemoryServer:
             exchange.break_both(status)
 
     def accept(self, exchange: Exchange) -> None:
-        """A call arrived."""
         if exchange.is_cancelled or exchange.status is not None:
             return
         # An empty context: nothing may reach a servicer but what crosses the wire.
