@@ -8,7 +8,7 @@ from typing import Any
 from kvmesh.cli.children import Child, ChildSpec, fork_child, start_child
 from kvmesh.engines.registration import EngineRegistration
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import THREADS, ForkServer
+from kvmesh.worker.fork_server import THREADS, ForkServer
 
 
 class WorkerForks:

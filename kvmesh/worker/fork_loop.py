@@ -243,7 +243,7 @@ def other_threads() -> list[str]:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Prints "ready" on standard output when it listens, or the names of threads that the preload started."""
     parser = argparse.ArgumentParser(
-        prog="kvmesh.worker.forkserver", description="Forks processes with slow imports done."
+        prog="kvmesh.worker.fork_server", description="Forks processes with slow imports done."
     )
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
     parser.add_argument("--preload", default="", help="module:function to call before the first fork; empty: none")

@@ -15,7 +15,7 @@ from itertools import count
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import MeshError, OverloadedError
-from kvmesh.worker.kv_cached import Cached, CachedBlocks, CachedRuns
+from kvmesh.worker.cached_blocks import Cached, CachedBlocks, CachedRuns
 
 EVENTS_PER_MESSAGE = 4096
 BLOCKS_PER_MESSAGE = 2048

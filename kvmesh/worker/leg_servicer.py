@@ -17,8 +17,8 @@ from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_durati
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.first_message import first_message
-from kvmesh.worker.direct import run_steps
 from kvmesh.worker.frames import FrameOutlet
+from kvmesh.worker.single_leg import run_steps
 from kvmesh.worker.worker import Worker
 
 log = logging.getLogger(__name__)

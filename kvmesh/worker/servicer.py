@@ -12,7 +12,7 @@ from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES, to_description, to_kv_batch, to_load
-from kvmesh.worker.load_news import LoadNews
+from kvmesh.worker.load_filter import LoadNews
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.worker import Worker
 

@@ -22,9 +22,9 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
-from kvmesh.worker.kv_changes import KvChanges
+from kvmesh.worker.kv_batcher import KvChanges
 from kvmesh.worker.kv_feed import KvFeed
-from kvmesh.worker.load_bell import LoadBell
+from kvmesh.worker.load_signal import LoadBell
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
 

@@ -8,7 +8,7 @@ from kvmesh.engines.base import Engine, EngineRequest
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.conformance.engine_cases import EngineOptions, Make
 from tests.integration.vllm_model import make_model
 from tests.integration.vllm_process import RemoteEngine

@@ -30,7 +30,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
-from kvmesh.worker.forkserver import Child, ForkServer
+from kvmesh.worker.fork_server import Child, ForkServer
 from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -667,7 +667,7 @@ from pathlib import Path
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.engines.vllm.registration import VLLM
-from kvmesh.worker.forkserver import Child, ForkServer
+from kvmesh.worker.fork_server import Child, ForkServer
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
 

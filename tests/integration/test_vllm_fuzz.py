@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.engines.vllm.registration import VLLM
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.integration.vllm_fuzz import NAMES, SHAPES, VALUES, Found, Fuzz, prepare, start
 from tests.parts import require_part
 

@@ -15,7 +15,7 @@ from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, Sampl
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, KvLostError
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.integration.no_compilers import compiled_files, environment_without_compilers
 from tests.integration.vllm_drive import Drive, Got, greedy, prompt
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model

@@ -24,7 +24,7 @@ from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, Le
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InternalError, LostError, MeshError
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.integration.vllm_drive import Drive, greedy, prompt
 from tests.integration.vllm_model import VOCABULARY, add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine

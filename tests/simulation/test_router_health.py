@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.engines.simulated.faults import Stall
+from kvmesh.engines.simulated.fault_injection import Stall
 from services.router.health import HealthSettings
 from services.router.settings import RouterSettings
 from services.router.wedge import WedgeSettings

@@ -9,7 +9,7 @@ from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_se
 from kvmesh.core import Role
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.engine import SimulatedEngine
-from kvmesh.engines.simulated.faults import Die
+from kvmesh.engines.simulated.fault_injection import Die
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health

@@ -11,9 +11,9 @@ import pytest
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import FinishReason, LegTask, Role
-from kvmesh.engines.simulated.card import read_card, widest_gap
 from kvmesh.engines.simulated.engine import SimulatedEngine
-from kvmesh.engines.simulated.faults import Die, LoseKv, Refuse, Stall
+from kvmesh.engines.simulated.fault_injection import Die, LoseKv, Refuse, Stall
+from kvmesh.engines.simulated.model_card import read_card, widest_gap
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError

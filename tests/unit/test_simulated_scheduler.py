@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, KvHandle, LegTask, SamplingParams
 from kvmesh.engines.base import EngineFinish, EngineRequest
-from kvmesh.engines.simulated.card import read_card
+from kvmesh.engines.simulated.model_card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.engines.simulated.step import PullOrder, Step

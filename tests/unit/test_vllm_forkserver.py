@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import THREADS, ForkServer
+from kvmesh.worker.fork_server import THREADS, ForkServer
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 

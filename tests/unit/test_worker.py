@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.core import FinishReason, KvRemoved, KvStored, Leg, LegTask, TokenLogprob
 from kvmesh.engines.base import EngineFinish
-from kvmesh.engines.simulated.faults import Die, Stall
+from kvmesh.engines.simulated.fault_injection import Die, Stall
 from kvmesh.errors import (
     DeadlineError,
     InternalError,
@@ -21,8 +21,8 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.worker.direct import DirectStep, run_steps
 from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvFeed
+from kvmesh.worker.single_leg import DirectStep, run_steps
 from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of
 from kvmesh.worker.worker import Link, Worker
 from tests.patience import PATIENCE_S

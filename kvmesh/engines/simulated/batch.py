@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvmesh.engines.simulated.card import TokenRange
-from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.model_card import TokenRange
 
 
 class DecodeBatch:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
-from kvmesh.engines.simulated.space import FreeSpace
+from kvmesh.engines.simulated.free_blocks import FreeSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from xxhash import xxh3_64_hexdigest
 from kvmesh.clock import Clock
 from kvmesh.core import Capabilities, Handoff, KvEvent, LoadRecord, ModelCard, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
-from kvmesh.engines.simulated.card import TokenRange, read_card
-from kvmesh.engines.simulated.faults import Die, Fault, FaultState
+from kvmesh.engines.simulated.fault_injection import Die, Fault, FaultState
 from kvmesh.engines.simulated.handles import FORMAT
-from kvmesh.engines.simulated.outlet import EventOutlet, StepOutlet
+from kvmesh.engines.simulated.model_card import TokenRange, read_card
+from kvmesh.engines.simulated.output_buffers import EventOutlet, StepOutlet
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings

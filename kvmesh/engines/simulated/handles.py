@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import KvHandle
-from kvmesh.engines.simulated.runs import Numbers, Run, counted_up
+from kvmesh.engines.simulated.block_runs import Numbers, Run, counted_up
 from kvmesh.errors import KvLostError
 
 FORMAT = "simulated/2"

@@ -12,7 +12,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from kvmesh.engines.simulated.runs import are_neighbours
+from kvmesh.engines.simulated.block_runs import are_neighbours
 
 HEAD_WORDS = 2
 WORD_MASK = (1 << 60) - 1

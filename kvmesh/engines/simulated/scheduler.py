@@ -12,21 +12,21 @@ import numpy as np
 
 from kvmesh.core import FinishReason, KvHandle, LegTask, ModelCard
 from kvmesh.engines.base import EngineFinish, EngineRequest
+from kvmesh.engines.simulated.block_writer import compute_prompt, names_of
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.card import TokenRange
+from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.decoding import Decoding
 from kvmesh.engines.simulated.embedding import embed
-from kvmesh.engines.simulated.ending import add_logprob, is_stop, score_prompt, steered
-from kvmesh.engines.simulated.handing import is_intact, make_handle
-from kvmesh.engines.simulated.intake import check_request, make_leg, read_handle
+from kvmesh.engines.simulated.handoff import is_intact, make_handle
 from kvmesh.engines.simulated.leases import Leases
-from kvmesh.engines.simulated.leg import LegState, Phase
+from kvmesh.engines.simulated.leg_state import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
-from kvmesh.engines.simulated.script import ScriptWriter
+from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
-from kvmesh.engines.simulated.waiting import WaitingQueue
-from kvmesh.engines.simulated.writing import compute_prompt, names_of
+from kvmesh.engines.simulated.stopping import add_logprob, is_stop, score_prompt, steered
+from kvmesh.engines.simulated.validation import check_request, make_leg, read_handle
+from kvmesh.engines.simulated.waiting_queue import WaitingQueue
 from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError
 
 SUM_MASK = (1 << 61) - 1

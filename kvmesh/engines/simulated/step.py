@@ -8,9 +8,9 @@ import numpy as np
 
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.simulated.block_runs import Run, are_neighbours, runs_of
 from kvmesh.engines.simulated.handles import HandlePayload
-from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.runs import Run, are_neighbours, runs_of
+from kvmesh.engines.simulated.leg_state import LegState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

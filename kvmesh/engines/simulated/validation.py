@@ -5,10 +5,10 @@ from array import array
 from kvmesh.checks import check_generation, check_range
 from kvmesh.core import Generation, LegTask, ModelCard, SamplingParams
 from kvmesh.engines.base import EngineRequest
-from kvmesh.engines.simulated.card import TokenRange
+from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.handles import HandlePayload, unpack
-from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.script import ScriptWriter
+from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.tokens import term
 from kvmesh.errors import InvalidRequestError, KvLostError, NotFoundError, UnsupportedError

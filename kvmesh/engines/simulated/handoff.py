@@ -3,10 +3,10 @@
 import numpy as np
 
 from kvmesh.core import KvHandle
+from kvmesh.engines.simulated.block_runs import Numbers, Run, are_neighbours, runs_of
 from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, pack
-from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.leg_state import LegState
 from kvmesh.engines.simulated.memory import KvMemory, words_of
-from kvmesh.engines.simulated.runs import Numbers, Run, are_neighbours, runs_of
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
 

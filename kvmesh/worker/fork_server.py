@@ -1,4 +1,4 @@
-"""Starts processes whose slow imports are done: `python -m kvmesh.worker.forkserver`, and the client for it.
+"""Starts processes whose slow imports are done: `python -m kvmesh.worker.fork_server`, and the client for it.
 
 A vLLM worker takes 6 s from `python` to a ready engine, most of it imports; from a fork it takes about one.
 """
@@ -66,7 +66,7 @@ class ForkServer:
         path = os.path.join(folder.name, "socket")
         with contextlib.ExitStack() as files:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvmesh.worker.forkserver", "--socket", path, "--preload", preload),
+                *(sys.executable, "-m", "kvmesh.worker.fork_server", "--socket", path, "--preload", preload),
                 env={**os.environ, **(env or {})},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import LoadRecord
-from kvmesh.worker.load_news import LoadNews
+from kvmesh.worker.load_filter import LoadNews
 
 LOAD = LoadRecord(step=10, running_requests=4, kv_blocks_used=100, kv_blocks_free=900, kv_blocks_total=1000)
 

@@ -1,8 +1,8 @@
 """What an answer says beyond the arithmetic, and when it ends: limits, eos, stop tokens; and the log-probabilities of its tokens."""
 
 from kvmesh.core import ModelCard
-from kvmesh.engines.simulated.card import TokenRange
-from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.tokens import biased, made_up_logprob
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.leg_state import LegState
 from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory
 from kvmesh.kv.blocks import block_hashes, chain_hash
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kvmesh.worker.load_bell import LoadBell
+from kvmesh.worker.load_signal import LoadBell
 from tests.virtual_loop import run_virtual
 
 

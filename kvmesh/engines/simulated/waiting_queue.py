@@ -2,7 +2,7 @@
 
 from heapq import heapify, heappop, heappush
 
-from kvmesh.engines.simulated.leg import LegState, Phase
+from kvmesh.engines.simulated.leg_state import LegState, Phase
 
 SLACK = 64
 

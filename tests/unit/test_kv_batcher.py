@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.core import KvEvent, KvRemoved
-from kvmesh.worker.kv_changes import EVENTS_MAX, KvChanges
+from kvmesh.worker.kv_batcher import EVENTS_MAX, KvChanges
 from tests.virtual_loop import run_virtual
 
 INTERVAL_S = 0.02
