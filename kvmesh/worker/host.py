@@ -69,7 +69,7 @@ class _Announcement:
 
     async def start(self) -> None:
         """Serving first, so that the registry's first check passes."""
-        self._membership.listen_on(port=self._server.port, metrics_port=self._metrics.port)
+        self._membership.set_ports(port=self._server.port, metrics_port=self._metrics.port)
         await self._server.set_serving(True)
         await self._membership.start()
 

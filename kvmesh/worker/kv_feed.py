@@ -74,7 +74,7 @@ class KvLog:
     epoch: int
     history_max: int
     message_blocks_max: int = BLOCKS_PER_MESSAGE
-    is_by_run: bool = False
+    stores_whole_runs: bool = False
     """The engine never stores a block twice and removes none before those that follow it."""
     history_blocks_max: int = HISTORY_BLOCKS_MAX
     sequence: int = 0
@@ -99,7 +99,7 @@ class KvLog:
             case KvStored():
                 place = (event.data_parallel_rank, event.tier)
                 if (cached := self._places.get(place)) is None:
-                    cached = self._places[place] = CachedRuns() if self.is_by_run else CachedBlocks()
+                    cached = self._places[place] = CachedRuns() if self.stores_whole_runs else CachedBlocks()
                 cached.store(event.block_hashes, event.parent_hash)
             case KvRemoved():
                 if (cached := self._places.get((event.data_parallel_rank, event.tier))) is not None:
@@ -189,9 +189,9 @@ class KvFeed:
         for queue in watchers.values():
             queue.put_nowait(None)
 
-    def go_by_run(self) -> None:
+    def expect_whole_runs(self) -> None:
         """The engine never stores a block twice and removes none before those that follow it. Before its first event only."""
-        self._log.is_by_run = True
+        self._log.stores_whole_runs = True
 
     @property
     def at(self) -> tuple[int, int]:

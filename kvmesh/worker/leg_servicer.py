@@ -18,7 +18,7 @@ from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.first_message import first_message
 from kvmesh.worker.frames import FrameOutlet
-from kvmesh.worker.single_leg import run_steps
+from kvmesh.worker.single_leg import stream_leg
 from kvmesh.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class LegServicer:
         own_id = f"plain-{self._worker.identity.epoch:x}-{next(self._numbers)}"
         leg = from_leg(request.leg, default_id=own_id)
         self._admit(leg)
-        steps = run_steps(self._worker, leg, timeout_s=remaining_s(context))
+        steps = stream_leg(self._worker, leg, timeout_s=remaining_s(context))
         try:
             async for step in steps:
                 yield pb.GenerateResponse(

@@ -14,7 +14,7 @@ SLOT = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectStep:
+class LegStep:
     """What one step gave the leg. `finish` comes last, alone."""
 
     token_ids: Sequence[int] = ()
@@ -23,7 +23,7 @@ class DirectStep:
     finish: EngineFinish | None = None
 
 
-async def run_steps(worker: Worker, leg: Leg, *, timeout_s: float | None) -> AsyncIterator[DirectStep]:
+async def stream_leg(worker: Worker, leg: Leg, *, timeout_s: float | None) -> AsyncIterator[LegStep]:
     """Steps of one leg up to its finish. An error finish is raised. Leaving early cancels the leg and releases its handle."""
     outlet = _StepQueue()
     link = worker.open_link(outlet)
@@ -50,19 +50,19 @@ class _StepQueue:
     """Outlet with one leg. Bounded by the leg's tokens."""
 
     def __init__(self) -> None:
-        self.steps: asyncio.Queue[DirectStep | MeshError] = asyncio.Queue()
+        self.steps: asyncio.Queue[LegStep | MeshError] = asyncio.Queue()
         self.link_number = 0
         self.handle_id = ""
 
     def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
         if (prompt := share.prompt_logprobs.get(SLOT)) is not None:
-            self.steps.put_nowait(DirectStep(prompt_logprobs=prompt))
+            self.steps.put_nowait(LegStep(prompt_logprobs=prompt))
         if share.slots:
             entries = logprobs.get(key_of(self.link_number, SLOT))
-            self.steps.put_nowait(DirectStep(token_ids=share.token_ids, logprobs=entries))
+            self.steps.put_nowait(LegStep(token_ids=share.token_ids, logprobs=entries))
         for finish in share.finishes:
             self.handle_id = finish.handle.handle_id if finish.handle is not None else ""
-            self.steps.put_nowait(DirectStep(finish=finish))
+            self.steps.put_nowait(LegStep(finish=finish))
 
     def on_lost(self, error: MeshError) -> None:
         self.steps.put_nowait(error)

@@ -84,7 +84,7 @@ class SimulatedWorker:
         add_WorkerServiceServicer_to_server(WorkerServicer(self.worker, self.membership, self._world.clock), server)
         await self._health.add_to(server)
         await server.start()
-        self.membership.listen_on(port=PORT, metrics_port=0)
+        self.membership.set_ports(port=PORT, metrics_port=0)
         await self._health.set_serving(True)
         await self.membership.start()
         self.is_alive = True

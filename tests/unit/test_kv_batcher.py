@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.core import KvEvent, KvRemoved
-from kvmesh.worker.kv_batcher import EVENTS_MAX, KvChanges
+from kvmesh.worker.kv_batcher import EVENTS_MAX, KvEventBatcher
 from tests.virtual_loop import run_virtual
 
 INTERVAL_S = 0.02
@@ -21,7 +21,7 @@ async def told(pauses_s: list[float]) -> list[tuple[float, list[KvEvent]]]:
     """What is passed on, and when, if an event comes after each pause."""
     loop = asyncio.get_running_loop()
     given_on: list[tuple[float, list[KvEvent]]] = []
-    changes = KvChanges(lambda events: given_on.append((loop.time(), list(events))), INTERVAL_S)
+    changes = KvEventBatcher(lambda events: given_on.append((loop.time(), list(events))), INTERVAL_S)
     for number, pause_s in enumerate(pauses_s):
         await asyncio.sleep(pause_s)
         changes.put_nowait([event(number)])
@@ -50,7 +50,7 @@ def test_many_do_not_wait() -> None:
 
     async def story() -> list[int]:
         sizes: list[int] = []
-        changes = KvChanges(lambda events: sizes.append(len(events)), INTERVAL_S)
+        changes = KvEventBatcher(lambda events: sizes.append(len(events)), INTERVAL_S)
         for start in range(3):
             changes.put_nowait([event(start)] * (EVENTS_MAX // 2))
         changes.flush_nowait()
