@@ -17,7 +17,7 @@ ARGS ?=
 # Set-up writes to standard error only and is silent when there is nothing to do.
 SETUP = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up.py
 
-.PHONY: help up test setup check format proto lock bench mutate clean
+.PHONY: help up test setup check format proto contracts lock bench mutate clean
 .DEFAULT_GOAL := help
 
 help: ## Show the commands
@@ -33,7 +33,7 @@ test: setup ## Install what is missing and run the tests
 setup: ## Only install: packages, engine, the tests' real servers
 	@$(SETUP) --tests
 
-check: setup ## Format, lint, types, import contracts, proto lint, generated code; all of them, whatever fails
+check: setup ## Format, lint, types, import contracts, protos, generated code; all of them, whatever fails
 	@status=0; \
 	run() { echo "$$*"; "$(BIN)/$$@" || status=1; }; \
 	run ruff format --check --quiet .; \
@@ -41,6 +41,7 @@ check: setup ## Format, lint, types, import contracts, proto lint, generated cod
 	run mypy; \
 	run python scripts/check_imports.py; \
 	run buf lint; \
+	run buf breaking --against protos/contracts.binpb; \
 	run python scripts/generate_protos.py --check; \
 	run python scripts/support_matrix.py --check; \
 	exit $$status
@@ -51,6 +52,9 @@ format: setup ## Format the code and mend what the linter can mend
 
 proto: setup ## Generate kvmesh/api from protos/
 	"$(BIN)/python" scripts/generate_protos.py
+
+contracts: setup ## Write protos/contracts.binpb, which `make check` compares the contracts with
+	"$(BIN)/buf" build --exclude-source-info -o protos/contracts.binpb
 
 lock: setup ## Write constraints*.txt from what .venv holds
 	"$(BIN)/python" scripts/write_lock.py

@@ -43,7 +43,6 @@ PROMPT_TOKENS, ANSWER_TOKENS = 1900, 120
 LOOK_S = 0.01
 TRIAL_S = 60.0
 """Longest wait for anything in a trial."""
-BOTH = ("--worker-load-progress-interval-s", "0")
 ENGINES = {
     # One request in the batch, so that another one waits; a prompt takes 0.8 s, as on vLLM.
     "simulated": (
@@ -302,7 +301,7 @@ async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTi
 @asynccontextmanager
 async def running_trials(engine: str, seed: int) -> AsyncIterator[Trials]:
     """A prefill and a decode worker, watched."""
-    argv, start_s = (*ENGINES[engine], *BOTH), START_S[engine]
+    argv, start_s = ENGINES[engine], START_S[engine]
     channels = ChannelPool(RpcSettings())
     async with (
         one_worker("prefill", argv, start_s) as (prefill_ref, _),

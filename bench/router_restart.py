@@ -24,12 +24,12 @@ from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import SystemClock
 from kvmesh.core import Capabilities, Handoff, KvStored, LoadRecord, ModelCard, Role, WorkerDescription, WorkerRef
 from kvmesh.discovery.base import DECODE, Health, Registration
-from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.worker import to_description, to_kv_batch, to_load
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.worker.kv_feed import KvFeed
 from services.router.core import RouterCore
 from services.router.index.kv_feed import Trust

@@ -39,11 +39,9 @@ class SystemClock:
             return time.monotonic()
 
     def wall(self) -> float:
-        """The machine's wall clock."""
         return time.time()
 
     async def sleep(self, delay_s: float) -> None:
-        """`asyncio.sleep`."""
         await asyncio.sleep(max(0.0, delay_s))
 
 

@@ -6,15 +6,17 @@ A cell is *verified* when the engine's record claims the feature and every test 
 
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
-from kvmesh.clock import SystemClock
 from kvmesh.core import Capabilities, Handoff, Role
+from kvmesh.engines.registry import ENGINES
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "support-matrix.md"
-ENGINES = ("vllm", "sglang", "trtllm", "simulated")
+COLUMNS = ("vllm", "sglang", "trtllm", "simulated")
 LATER = "no: later"
 VLLM = "tests/integration/test_vllm_engine.py"
 CONFORMANCE = "tests/conformance/test_engine.py"
@@ -27,8 +29,7 @@ class Row:
     name: str
     word: str = ""
     both: tuple[str, ...] = ()
-    vllm: tuple[str, ...] = ()
-    simulated: tuple[str, ...] = ()
+    by_engine: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 ROWS = (
@@ -62,33 +63,43 @@ ROWS = (
     Row(
         name="LoRA",
         word="lora",
-        vllm=(f"{VLLM}::test_an_adapter_changes_the_answer_and_is_handed_over",),
-        simulated=(f"{CONFORMANCE}::test_adapters",),
+        by_engine={
+            "vllm": (f"{VLLM}::test_an_adapter_changes_the_answer_and_is_handed_over",),
+            "simulated": (f"{CONFORMANCE}::test_adapters",),
+        },
     ),
     Row(name="tenant salt", word="always", both=(f"{CONFORMANCE}::test_salt_separates_tenants",)),
-    Row(name="priority", word="priority", vllm=(f"{VLLM}::test_the_largest_priority_goes_first",)),
-    Row(name="seed", word="seed", vllm=(f"{VLLM}::test_sampling_reaches_the_engine",)),
+    Row(name="priority", word="priority", by_engine={"vllm": (f"{VLLM}::test_the_largest_priority_goes_first",)}),
+    Row(name="seed", word="seed", by_engine={"vllm": (f"{VLLM}::test_sampling_reaches_the_engine",)}),
     Row(
         name="logit bias",
         word="logit_bias",
-        vllm=(f"{VLLM}::test_sampling_reaches_the_engine",),
-        simulated=("tests/unit/test_simulated_scheduler.py::test_a_bias_moves_the_answer",),
+        by_engine={
+            "vllm": (f"{VLLM}::test_sampling_reaches_the_engine",),
+            "simulated": ("tests/unit/test_simulated_scheduler.py::test_a_bias_moves_the_answer",),
+        },
     ),
     Row(
         name="structured output",
         word="structured_output",
-        vllm=(f"{VLLM}::test_structured_output_and_its_refusal",),
-        simulated=("tests/unit/test_simulated_scripts.py::test_preempted_and_pulled_and_continued_it_is_the_same",),
+        by_engine={
+            "vllm": (f"{VLLM}::test_structured_output_and_its_refusal",),
+            "simulated": (
+                "tests/unit/test_simulated_scripts.py::test_preempted_and_pulled_and_continued_it_is_the_same",
+            ),
+        },
     ),
     Row(name="cache reset", word="reset_cache", both=(f"{CONFORMANCE}::test_reset_cache",)),
-    Row(name="sleep and wake", word="sleep", simulated=(f"{CONFORMANCE}::test_asleep",)),
+    Row(name="sleep and wake", word="sleep", by_engine={"simulated": (f"{CONFORMANCE}::test_asleep",)}),
     Row(name="role change in the engine", word="roles:2", both=(f"{CONFORMANCE}::test_set_role",)),
     Row(name="prompt logprobs", word="prompt_logprobs", both=(f"{CONFORMANCE}::test_prompt_logprobs",)),
     Row(
         name="embeddings",
         word="embeddings",
-        vllm=(f"{VLLM}::test_embeddings_of_a_pooling_model",),
-        simulated=(f"{CONFORMANCE}::test_embeddings",),
+        by_engine={
+            "vllm": (f"{VLLM}::test_embeddings_of_a_pooling_model",),
+            "simulated": (f"{CONFORMANCE}::test_embeddings",),
+        },
     ),
     Row(name="images", word="image"),
     Row(name="audio", word="audio"),
@@ -99,24 +110,6 @@ ROWS = (
     Row(name="multi-rank workers"),
     Row(name="SLA planner"),
 )
-
-
-def records() -> dict[str, Capabilities]:
-    """What each adapter claims, with everything switched on that a setting can switch on."""
-    from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
-    from kvmesh.engines.vllm.description import capabilities
-    from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
-    from kvmesh.engines.vllm.settings import VllmSettings
-    from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
-
-    settings = SimulatedSettings(model_dir=str(ROOT / "models" / "demo"))
-    simulated = SimulatedEngine(settings, SystemClock(), MemoryTransport(MemoryNetwork(clock=SystemClock())))
-    # What a model can be asked, vLLM finds out from its files: generating models and pooling models together here.
-    tasks = (GENERATE_TASK, EMBED_TASK)
-    return {
-        "vllm": capabilities(VllmSettings(model="any", enable_lora=True), has_tokenizer=True, tasks=tasks),
-        "simulated": simulated.describe().capabilities,
-    }
 
 
 def claims(record: Capabilities, word: str) -> bool:
@@ -148,14 +141,14 @@ def cell(row: Row, engine: str, record: Capabilities | None) -> str:
     if not row.word:
         return LATER
     if not claims(record, row.word):
-        return "no: this engine cannot here" if (engine, row.word) == ("vllm", "sleep") else LATER
-    tests = (*row.both, *(row.vllm if engine == "vllm" else row.simulated))
-    return "verified" if tests else "implemented"
+        reason = ENGINES[engine].unsupported.get(row.word)
+        return f"no: {reason}" if reason else LATER
+    return "verified" if (*row.both, *row.by_engine.get(engine, ())) else "implemented"
 
 
 def matrix() -> str:
     """The page."""
-    known = records()
+    known = {name: engine.capabilities() for name, engine in ENGINES.items()}
     lines = [
         "# Support matrix",
         "",
@@ -163,17 +156,17 @@ def matrix() -> str:
         "*verified*: a test of the conformance suite runs it on this engine; *implemented*: the adapter claims it and no test here runs it;",
         "*no*: with the reason. vLLM is run on the CPU; the GPU path of the same adapter is written and was not run.",
         "",
-        "| feature | " + " | ".join(ENGINES) + " |",
-        "|---" * (len(ENGINES) + 1) + "|",
+        "| feature | " + " | ".join(COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    lines += [f"| {row.name} | " + " | ".join(cell(row, e, known.get(e)) for e in ENGINES) + " |" for row in ROWS]
+    lines += [f"| {row.name} | " + " | ".join(cell(row, e, known.get(e)) for e in COLUMNS) + " |" for row in ROWS]
     versions = ", ".join(f"{name} {record.engine_version}" for name, record in known.items())
     return "\n".join([*lines, "", f"Versions: {versions}.", ""])
 
 
 def main() -> int:
     """Writes the page, or says how it differs."""
-    absent = [test for row in ROWS for test in missing_tests((*row.both, *row.vllm, *row.simulated))]
+    absent = [test for row in ROWS for test in missing_tests((*row.both, *chain.from_iterable(row.by_engine.values())))]
     if absent:
         print("tests named in scripts/support_matrix.py do not exist: " + ", ".join(absent), file=sys.stderr)
         return 1

@@ -14,17 +14,18 @@ from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import SystemClock
 from kvmesh.core import Generation, Leg, LegTask, Role, SamplingParams, WorkerRef
-from kvmesh.discovery.memory import MemoryAgent
-from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
-from kvmesh.kv.memory_transport import MemoryNetwork as KvNetwork
-from kvmesh.kv.memory_transport import MemoryTransport
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.rpc.channels import ChannelPool, Channels
 from kvmesh.rpc.codec.legs import to_leg
 from kvmesh.rpc.codec.scalars import to_positive_duration
 from kvmesh.rpc.interceptors import server_interceptors
-from kvmesh.rpc.memory import MemoryNetwork
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
+from kvmesh.simulation.kv_transport import MemoryNetwork as KvNetwork
+from kvmesh.simulation.kv_transport import MemoryTransport
+from kvmesh.simulation.registry import MemoryAgent
+from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import Membership

@@ -19,7 +19,6 @@ COMMANDS = {
 
 
 def usage() -> str:
-    """The list of commands."""
     lines = [f"  kvmesh {name:<8} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(["usage: kvmesh COMMAND [--help]", "", *lines])
 

@@ -73,7 +73,6 @@ def _read_line() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvmesh chat`."""
     try:
         settings = load(ChatSettings, argv=argv, program="kvmesh chat", description=__doc__ or "")
     except SettingsError as error:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kvmesh.worker.forkserver import Child as ForkedChild
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import Child as ForkedChild
+from kvmesh.worker.fork_server import ForkServer
 
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES_MAX = 64 << 10

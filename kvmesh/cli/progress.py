@@ -24,7 +24,6 @@ class Progress:
         """Lines printed so far: what happens is said, so a start goes on while this grows."""
 
     def say(self, text: str) -> None:
-        """One line."""
         self.lines += 1
         print(f"kvmesh: {text}", file=self._stream, flush=True)
 

@@ -46,7 +46,6 @@ class StatusSettings:
 
 
 def service_row(instance: Instance) -> Row:
-    """One instance."""
     state = "draining" if instance.is_draining else instance.health.value
     return (
         instance.service.removeprefix("kvmesh-"),
@@ -140,7 +139,6 @@ async def _show(settings: StatusSettings, address: str) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvmesh status`."""
     try:
         settings = load(
             StatusSettings, argv=argv, environ=os.environ, program="kvmesh status", description=__doc__ or ""

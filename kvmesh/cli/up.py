@@ -52,7 +52,10 @@ class Mesh:
         self._started_at_s = started_at_s
         self._run_dir = Path(settings.run_dir).resolve()
         self._forks = WorkerForks(
-            log_path=self._run_dir / "fork-server.log", timeout_s=settings.ready_timeout_s, say=self._progress.say
+            settings.registration,
+            log_path=self._run_dir / "fork-server.log",
+            timeout_s=settings.ready_timeout_s,
+            say=self._progress.say,
         )
         self._ports: Mapping[str, int] = {}
         """Flags of the ports that the frontend chose: a restarted one must be found where the first one was."""
@@ -156,7 +159,7 @@ class Mesh:
         workers: list[Slot] = []
         keeper.groups.append(workers)
         importing = None
-        if self._settings.engine == "vllm":
+        if self._settings.registration.preload:
             make_run_dir(self._settings.run_dir)
             importing = asyncio.create_task(self._forks.open())
         try:
@@ -188,7 +191,7 @@ class Mesh:
 
     async def _restart(self, spec: ChildSpec) -> Child:
         """A later start. Its log goes on where the dead process's ended."""
-        if spec.module in WORKER_MODULES and self._settings.engine == "vllm":
+        if spec.module in WORKER_MODULES and self._settings.registration.preload:
             return await self._forks.start(spec)
         # This process runs threads by now, so that it cannot fork any more.
         return await start_child(replace(spec, argv=with_ports(spec.argv, self._ports)))
@@ -223,8 +226,8 @@ class Mesh:
             await asyncio.sleep(POLL_S)
 
     def _joins_later(self, spec: ChildSpec) -> bool:
-        """Simulated prefill workers register when NIXL is loaded; decode workers answer alone until then."""
-        return self._settings.engine == "simulated" and spec.module == "services.prefill"
+        """Decode workers answer alone until such prefill workers are registered."""
+        return self._settings.registration.prefill_joins_late and spec.module == "services.prefill"
 
     async def _greet(self, url: str) -> bool:
         """Asks the greeting; False when it was not answered."""
@@ -274,8 +277,8 @@ async def _cancelled(task: "asyncio.Task[Any]") -> None:
 
 def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
     """A waiting process for each service by its name; none: they are started as programs of their own."""
-    # vLLM's import takes longest and must begin first, in a fork server of its own; the services are small beside it.
-    if not settings.fork or settings.engine == "vllm":
+    # An engine with a preload takes longest to import and must begin first, in a fork server of its own.
+    if not settings.fork or settings.registration.preload:
         return {}
     plan = plan_mesh(mesh_shape(settings, "", WorkerPlaces()))
     specs = (*plan.workers, *plan.routers, *plan.frontends, *plan.planners)
@@ -283,18 +286,21 @@ def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
 
 
 def worker_places(settings: UpSettings) -> WorkerPlaces:
-    """The devices of vLLM workers with its CUDA build. InvalidRequestError when the workers do not fit."""
-    if settings.engine != "vllm":
+    """The devices of workers whose engine is installed in its CUDA build. InvalidRequestError when the workers do not fit."""
+    engine = settings.registration
+    if engine.gpu is None:
         return WorkerPlaces()
-    build = installed_build()
+    build = installed_build(engine.gpu)
     driver = read_driver()
     if build != "gpu":
         count = len(driver.devices)
         line = (
-            f"{count} NVIDIA GPUs are here and vLLM's CPU build is installed: KVMESH_ENGINE_BUILD=gpu make up uses them"
+            f"{count} NVIDIA GPUs are here and {engine.title}'s CPU build is installed:"
+            " KVMESH_ENGINE_BUILD=gpu make up uses them"
         )
         return WorkerPlaces(lines=[line] if count else [])
     return place_on_gpus(
+        engine,
         driver,
         worker_groups(settings),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -326,7 +332,6 @@ def curl_line(url: str, model: str, *, has_key: bool = False) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvmesh up`."""
     started_at_s = time.monotonic()
     try:
         settings = load(UpSettings, argv=argv, environ=os.environ, program="kvmesh up", description=__doc__ or "")

@@ -4,10 +4,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvmesh.cli.devices import WorkerGroup
 from kvmesh.cli.gpu_plan import WorkerPlaces
 from kvmesh.cli.plan import MeshShape
+from kvmesh.engines.registration import EngineRegistration
+from kvmesh.engines.registry import ENGINES
 from kvmesh.settings import setting
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -17,12 +20,12 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 class UpSettings:
     """What to start."""
 
-    engine: str = setting("vllm", "engine of all workers", choices=("vllm", "simulated"))
+    engine: str = setting("vllm", "engine of all workers", choices=tuple(ENGINES))
     model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout")
     served_name: str = setting("", "name clients ask for; empty: the directory's name")
     prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
     decode: int = setting(1, "decode workers", min=1, max=64)
-    tensor_parallel: int = setting(1, "GPUs of each vLLM worker: its tensor-parallel ranks", min=1, max=64)
+    tensor_parallel: int = setting(1, "ranks of each worker, on a GPU each", min=1, max=64)
     prefill_tensor_parallel: int = setting(0, "GPUs of each prefill worker; 0: as tensor_parallel says", min=0, max=64)
     decode_tensor_parallel: int = setting(0, "GPUs of each decode worker; 0: as tensor_parallel says", min=0, max=64)
     workers_per_gpu: int = setting(
@@ -76,6 +79,10 @@ class UpSettings:
     once: bool = setting(False, "stop after the greeting is answered")
     api_key: str = setting("", "key that the greeting is asked with, where the frontend wants one", secret=True)
 
+    @property
+    def registration(self) -> EngineRegistration[Any]:
+        return ENGINES[self.engine]
+
 
 def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
     """The workers of each role, with their GPUs."""
@@ -89,10 +96,11 @@ def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
 
 
 def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
-    """Flags of one role's workers."""
     (ranks,) = (group.devices for group in worker_groups(settings) if group.role == role)
     given = settings.prefill_args if role == "prefill" else settings.decode_args
-    return (*(("--vllm-tensor-parallel-size", str(ranks)) if ranks > 1 else ()), *shlex.split(given))
+    gpu = settings.registration.gpu
+    ranks_argv = (gpu.ranks_flag, str(ranks)) if gpu is not None and ranks > 1 else ()
+    return (*ranks_argv, *shlex.split(given))
 
 
 def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces) -> MeshShape:

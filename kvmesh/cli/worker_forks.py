@@ -1,18 +1,23 @@
-"""vLLM workers as forks of one process that has imported vLLM: a new one is made when the first has ended."""
+"""Workers as forks of one process that has imported the engine. A new one is started when it has ended."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvmesh.cli.children import Child, ChildSpec, fork_child, start_child
+from kvmesh.engines.registration import EngineRegistration
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import THREADS, ForkServer
+from kvmesh.worker.fork_server import THREADS, ForkServer
 
 
 class WorkerForks:
     """Starts workers. Where the imports start threads, a fork is not safe, and workers start as programs of their own."""
 
-    def __init__(self, *, log_path: Path, timeout_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: EngineRegistration[Any], *, log_path: Path, timeout_s: float, say: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
         self._log_path = log_path
         self._timeout_s = timeout_s
         self._say = say
@@ -21,14 +26,16 @@ class WorkerForks:
         self._one_at_a_time = asyncio.Lock()
 
     async def open(self) -> None:
-        """Imports vLLM, unless that is done. UnavailableError with the log's path when it cannot be imported."""
+        """Imports the engine, unless that is done. UnavailableError with the log's path when it cannot be imported."""
         async with self._one_at_a_time:
             if not self._forks or (self._server is not None and not self._server.has_ended):
                 return
             await self._close_server()
-            self._say("importing vLLM")
+            self._say(f"importing {self._engine.title}")
             try:
-                self._server = await ForkServer.start("vllm", timeout_s=self._timeout_s, log=str(self._log_path))
+                self._server = await ForkServer.start(
+                    self._engine.preload, timeout_s=self._timeout_s, log=str(self._log_path)
+                )
             except UnavailableError as error:
                 if error.reason != THREADS:
                     raise UnavailableError(f"{error.message}; log: {self._log_path}", reason=error.reason) from error

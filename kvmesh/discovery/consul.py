@@ -60,7 +60,6 @@ class ConsulRegistry:
         self._calls = self._calls_failed = self._watches_open = self._views_given = 0
 
     def statistics(self) -> ConsulStatistics:
-        """A snapshot."""
         return ConsulStatistics(
             calls=self._calls,
             calls_failed=self._calls_failed,
@@ -75,7 +74,6 @@ class ConsulRegistry:
         await self._call("PUT", "/v1/agent/service/register", body=body)
 
     async def deregister(self, instance_id: str) -> None:
-        """See `Registry.deregister`."""
         limits.check_instance_id(instance_id)
         try:
             await self._call("PUT", f"/v1/agent/service/deregister/{_quoted(instance_id)}")
@@ -95,7 +93,6 @@ class ConsulRegistry:
         await self._call("PUT", f"/v1/agent/service/maintenance/{_quoted(instance_id)}", params=params)
 
     async def instances(self, service: str) -> View:
-        """See `Registry.instances`."""
         limits.check_service(service)
         answer = await self._call("GET", f"/v1/health/service/{_quoted(service)}")
         return View(service=service, index=max(1, answer.index), instances=wire.instances(service, answer.body))
@@ -157,7 +154,6 @@ class ConsulRegistry:
         )
 
     async def get(self, key: str) -> Entry | None:
-        """See `Registry.get`."""
         limits.check_key(key)
         try:
             answer = await self._call("GET", f"/v1/kv/{_quoted(key)}")
@@ -166,7 +162,6 @@ class ConsulRegistry:
         return next(iter(wire.entries(answer.body)), None)
 
     async def list_keys(self, prefix: str) -> Sequence[Entry]:
-        """See `Registry.list_keys`."""
         limits.check_key(prefix, field="prefix")
         try:
             answer = await self._call("GET", f"/v1/kv/{_quoted(prefix)}", params={"recurse": "true"})
@@ -175,11 +170,9 @@ class ConsulRegistry:
         return wire.entries(answer.body)
 
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
-        """See `Registry.put`."""
         return await self._write(key, value, {} if expected_index is None else {"cas": str(expected_index)})
 
     async def delete(self, key: str) -> None:
-        """See `Registry.delete`."""
         limits.check_key(key)
         await self._call("DELETE", f"/v1/kv/{_quoted(key)}")
 
@@ -191,11 +184,9 @@ class ConsulRegistry:
         return wire.session_id((await self._call("PUT", "/v1/session/create", body=body)).body)
 
     async def renew_session(self, session_id: str) -> None:
-        """See `Registry.renew_session`."""
         await self._call("PUT", f"/v1/session/renew/{_quoted(session_id)}")
 
     async def destroy_session(self, session_id: str) -> None:
-        """See `Registry.destroy_session`."""
         try:
             await self._call("PUT", f"/v1/session/destroy/{_quoted(session_id)}")
         except NotFoundError:
@@ -216,13 +207,12 @@ class ConsulRegistry:
         return await self._write(key, held.value, {"release": session_id})
 
     async def aclose(self) -> None:
-        """See `Registry.aclose`."""
         self._closed.set()
         await self._connection.aclose()
 
     async def _write(self, key: str, value: bytes, params: dict[str, str]) -> bool:
         limits.check_key(key)
-        limits.check_value(value, self._settings.value_bytes_max)
+        limits.check_value(value)
         return wire.truth((await self._call("PUT", f"/v1/kv/{_quoted(key)}", params=params, body=value)).body)
 
     async def _call(

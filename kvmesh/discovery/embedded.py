@@ -25,6 +25,7 @@ from kvmesh.discovery.agent.probes import Probes
 from kvmesh.discovery.agent.routes import ServiceRoutes
 from kvmesh.discovery.agent.shapes import Node
 from kvmesh.discovery.agent.state import AgentState
+from kvmesh.discovery.limits import VALUE_BYTES_MAX
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.discovery.wire import grpc_target
 
@@ -79,7 +80,6 @@ class EmbeddedAgent:
         return self._port
 
     def statistics(self) -> AgentStatistics:
-        """A snapshot."""
         return AgentStatistics(
             index=self._state.index,
             services=len(self._state.catalog.services),
@@ -138,7 +138,7 @@ class EmbeddedAgent:
         )
         application = web.Application(
             # A value of exactly the limit must pass; the key's check then has the last word.
-            client_max_size=settings.value_bytes_max + 1024,
+            client_max_size=VALUE_BYTES_MAX + 1024,
             middlewares=middlewares(settings),
         )
         application.add_routes(ServiceRoutes(self._live, self._answering, node, settings).routes())

@@ -9,6 +9,8 @@ from kvmesh.errors import InvalidRequestError
 
 META_PAIRS_MAX = 64
 META_KEY_LENGTH_MAX = 128
+VALUE_BYTES_MAX = 512 * 1024
+"""Largest value of a key: Consul's own limit."""
 META_VALUE_BYTES_MAX = 512
 TAGS_MAX = 64
 TAG_LENGTH_MAX = 255
@@ -43,13 +45,11 @@ def check_registration(registration: Registration) -> None:
 
 
 def check_service(service: str) -> None:
-    """A service's name."""
     if not _SERVICE_NAME.fullmatch(service):
         raise _invalid("service", "must be 1 to 63 letters, digits and inner dashes")
 
 
 def check_instance_id(instance_id: str) -> None:
-    """An instance's id."""
     if not _INSTANCE_ID.fullmatch(instance_id):
         raise _invalid("instance_id", "must be 1 to 128 letters, digits, dots, colons, dashes and underscores")
 
@@ -68,7 +68,6 @@ def check_meta(meta: Mapping[str, str]) -> None:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Tags."""
     if len(tags) > TAGS_MAX:
         raise _invalid("tags", f"holds at most {TAGS_MAX}, not {len(tags)}")
     if any(not tag or len(tag) > TAG_LENGTH_MAX for tag in tags):
@@ -91,10 +90,9 @@ def check_key(key: str, *, field: str = "key") -> None:
         raise _invalid(field, "must have no empty or dotted segments")
 
 
-def check_value(value: bytes, value_bytes_max: int) -> None:
-    """A key's value."""
-    if len(value) > value_bytes_max:
-        raise _invalid("value", f"holds at most {value_bytes_max} bytes, not {len(value)}")
+def check_value(value: bytes) -> None:
+    if len(value) > VALUE_BYTES_MAX:
+        raise _invalid("value", f"holds at most {VALUE_BYTES_MAX} bytes, not {len(value)}")
 
 
 def check_between(field: str, number: float, low: float, high: float) -> None:

@@ -61,11 +61,9 @@ class Presence:
 
     @property
     def registration(self) -> Registration:
-        """What is wanted now."""
         return self._wanted
 
     def statistics(self) -> PresenceStatistics:
-        """A snapshot."""
         return PresenceStatistics(
             is_registered=self._standing is not None,
             is_draining=self._is_draining,

@@ -31,7 +31,6 @@ def ttl_check_id(instance_id: str) -> str:
 
 
 def grpc_check_id(instance_id: str) -> str:
-    """The gRPC health check's id."""
     return f"{instance_id}:grpc"
 
 

@@ -16,7 +16,6 @@ class LeaseTable:
     _queue: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, handle_id: str, expires_at_s: float) -> None:
-        """Starts or extends a lease."""
         self._expiry_s[handle_id] = expires_at_s
         heappush(self._queue, (expires_at_s, handle_id))
 
@@ -42,5 +41,4 @@ class LeaseTable:
         return len(self._expiry_s)
 
     def handle_ids(self) -> list[str]:
-        """All leased handles."""
         return list(self._expiry_s)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvmesh.errors import KvLostError, MeshError, UnavailableError
-from kvmesh.kv.nixl_api import api_module
+from kvmesh.kv.nixl_api import api_module, set_progress_delay
 from kvmesh.kv.transport import Listener, Memory, Piece
 
 log = logging.getLogger(__name__)
@@ -44,23 +44,19 @@ _DEFAULT_ENVIRON = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NixlSettings:
-    """Times in seconds unless named otherwise."""
-
-    progress_delay_us: int = 100_000
-    """Longest sleep of the progress thread: events of UCX wake it, so this bounds only those that it misses, which were none
-    with a whole second. At NIXL's own 0 the thread burns a core, at 4000 it wakes 240 times a second for nothing."""
-    message_poll_s: float = 0.02
-    """How often messages are looked for while any may come. They only tell that KV may be freed."""
-    poll_s_max: float = 0.005
-    """Longest pause between looks at a running transfer; the first ones are shorter."""
-    close_s: float = 5.0
-    """Longest wait for transfers that still run when the transport closes."""
-    inline_bytes_max: int = 1 << 20
-    """Pulls of at most so many bytes are posted by the event loop: copied in 0.1 ms, when a hop to the thread takes more. 0: none."""
-    peers_max: int = 1024
-    """Peers remembered; the one unused longest is forgotten."""
+PROGRESS_DELAY_US = 100_000
+"""Longest sleep of the progress thread. UCX's events wake it, so this bounds only those that it misses, which were none with a whole
+second. At NIXL's own 0 the thread takes a core, at 4000 it wakes 240 times a second for nothing."""
+MESSAGE_POLL_S = 0.02
+"""How often messages are polled while any may come. They only tell that KV may be freed."""
+POLL_S_MAX = 0.005
+"""Longest pause between two polls of a running transfer; the first ones are shorter."""
+CLOSE_S = 5.0
+"""Longest wait for transfers that still run when the transport closes."""
+INLINE_BYTES_MAX = 1 << 20
+"""Pulls of at most so many bytes are posted by the event loop: they are copied in 0.1 ms, and a hop to the thread takes more."""
+PEERS_MAX = 1024
+"""Peers remembered; the one unused longest is forgotten."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,11 +76,15 @@ class _Peer:
 class NixlTransport:
     """KvTransport over NIXL. Agent names are random, since a peer refuses a second incarnation under an old name."""
 
-    def __init__(self, settings: NixlSettings | None = None) -> None:
+    def __init__(
+        self, *, inline_bytes_max: int = INLINE_BYTES_MAX, peers_max: int = PEERS_MAX, close_s: float = CLOSE_S
+    ) -> None:
         if importlib.util.find_spec("nixl") is None:
             raise UnavailableError("the package nixl is not installed", reason="nixl_missing")
         _check_tls(os.environ.get("UCX_TLS", ""))
-        self._settings = settings or NixlSettings()
+        self._inline_bytes_max = inline_bytes_max
+        self._peers_max = peers_max
+        self._close_s = close_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
         self._agent: Any = None
         self._agent_lock = Lock()
@@ -117,22 +117,11 @@ class NixlTransport:
         for name, value in _DEFAULT_ENVIRON.items():
             os.environ.setdefault(name, value)
         api = importlib.import_module(api_module())
-        bind = api.nixlBind
         self._nixl_errors = tuple(
-            value for name, value in vars(bind).items() if name.endswith("Error") and isinstance(value, type)
+            value for name, value in vars(api.nixlBind).items() if name.endswith("Error") and isinstance(value, type)
         )
-        original = bind.nixlAgent
-
-        def with_delay(name: str, config: Any) -> Any:
-            config.pthrDelay = self._settings.progress_delay_us
-            return original(name, config)
-
-        # The Python agent has no parameter for the progress thread's delay, so its constructor is wrapped for this one call.
-        bind.nixlAgent = with_delay
-        try:
-            self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
-        finally:
-            bind.nixlAgent = original
+        set_progress_delay(api, PROGRESS_DELAY_US)
+        self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
         self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
         self._metadata = head + self._agent.get_agent_metadata()
@@ -164,7 +153,7 @@ class NixlTransport:
     def _is_quick(self, peer: bytes, pieces: Sequence[Piece]) -> bool:
         if not self._is_proven(peer):
             return False
-        return sum(size for _, _, size in pieces) <= self._settings.inline_bytes_max
+        return sum(size for _, _, size in pieces) <= self._inline_bytes_max
 
     def _is_proven(self, peer: bytes) -> bool:
         known = self._peers.get(peer)
@@ -223,7 +212,7 @@ class NixlTransport:
             if stop.is_set() or loop.time() >= deadline_s:
                 await self._abort(handle)
                 raise KvLostError("the pull did not end in time", reason="kv_pull_timeout")
-            pause_s = min(2 * pause_s, self._settings.poll_s_max)
+            pause_s = min(2 * pause_s, POLL_S_MAX)
             await asyncio.sleep(pause_s)
 
     def _post(self, peer: bytes, pieces: Sequence[Piece], looks: int = LOOKS) -> Any:
@@ -265,7 +254,7 @@ class NixlTransport:
         if known is None:
             known = self._meet(peer)
         self._peers[peer] = known
-        if len(self._peers) > self._settings.peers_max:
+        if len(self._peers) > self._peers_max:
             running = {peer, *self._running.values()}
             if (oldest := next((each for each in self._peers if each not in running), None)) is not None:
                 self._forget(oldest)
@@ -300,7 +289,6 @@ class NixlTransport:
         return KvLostError(f"the peer that held the KV is gone ({what})", reason="kv_peer_lost")
 
     def _release(self, handle: Any, peer: bytes) -> None:
-        """A transfer went well."""
         self._agent.release_xfer_handle(handle)
         if (known := self._peers.get(peer)) is not None:
             known.is_proven = not known.is_lost
@@ -341,7 +329,7 @@ class NixlTransport:
         """
         pause_s = PAUSE_S
         while not await self._submit(self._try_end, handle):
-            pause_s = min(2 * pause_s, self._settings.poll_s_max)
+            pause_s = min(2 * pause_s, POLL_S_MAX)
             await asyncio.sleep(pause_s)
 
     def _try_end(self, handle: Any) -> bool:
@@ -359,13 +347,12 @@ class NixlTransport:
         return True
 
     async def notify(self, peer: bytes, message: bytes) -> None:
-        """See KvTransport."""
         await self._ready.wait()
         handle = await self._call(self._send, peer, message, is_quick=self._is_proven(peer))
         if handle is not None:
-            deadline_s = asyncio.get_running_loop().time() + self._settings.close_s
+            deadline_s = asyncio.get_running_loop().time() + self._close_s
             with suppress(MeshError):
-                await self._follow(handle, peer, deadline_s, self._settings.poll_s_max)
+                await self._follow(handle, peer, deadline_s, POLL_S_MAX)
 
     def _send(self, peer: bytes, message: bytes) -> Any:
         """Sends, then reads a byte from the peer; see `_post` for what it gives.
@@ -397,7 +384,7 @@ class NixlTransport:
             for messages in (await self._call(self._receive, is_quick=True)).values():
                 for message in messages:
                     listener(message)
-            await asyncio.sleep(self._settings.message_poll_s)
+            await asyncio.sleep(MESSAGE_POLL_S)
 
     def _receive(self) -> dict[str, list[bytes]]:
         if self._agent is None:
@@ -425,7 +412,6 @@ class NixlTransport:
             return function(*arguments)
 
     async def aclose(self) -> None:
-        """See KvTransport."""
         if self._is_closed:
             return
         if self._listening is not None:
@@ -441,7 +427,7 @@ class NixlTransport:
     async def _wait_pulls(self) -> None:
         """Until no pull runs, or for `close_s`."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._settings.close_s
+        deadline_s = loop.time() + self._close_s
         while self._pulls and (left_s := deadline_s - loop.time()) > 0:
             await asyncio.wait(self._pulls, timeout=left_s)
 

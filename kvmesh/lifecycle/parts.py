@@ -37,5 +37,4 @@ class PartFailedError(Exception):
 
 
 def name_of(part: object) -> str:
-    """The part's class, for logs."""
     return type(part).__name__

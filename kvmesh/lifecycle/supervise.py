@@ -62,7 +62,6 @@ class Supervisor:
         self._restarts = 0
 
     def statistics(self) -> SupervisorStatistics:
-        """A snapshot."""
         return SupervisorStatistics(
             running=tuple(child.pid if child is not None else 0 for child in self._children), restarts=self._restarts
         )

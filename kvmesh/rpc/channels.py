@@ -31,9 +31,7 @@ class Channels(Protocol):
         """Closes the channel to a peer that is gone."""
         ...
 
-    async def aclose(self) -> None:
-        """Closes all channels."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 UNUSED_S = 60.0

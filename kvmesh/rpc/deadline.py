@@ -5,8 +5,6 @@ from typing import Any
 
 import grpc.aio
 
-from kvmesh.errors import DeadlineError
-
 # gRPC reports a call without deadline as one that ends in some hundreds of years.
 _NO_DEADLINE_S = 10 * 365 * 86_400.0
 
@@ -17,13 +15,3 @@ def remaining_s(context: "grpc.aio.ServicerContext[Any, Any]") -> float | None:
     if left is None or math.isinf(left) or left > _NO_DEADLINE_S:
         return None
     return max(0.0, left)
-
-
-def timeout_for(context: "grpc.aio.ServicerContext[Any, Any]", limit_s: float) -> float:
-    """The timeout for a call made on behalf of this one: at most `limit_s`. DeadlineError when nothing is left."""
-    left = remaining_s(context)
-    if left is None:
-        return limit_s
-    if left <= 0:
-        raise DeadlineError("the caller's deadline has passed")
-    return min(left, limit_s)

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from grpc_channelz.v1._async import ChannelzServicer
+from grpc_channelz.v1 import channelz
 from grpc_channelz.v1.channelz_pb2_grpc import add_ChannelzServicer_to_server
-from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
@@ -25,7 +24,7 @@ class Health:
     def __init__(self, service_names: Sequence[str], *, is_serving: bool = False) -> None:
         self._names = ("", *service_names)
         self._is_serving = is_serving
-        self._servicer = HealthServicer()
+        self._servicer = health.aio.HealthServicer()
 
     @property
     def is_serving(self) -> bool:
@@ -52,7 +51,7 @@ class Health:
 
 def add_reflection(service_names: Sequence[str], server: Any) -> None:
     """Adds reflection in both versions, which differ in their package's name only; new clients ask for v1."""
-    servicer: Any = ReflectionServicer((*service_names, HEALTH, CHANNELZ, REFLECTION_ALPHA))
+    servicer: Any = reflection.aio.ReflectionServicer((*service_names, HEALTH, CHANNELZ, REFLECTION_ALPHA))
     add: Any = add_ServerReflectionServicer_to_server
     add(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(
@@ -67,5 +66,5 @@ def add_reflection(service_names: Sequence[str], server: Any) -> None:
 
 def add_channelz(server: Any) -> None:
     """Adds channelz: gRPC's own view of this process's connections."""
-    servicer: Any = ChannelzServicer()
+    servicer: Any = channelz.aio.ChannelzServicer()
     add_ChannelzServicer_to_server(servicer, server)

@@ -26,8 +26,6 @@ def server_interceptors(telemetry: Telemetry) -> "list[grpc.aio.ServerIntercepto
 
 
 def channel_interceptors(telemetry: Telemetry) -> list[ChannelInterceptor]:
-    """What every channel pool uses."""
-
     def observe(channel: grpc.aio.Channel) -> grpc.aio.Channel:
         # It has the methods of a Channel without being one: the base class is abstract in what this one forwards.
         return cast(grpc.aio.Channel, ObservedChannel(channel, telemetry))

@@ -317,11 +317,9 @@ class GrpcLegLinks:
         self._links = {address: link for address, link in self._links.items() if link.is_up}
 
     def statistics(self) -> dict[str, int]:
-        """Legs in flight by worker."""
         return {link.worker.worker_id: len(link._sinks) for link in self._links.values() if link.is_up}
 
     async def aclose(self) -> None:
-        """Ends all links."""
         self._is_closed = True
         for opening in list(self._opening.values()):
             opening.cancel()

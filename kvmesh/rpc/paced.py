@@ -23,7 +23,6 @@ class PacedWrites:
         self._wakeup = asyncio.Event()
 
     def wake(self) -> None:
-        """There is something to take."""
         self._wakeup.set()
 
     async def run(self, first: Any = None) -> None:

@@ -106,7 +106,6 @@ class GrpcRouterLink:
 
     @property
     def router_ids(self) -> Sequence[str]:
-        """The routers in use."""
         return tuple(self._streams.standing)
 
     @property
@@ -234,7 +233,6 @@ class GrpcRouterLink:
         """Nothing to wait for: asks wait for the first router within their own time."""
 
     async def run(self) -> None:
-        """Keeps the streams until `aclose`."""
         self._running = asyncio.current_task()
         await self._streams.run()
 
@@ -331,7 +329,6 @@ class GrpcRouterLink:
     # What routers say
 
     def on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None:
-        """Answers to asks."""
         kind = message.WhichOneof("kind")
         if kind == "answers":
             answers = message.answers

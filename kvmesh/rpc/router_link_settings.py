@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvmesh.rpc.codec.router import ASKS_MAX
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,37 +13,29 @@ class RouterLinkSettings:
     answer_timeout_s: float = setting(
         2.0, "A router that leaves an ask, or a new stream, unanswered for so long is given up.", min=0.01
     )
-    report_delay_s: float = setting(
+    report_delay_s: float = internal(
         0.01,
         "Longest time for which news of a request waits to be sent with others; failures are told at once. 0: none waits.",
-        min=0,
-        max=1,
     )
-    ask_delay_s: float = setting(
+    ask_delay_s: float = internal(
         0.001,
         "Longest time for which an ask waits to be sent with others while `asks_ahead` of its stream are unanswered. 0: none waits.",
-        min=0,
-        max=1,
     )
-    asks_ahead: int = setting(
+    asks_ahead: int = internal(
         4,
         "Unanswered asks of a stream from which on the next ones go out together: one message costs more than one ask.",
-        min=1,
     )
-    asks_max: int = setting(
-        16, "Asks in a message: the first of them waits for the decision on the last.", min=1, max=ASKS_MAX
+    asks_max: int = internal(16, "Asks in a message: the first of them waits for the decision on the last.")
+    reconnect_min_s: float = internal(0.05, "First pause after a router could not be reached.")
+    reconnect_max_s: float = internal(1.0, "Longest pause between attempts.")
+    move_pause_s: float = internal(
+        5.0, "Mean pause before a stream moves to a router that is preferred, and between two moves."
     )
-    reconnect_min_s: float = setting(0.05, "First pause after a router could not be reached.", min=0.001)
-    reconnect_max_s: float = setting(1.0, "Longest pause between attempts.", min=0.001)
-    move_pause_s: float = setting(
-        5.0, "Mean pause before a stream moves to a router that is preferred, and between two moves.", min=0.01
-    )
-    shun_s: float = setting(
+    shun_s: float = internal(
         60.0,
         "Time for which no stream moves to a router whose stream broke: one that hangs looks well until it is asked.",
-        min=0,
     )
-    leave_s: float = setting(
-        10.0, "Longest time for which a stream that moves waits for the ends of what its router placed.", min=0
+    leave_s: float = internal(
+        10.0, "Longest time for which a stream that moves waits for the ends of what its router placed."
     )
-    messages_max: int = setting(65_536, "Asks and reports that wait to be written.", min=1)
+    messages_max: int = internal(65_536, "Asks and reports that wait to be written.")

@@ -70,7 +70,6 @@ class RouterStream:
         return self._is_writing or bool(self._asks or self._reports)
 
     def ask(self, ask_id: int, ask: Ask) -> None:
-        """Asks."""
         self._asks[ask_id] = ask
         if len(self._unheard) < self._pace.asks_ahead or not self._takes_batches:
             self._wakeup.set()
@@ -89,7 +88,6 @@ class RouterStream:
             self.report(ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.0))
 
     def report(self, ask_id: int, report: Report) -> None:
-        """Reports."""
         self._reports.append((ask_id, report))
         if report.kind in URGENT or not self._pace.report_delay_s:
             self._wakeup.set()

@@ -24,17 +24,13 @@ LEAVE_TICK_S = 0.05
 class StreamListener(Protocol):
     """Who speaks on the streams."""
 
-    def on_begun(self, stream: RouterStream) -> None:
-        """A stream stands."""
-        ...
+    def on_begun(self, stream: RouterStream) -> None: ...
 
     def on_broken(self, stream: RouterStream) -> None:
         """One that stood is over, and not among those that stand any more."""
         ...
 
-    def on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None:
-        """A router said something."""
-        ...
+    def on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None: ...
 
     def is_used(self, stream: RouterStream) -> bool:
         """Whether something is unanswered or in flight on it."""
@@ -94,7 +90,6 @@ class RouterStreams:
         return asked or list(self.standing.values())
 
     async def run(self) -> None:
-        """Keeps the streams until cancelled."""
         async with self._tasks:
             self._tasks.create_task(self._watch_routers(), name="router-link-watch")
             self._tasks.create_task(self._move_streams(), name="router-link-move")

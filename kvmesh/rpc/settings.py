@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 
 Options = list[tuple[str, Any]]
 
@@ -24,19 +24,18 @@ class RpcSettings:
         min=1024,
         max=(1 << 31) - 1,
     )
-    streams_max: int = setting(4096, "Concurrent calls per connection.", min=1)
+    streams_max: int = internal(4096, "Concurrent calls per connection.")
     keepalive_s: float = setting(
         20.0, "Silence after which a peer is pinged; finds peers that vanished without a word.", min=1
     )
-    keepalive_timeout_s: float = setting(10.0, "Longest wait for the answer to a ping.", min=0.1)
-    reconnect_min_s: float = setting(0.1, "First pause before connecting again; workers restart fast.", min=0.1)
-    reconnect_max_s: float = setting(1.0, "Longest pause before connecting again.", min=0.1)
-    connect_timeout_s: float = setting(
+    keepalive_timeout_s: float = internal(10.0, "Longest wait for the answer to a ping.")
+    reconnect_min_s: float = internal(0.1, "First pause before connecting again; workers restart fast.")
+    reconnect_max_s: float = internal(1.0, "Longest pause before connecting again.")
+    connect_timeout_s: float = internal(
         3.0,
         "Longest try to connect, TLS and the peer's first word included; a busy peer takes a while to say it.",
-        min=0.1,
     )
-    channels_max: int = setting(4096, "Channels to different peers at a time.", min=1)
+    channels_max: int = internal(4096, "Channels to different peers at a time.")
     grace_s: float = setting(5.0, "Time for calls in flight when the server stops.", min=0)
     tls_certificate_file: str = setting("", "PEM certificate chain of this process. Empty: no TLS.")
     tls_key_file: str = setting("", "PEM key of the certificate.")
@@ -52,12 +51,10 @@ class RpcSettings:
 
     @property
     def advertised_host(self) -> str:
-        """What the registry is told."""
         return self.advertise_host or self.host
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections are encrypted."""
         return bool(self.tls_certificate_file or self.tls_authority_file)
 
 
@@ -74,7 +71,6 @@ def _common_options(settings: RpcSettings) -> Options:
 
 
 def server_options(settings: RpcSettings) -> Options:
-    """Options of `grpc.aio.server`."""
     return [
         *_common_options(settings),
         ("grpc.max_concurrent_streams", settings.streams_max),
@@ -87,7 +83,6 @@ def server_options(settings: RpcSettings) -> Options:
 
 
 def channel_options(settings: RpcSettings) -> Options:
-    """Options of `grpc.aio` channels."""
     name = [("grpc.ssl_target_name_override", settings.tls_server_name)] if settings.tls_server_name else []
     return [
         *_common_options(settings),

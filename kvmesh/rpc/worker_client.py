@@ -23,7 +23,6 @@ class GrpcWorkerClient:
         self._channels = channels
 
     async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:
-        """What the worker is."""
         try:
             response = await self._stub(address).Describe(pb.DescribeRequest(), timeout=timeout_s, wait_for_ready=False)
         except AioRpcError as error:

@@ -15,8 +15,8 @@ gives `--model`, `--kv-lease-s`, `KVMESH_MODEL`, `KVMESH_KV_LEASE_S`, and the ke
 file that `--config` or `KVMESH_CONFIG` names.
 """
 
-from kvmesh.settings.declare import group, required, setting
+from kvmesh.settings.declare import group, internal, required, setting
 from kvmesh.settings.load import SettingsError, load, load_or_exit
 from kvmesh.settings.show import describe, help_text
 
-__all__ = ["SettingsError", "describe", "group", "help_text", "load", "load_or_exit", "required", "setting"]
+__all__ = ["SettingsError", "describe", "group", "help_text", "internal", "load", "load_or_exit", "required", "setting"]

@@ -56,6 +56,14 @@ def setting(
     return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
+def internal(default: T, reason: str) -> T:
+    """A field without a flag, a variable or an entry in the file: its value was measured, or no operator would change it.
+
+    Tests give other values when they construct the dataclass.
+    """
+    return dataclasses.field(default=default, metadata={"internal": True, "help": reason})
+
+
 def group(default_factory: Callable[[], T], *, without: Sequence[str] = ()) -> T:
     """A field that holds another dataclass's settings. Those named in `without` are set by the code, not by people."""
     return dataclasses.field(default_factory=default_factory, metadata={"without": tuple(without)})
@@ -84,22 +92,18 @@ class Spec:
 
     @property
     def flag(self) -> str:
-        """`--kv-lease-s`."""
         return "--" + "-".join(self.path).replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """`KVMESH_KV_LEASE_S`."""
         return PREFIX + "_".join(self.path).upper()
 
     @property
     def key(self) -> str:
-        """`kv.lease_s`."""
         return ".".join(self.path)
 
     @property
     def names(self) -> str:
-        """All three names, for messages."""
         return f"{self.flag} ({self.variable}, {self.key} in the file)"
 
 
@@ -136,7 +140,7 @@ def specs(
             )
         else:
             spec = _spec(each, hint, default, (*path, each.name), docs.get(each.name, ""))
-            yield dataclasses.replace(spec, is_hidden=each.name in hidden)
+            yield dataclasses.replace(spec, is_hidden=each.name in hidden or "internal" in each.metadata)
 
 
 def _field_docs(cls: type) -> dict[str, str]:

@@ -96,19 +96,15 @@ class ObservedChannel:
         await self._channel.__aexit__(*error)
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As of the wrapped channel."""
         return self._observed(method, self._channel.unary_unary(method, *args, **kwargs))
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As of the wrapped channel."""
         return self._observed(method, self._channel.unary_stream(method, *args, **kwargs))
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As of the wrapped channel."""
         return self._observed(method, self._channel.stream_unary(method, *args, **kwargs))
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As of the wrapped channel."""
         return self._observed(method, self._channel.stream_stream(method, *args, **kwargs))
 
     def _observed(self, path: str, begin: Any) -> Any:

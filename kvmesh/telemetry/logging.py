@@ -46,7 +46,6 @@ class EventLogger:
         self._logger = logger
 
     def debug(self, event: str, **data: Any) -> None:
-        """For whoever debugs this part."""
         self._emit(logging.DEBUG, event, None, data)
 
     def info(self, event: str, **data: Any) -> None:
@@ -102,7 +101,6 @@ class JsonFormatter(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
         line: dict[str, Any] = {
             "time": _wall(record.created),
             "level": record.levelname.lower(),
@@ -122,7 +120,6 @@ class TextFormatter(logging.Formatter):
     """For a terminal: time, level, event, key=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
         pairs = "".join(f" {key}={_one_line(value)}" for key, value in (_data(record) | _trace_keys()).items())
         return f"{clock} {record.levelname:<7} {_one_line(record.getMessage())}{pairs}"

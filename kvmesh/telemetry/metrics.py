@@ -32,7 +32,6 @@ class Instruments:
         return Counter(self._prefix + _checked(name), help, labels, registry=self.registry)
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:  # noqa: A002
-        """Goes up and down."""
         return Gauge(self._prefix + _checked(name), help, labels, registry=self.registry)
 
     def gauge_function(self, name: str, help: str, function: Callable[[], float]) -> Gauge:  # noqa: A002
@@ -64,7 +63,6 @@ class Instruments:
         *,
         buckets: Sequence[float] = DURATION_BUCKETS_S,
     ) -> Spreads:
-        """The same of a distribution."""
         return Spreads(self.registry, self._prefix + _checked(name), help, labels, buckets=buckets)
 
 

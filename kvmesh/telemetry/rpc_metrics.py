@@ -17,11 +17,9 @@ class RpcMetrics:
         self._reasons = ClosedSet(_REASONS_MAX)
 
     def started(self, method: str) -> None:
-        """A call began."""
         self._started.labels(self._methods.label(method)).inc()
 
     def finished(self, method: str, *, code: str, reason: str, duration_s: float) -> None:
-        """The call ended."""
         method = self._methods.label(method)
         self._finished.labels(method, code, self._reasons.label(reason or "none")).inc()
         self._duration.labels(method).observe(duration_s)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 from kvmesh.telemetry.logging import LogFormat, LogLevel
 
 
@@ -15,8 +15,8 @@ class TelemetrySettings:
     metrics_host: str = setting("127.0.0.1", "Address of /metrics, /health and /live.")
     metrics_port: int = setting(0, "Port of /metrics, /health and /live; 0: a free one.", min=0, max=65535)
     otlp_endpoint: str = setting("", "OTLP gRPC collector, such as http://localhost:4317. Empty: no spans are made.")
-    otlp_timeout_s: float = setting(5.0, "Longest export of one batch, and of the last one at the end.", min=0.1)
+    otlp_timeout_s: float = internal(5.0, "Longest export of one batch, and of the last one at the end.")
     trace_ratio: float = setting(
         1.0, "Share of new traces that are recorded; callers' decisions are kept.", min=0, max=1
     )
-    spans_max: int = setting(2048, "Spans waiting for export; more are dropped.", min=1)
+    spans_max: int = internal(2048, "Spans waiting for export; more are dropped.")

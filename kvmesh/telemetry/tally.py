@@ -44,7 +44,6 @@ class Tally(Collector):
         return known
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """What is scraped."""
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for values, count in self._counts.items():
             family.add_metric(values, count.value, created=count.began_s)
@@ -106,7 +105,6 @@ class Spreads(Collector):
         self._spreads.pop(values, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """What is scraped."""
         family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         for values, spread in self._spreads.items():
             labels = dict(zip(self._labels, values, strict=True))

@@ -99,7 +99,6 @@ def current_traceparent() -> str:
 
 
 def fail_span(span: Span, words: str) -> None:
-    """Marks the span as failed."""
     span.set_status(Status(StatusCode.ERROR, words))
 
 

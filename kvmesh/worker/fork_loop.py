@@ -27,7 +27,6 @@ from typing import Any, NoReturn
 
 from kvmesh.lifecycle.title import set_title
 
-PRELOADS = {"vllm": "kvmesh.engines.vllm.preload:preload", "none": ""}
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES_MAX = 1 << 20
 CHILDREN_MAX = 256
@@ -82,7 +81,6 @@ class ForkLoop:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> NoReturn:
-        """Until killed."""
         while True:
             for key, _ in self._selector.select():
                 key.data()
@@ -225,8 +223,8 @@ def run_module(module: str, argv: list[str]) -> int:
 
 
 def preload(name: str) -> None:
-    """Calls the preload function `module:function`, or one of the short names."""
-    module, _, function = PRELOADS.get(name, name).partition(":")
+    """Calls the preload function `module:function`; an empty name calls nothing."""
+    module, _, function = name.partition(":")
     if module:
         getattr(importlib.import_module(module), function)()
 
@@ -245,12 +243,10 @@ def other_threads() -> list[str]:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Prints "ready" on standard output when it listens, or the names of threads that the preload started."""
     parser = argparse.ArgumentParser(
-        prog="kvmesh.worker.forkserver", description="Forks processes with slow imports done."
+        prog="kvmesh.worker.fork_server", description="Forks processes with slow imports done."
     )
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
-    parser.add_argument(
-        "--preload", default="none", help="vllm, none, or module:function to call before the first fork"
-    )
+    parser.add_argument("--preload", default="", help="module:function to call before the first fork; empty: none")
     parser.add_argument(
         "--outlive-parent", action="store_true", help="do not die with the process that started this one"
     )

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 Write = Callable[[pb.AttachResponse], Coroutine[Any, Any, None]]
 
+FRAME_INTERVAL_S = 0.002
+"""Least time between two frames of a stream. Steps that come faster share one, which costs both sides less."""
 STEPS_PER_FRAME_MAX = 64
 """Bounds a frame: the client of a stalled stream gets its tokens in pieces of at most this many steps."""
 RESULTS_PER_FRAME_MAX = 32
@@ -90,7 +92,7 @@ class FrameOutlet:
         while self._waiting:
             self._release_handles(self._waiting.popleft().share)
 
-    async def write_frames(self, write: Write, *, heartbeat_s: float, interval_s: float) -> None:
+    async def write_frames(self, write: Write, *, heartbeat_s: float, interval_s: float = FRAME_INTERVAL_S) -> None:
         """Writes frames as steps come, at least `interval_s` apart, and an empty one after each `heartbeat_s` of silence.
 
         Returns after `end_nowait`; raises the error of `fail_nowait`. A step after a longer pause than the interval, as every

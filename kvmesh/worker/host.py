@@ -4,19 +4,23 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from kvmesh.clock import SystemClock
+from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
 from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.engines.base import Engine
+from kvmesh.engines.registration import EngineHost
+from kvmesh.engines.registry import ENGINES
+from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
-from kvmesh.worker.engines import make_engine
 from kvmesh.worker.leg_servicer import Admission, LegServicer
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.metrics import WorkerMetrics
@@ -35,6 +39,25 @@ def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
     return WorkerIdentity(worker_id=worker_id, epoch=time.time_ns())
 
 
+def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
+    """The engine named in the settings. UnsupportedError when its packages are not installed."""
+    host = EngineHost(
+        model=settings.model,
+        served_name=settings.served_name or Path(settings.model).name,
+        role=role,
+        kv=settings.kv,
+        clock=clock,
+    )
+    try:
+        return ENGINES[settings.engine].make(settings.engine_settings, host)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"the engine {settings.engine} is not installed here ({error}); see the extras in pyproject.toml",
+            reason="engine_missing",
+            field="engine",
+        ) from error
+
+
 class _Announcement:
     """The last part to start and the first to stop: from here on the mesh knows the worker."""
 
@@ -46,7 +69,7 @@ class _Announcement:
 
     async def start(self) -> None:
         """Serving first, so that the registry's first check passes."""
-        self._membership.listen_on(port=self._server.port, metrics_port=self._metrics.port)
+        self._membership.set_ports(port=self._server.port, metrics_port=self._metrics.port)
         await self._server.set_serving(True)
         await self._membership.start()
 
@@ -68,7 +91,6 @@ class _Closing:
         """Nothing to do."""
 
     async def aclose(self) -> None:
-        """Ends connections."""
         await self._registry.aclose()
 
 
@@ -115,5 +137,4 @@ async def serve_worker(
 
 def start_timeout_s(settings: HostSettings) -> float:
     """Longest start of a part: the engine's own limit comes first, and says more."""
-    usual_s = LifecycleSettings().start_timeout_s
-    return usual_s if settings.engine != "vllm" else usual_s + settings.vllm.start_timeout_s
+    return LifecycleSettings().start_timeout_s + ENGINES[settings.engine].start_timeout_s(settings.engine_settings)

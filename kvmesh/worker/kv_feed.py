@@ -15,13 +15,18 @@ from itertools import count
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import MeshError, OverloadedError
-from kvmesh.worker.kv_cached import Cached, CachedBlocks, CachedRuns
+from kvmesh.worker.cached_blocks import Cached, CachedBlocks, CachedRuns
 
 EVENTS_PER_MESSAGE = 4096
 BLOCKS_PER_MESSAGE = 2048
 """A router applies a message in one go, about 1 ms, which placing has to wait. The contract allows 65 536 per event."""
 
+HISTORY_BATCHES_MAX = 4096
+"""Batches kept for routers that resume."""
 HISTORY_BLOCKS_MAX = 1 << 15
+"""Block changes kept in them, at some 40 bytes each. A router that missed more gets a snapshot, which is no longer than the cache."""
+WATCH_BUFFER_BATCHES = 8192
+"""Batches that a slow router may lag behind before its watch is ended."""
 EVENT_BLOCKS = 4
 """An event itself takes the memory of so many blocks in it: with short prompts there is one for each or every other block."""
 
@@ -69,7 +74,7 @@ class KvLog:
     epoch: int
     history_max: int
     message_blocks_max: int = BLOCKS_PER_MESSAGE
-    is_by_run: bool = False
+    stores_whole_runs: bool = False
     """The engine never stores a block twice and removes none before those that follow it."""
     history_blocks_max: int = HISTORY_BLOCKS_MAX
     sequence: int = 0
@@ -94,7 +99,7 @@ class KvLog:
             case KvStored():
                 place = (event.data_parallel_rank, event.tier)
                 if (cached := self._places.get(place)) is None:
-                    cached = self._places[place] = CachedRuns() if self.is_by_run else CachedBlocks()
+                    cached = self._places[place] = CachedRuns() if self.stores_whole_runs else CachedBlocks()
                 cached.store(event.block_hashes, event.parent_hash)
             case KvRemoved():
                 if (cached := self._places.get((event.data_parallel_rank, event.tier))) is not None:
@@ -156,8 +161,8 @@ class KvFeed:
         self,
         *,
         epoch: int,
-        history_max: int,
-        buffer_max: int,
+        history_max: int = HISTORY_BATCHES_MAX,
+        buffer_max: int = WATCH_BUFFER_BATCHES,
         message_blocks_max: int = BLOCKS_PER_MESSAGE,
         history_blocks_max: int = HISTORY_BLOCKS_MAX,
     ) -> None:
@@ -184,9 +189,9 @@ class KvFeed:
         for queue in watchers.values():
             queue.put_nowait(None)
 
-    def go_by_run(self) -> None:
+    def expect_whole_runs(self) -> None:
         """The engine never stores a block twice and removes none before those that follow it. Before its first event only."""
-        self._log.is_by_run = True
+        self._log.stores_whole_runs = True
 
     @property
     def at(self) -> tuple[int, int]:
@@ -194,7 +199,6 @@ class KvFeed:
         return self._log.epoch, self._log.sequence
 
     def watchers_count(self) -> int:
-        """Open watches."""
         return len(self._watchers)
 
     def _tell(self, batch: KvBatch) -> None:

@@ -17,8 +17,8 @@ from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_durati
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.first_message import first_message
-from kvmesh.worker.direct import run_steps
 from kvmesh.worker.frames import FrameOutlet
+from kvmesh.worker.single_leg import stream_leg
 from kvmesh.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -66,9 +66,7 @@ class LegServicer:
         try:
             await context.write(pb.AttachResponse(welcome=self._welcome()))
             reader = asyncio.create_task(self._read_requests(first, request_iterator, outlet), name="attach-read")
-            await outlet.write_frames(
-                context.write, heartbeat_s=settings.heartbeat_s, interval_s=settings.frame_interval_s
-            )
+            await outlet.write_frames(context.write, heartbeat_s=settings.heartbeat_s)
         finally:
             outlet.close_nowait()
             if reader is not None:
@@ -146,7 +144,7 @@ class LegServicer:
         own_id = f"plain-{self._worker.identity.epoch:x}-{next(self._numbers)}"
         leg = from_leg(request.leg, default_id=own_id)
         self._admit(leg)
-        steps = run_steps(self._worker, leg, timeout_s=remaining_s(context))
+        steps = stream_leg(self._worker, leg, timeout_s=remaining_s(context))
         try:
             async for step in steps:
                 yield pb.GenerateResponse(

@@ -20,7 +20,7 @@ LABEL_PREFIX = "label-"
 """Registry meta `label-zone: a` is the label zone=a; routers read it so."""
 
 
-class _WithCard:
+class _CardPublishingRegistry:
     """A registry that hears the card again with every registration: one that forgot the instance has forgotten that too."""
 
     def __init__(self, registry: Registry, publish: Callable[[], Awaitable[None]]) -> None:
@@ -60,7 +60,7 @@ class Membership:
         self._metrics_port = 0
         self._presence: Presence | None = None
 
-    def listen_on(self, *, port: int, metrics_port: int) -> None:
+    def set_ports(self, *, port: int, metrics_port: int) -> None:
         """Tells where the servers listen, once they do. Before `start`."""
         self._port, self._metrics_port = port, metrics_port
 
@@ -87,7 +87,6 @@ class Membership:
         )
 
     def registration(self) -> Registration:
-        """What the registry is told."""
         description = self._worker.description
         return Registration(
             service=SERVICE_OF_ROLE[description.role],
@@ -127,7 +126,7 @@ class Membership:
 
         A registry that cannot be reached yet is tried again by the presence: nobody could find the worker anyway.
         """
-        registry = cast(Registry, _WithCard(self._registry, self.publish))
+        registry = cast(Registry, _CardPublishingRegistry(self._registry, self.publish))
         self._presence = self._make_presence(registry, self.registration())
         await self._presence.start()
 

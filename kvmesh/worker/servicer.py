@@ -12,7 +12,7 @@ from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES, to_description, to_kv_batch, to_load
-from kvmesh.worker.load_news import LoadNews
+from kvmesh.worker.load_filter import LoadFilter
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.worker import Worker
 
@@ -48,27 +48,27 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
-        """The newest record, then one per interval in which requests or memory moved, one per `load_progress_interval_s` in which
+        """The newest record, then one per interval in which requests or memory moved, one per PROGRESS_INTERVAL_S in which
         only work went on, and at least one per `load_interval_s`."""
         asked_s = optional_duration(request, "interval")
         interval_s = INTERVAL_DEFAULT_S if asked_s is None else asked_s
         if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
             raise InvalidRequestError("interval must be 10 ms to 60 s", field="interval")
         settings = self._worker.settings
-        news = LoadNews(progress_interval_s=settings.load_progress_interval_s, interval_s=settings.load_interval_s)
-        pause_s, bell = min(interval_s, settings.load_interval_s), self._worker.load_bell
+        records = LoadFilter(interval_s=settings.load_interval_s)
+        pause_s, signal = min(interval_s, settings.load_interval_s), self._worker.load_signal
         quiet_s = max(0.0, settings.load_interval_s - 2 * LATE_RATIO * pause_s)
         while not self._worker.ended.is_set():
             load = self._worker.engine.load()
-            if news.is_due(load, self._clock.now(), is_draining=self._worker.is_draining):
+            if records.passes(load, self._clock.now(), is_draining=self._worker.is_draining):
                 yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
             elif not (load.running_requests or load.waiting_requests or load.kv_blocks_used or self._worker.legs):
                 # Nothing has changed since this look and nothing will before something begins, which is told with what
                 # follows at once. Not after a record was given: who took it may have let something begin meanwhile.
                 # Blocks in use end without a step and without a ring: leases, and pulls that outlive their requests.
-                await bell.wait(0, quiet_s)
+                await signal.wait(0, quiet_s)
             if not self._worker.ended.is_set():
-                await bell.wait(pause_s, LATE_RATIO * pause_s)
+                await signal.wait(pause_s, LATE_RATIO * pause_s)
         raise UnavailableError("the worker stops", reason="worker_stopping", where=self._worker.identity.worker_id)
 
     async def LoadAdapter(

@@ -1,13 +1,14 @@
 """Settings that prefill and decode workers share."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.engines.simulated.settings import SimulatedSettings
-from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.engines.registry import ENGINES
+from kvmesh.kv.settings import KvSettings
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import group, required, setting
+from kvmesh.settings import group, internal, required, setting
 from kvmesh.telemetry import TelemetrySettings
 from kvmesh.worker.profile import ProfileSettings
 
@@ -24,37 +25,8 @@ class WorkerSettings:
     drain_timeout_s: float = setting(30.0, "longest wait for requests in flight when draining", min=0.0)
     heartbeat_s: float = setting(2.0, "longest silence on a frontend stream; a frontend gives up after three", min=0.05)
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
-    load_progress_interval_s: float = setting(
-        0.5,
-        "time between two load records that tell only of steps made and blocks filled; what moves requests is told at the router's"
-        " interval",
-        min=0.0,
-        max=60.0,
-    )
-    frame_interval_s: float = setting(
-        0.002,
-        "least time between two step frames of a stream; steps that come faster share one, which costs both sides less",
-        min=0.0,
-        max=0.1,
-    )
-    kv_batch_interval_s: float = setting(
-        0.02,
-        "KV events of this time travel as one batch; a message per engine step costs both sides more",
-        min=0.0,
-        max=1.0,
-    )
-    kv_history_batches: int = setting(4096, "KV-event batches kept for routers that resume", min=1)
-    kv_history_blocks: int = setting(
-        1 << 15,
-        "block changes kept in them, at some 40 bytes each, an event counted as four more; what was missed beyond it is told"
-        " by a snapshot, which is no longer than the cache",
-        min=1,
-    )
-    kv_watch_buffer_batches: int = setting(8192, "KV-event batches a slow router may lag behind", min=1)
-    link_buffer_frames: int = setting(
-        4096, "step frames a slow frontend may lag behind before its stream is ended", min=1
-    )
-    lease_check_s: float = setting(0.5, "how often expired leases and deadlines are looked for", min=0.01)
+    link_buffer_frames: int = internal(4096, "step frames a slow frontend may lag behind before its stream is ended")
+    lease_check_s: float = internal(0.5, "how often expired leases and deadlines are looked for")
     labels: tuple[str, ...] = setting(
         (),
         "NAME=VALUE each; requests can ask for them, and `zone=...` tells the router how near workers are to each other",
@@ -69,29 +41,40 @@ class WorkerSettings:
 
     @property
     def label_values(self) -> dict[str, str]:
-        """Labels by name."""
         return dict(label.split("=", 1) for label in self.labels)
 
 
-SET_BY_HOST = ("model", "model_dir", "served_name", "role")
-
-
 @dataclass(frozen=True, kw_only=True)
-class HostSettings:
-    """Settings of a worker process."""
+class _CommonSettings:
+    """Settings of a worker process, whatever its engine."""
 
     model: str = required("model directory in Hugging Face layout, or a name the engine can fetch")
-    engine: str = setting("vllm", "engine to run", choices=("vllm", "simulated"))
+    engine: str = setting("vllm", "engine to run", choices=tuple(ENGINES))
     served_name: str = setting("", "name clients ask for; empty: the last part of the model's name")
     worker_id: str = setting("", "unique in the mesh; empty: made of role, host and process id")
     worker: WorkerSettings = group(WorkerSettings)
+    kv: KvSettings = group(KvSettings)
     rpc: RpcSettings = group(RpcSettings)
     discovery: DiscoverySettings = group(DiscoverySettings)
     telemetry: TelemetrySettings = group(TelemetrySettings)
-    simulated: SimulatedSettings = group(
-        lambda: SimulatedSettings(kv_transport_delay_s=1.0, eos_after_tokens=64), without=SET_BY_HOST
-    )
-    # A process serves one role's contract, and vLLM's connector deprecates an engine for both.
-    vllm: VllmSettings = group(
-        lambda: VllmSettings(model="set by the host", can_switch_role=False), without=SET_BY_HOST
+
+    @property
+    def engine_settings(self) -> Any:
+        """Settings of the engine that runs: the group of its name."""
+        return getattr(self, self.engine)
+
+
+if TYPE_CHECKING:
+    HostSettings = _CommonSettings
+else:
+    # A group of settings per engine, by its name, so that a new engine is declared in ENGINES only.
+    HostSettings = make_dataclass(
+        "HostSettings",
+        [
+            (engine.name, engine.settings_type, group(engine.make_settings, without=engine.set_by_host))
+            for engine in ENGINES.values()
+        ],
+        bases=(_CommonSettings,),
+        frozen=True,
+        kw_only=True,
     )

@@ -58,14 +58,12 @@ class LegTable:
     _legs_of_links: Counter[int] = field(default_factory=Counter)
 
     def add(self, key: int, record: LegRecord) -> None:
-        """Remembers an accepted leg."""
         self._legs[key] = record
         self._leg_ids.add(record.leg_id)
         self._legs_of_links[key >> SLOT_BITS] += 1
         heappush(self._deadlines, (record.deadline_s, key))
 
     def remove(self, key: int) -> LegRecord | None:
-        """Forgets a finished leg."""
         record = self._legs.pop(key, None)
         if record is not None:
             self._leg_ids.discard(record.leg_id)
@@ -83,7 +81,6 @@ class LegTable:
             heapify(self._deadlines)
 
     def deadlines_count(self) -> int:
-        """Entries kept for `collect_overdue`."""
         return len(self._deadlines)
 
     def links(self) -> tuple[int, ...]:
@@ -91,7 +88,6 @@ class LegTable:
         return tuple(self._legs_of_links)
 
     def get(self, key: int) -> LegRecord | None:
-        """The leg of a key."""
         return self._legs.get(key)
 
     def has_leg_id(self, leg_id: str) -> bool:
@@ -103,7 +99,6 @@ class LegTable:
         return self._legs_of_links[link]
 
     def all_keys(self) -> list[int]:
-        """Keys of all live legs."""
         return list(self._legs)
 
     def keys_of_link(self, link: int) -> list[int]:

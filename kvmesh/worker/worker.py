@@ -22,9 +22,9 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
-from kvmesh.worker.kv_changes import KvChanges
+from kvmesh.worker.kv_batcher import KvEventBatcher
 from kvmesh.worker.kv_feed import KvFeed
-from kvmesh.worker.load_bell import LoadBell
+from kvmesh.worker.load_signal import LoadSignal
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
 
@@ -132,21 +132,16 @@ class Worker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._load_sequence = 0
-        self.load_bell = LoadBell()
+        self.load_signal = LoadSignal()
         """Rings when the load has changed."""
-        self.kv_feed = KvFeed(
-            epoch=identity.epoch,
-            history_max=settings.kv_history_batches,
-            history_blocks_max=settings.kv_history_blocks,
-            buffer_max=settings.kv_watch_buffer_batches,
-        )
-        self._kv_changes = KvChanges(self._tell_kv, settings.kv_batch_interval_s)
+        self.kv_feed = KvFeed(epoch=identity.epoch)
+        self._kv_batcher = KvEventBatcher(self._publish_kv)
 
     async def start(self) -> None:
         """Loads the engine and starts reading from it."""
         await self.engine.start()
         if self.description.removes_kv_from_ends:
-            self.kv_feed.go_by_run()
+            self.kv_feed.expect_whole_runs()
         self._tasks = [
             asyncio.create_task(self._supervised(self._read_steps()), name="worker-steps"),
             asyncio.create_task(self._supervised(self._read_kv_events()), name="worker-kv-events"),
@@ -166,7 +161,6 @@ class Worker:
 
     @property
     def description(self) -> EngineDescription:
-        """What the engine is."""
         return self.engine.describe()
 
     @property
@@ -208,7 +202,7 @@ class Worker:
         )
         self._legs.add(key, LegRecord(leg_id=leg.leg_id, deadline_s=self._clock.now() + life_s))
         self._idle.clear()
-        self.load_bell.ring()
+        self.load_signal.notify()
         if self._tracing.is_on:
             self._spans[key] = self._tracing.start_span(
                 f"{leg.task.value} leg",
@@ -279,7 +273,6 @@ class Worker:
             self.engine.cancel_nowait(key)
 
     def release_nowait(self, handle_id: str) -> bool:
-        """Frees a handed-out handle's blocks."""
         self._leases.remove(handle_id)
         return self.engine.release_nowait(handle_id)
 
@@ -302,14 +295,14 @@ class Worker:
     def _on_step(self, output: StepOutput) -> None:
         links = self._legs.links()
         if output.finishes:
-            output = replace(output, finishes=[self._settle(finish) for finish in output.finishes])
+            output = replace(output, finishes=[self._complete(finish) for finish in output.finishes])
         for number, share in split_by_link(output, links).items():
             link = self._links.get(number)
             if link is not None:
                 link.outlet.on_step(output.step, share, output.logprobs)
-        self.load_bell.ring()
+        self.load_signal.notify()
 
-    def _settle(self, finish: EngineFinish) -> EngineFinish:
+    def _complete(self, finish: EngineFinish) -> EngineFinish:
         record = self._legs.remove(finish.key)
         self._end_span(finish)
         if not len(self._legs):
@@ -317,7 +310,9 @@ class Worker:
         failure = record.failure if record is not None else None
         is_wanted = failure is None and not (record is not None and record.is_cancelled)
         if finish.handle is not None:
-            finish = self._lease(finish, finish.handle) if is_wanted else self._give_up(finish, finish.handle)
+            finish = (
+                self._lease_handle(finish, finish.handle) if is_wanted else self._discard_handle(finish, finish.handle)
+            )
         if failure is not None:
             return replace(finish, reason=FinishReason.ERROR, error=failure)
         return finish
@@ -333,14 +328,14 @@ class Worker:
             fail_span(span, finish.error.reason)
         span.end()
 
-    def _lease(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
+    def _lease_handle(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
         handle = replace(handle, worker_id=self.identity.worker_id, worker_epoch=self.identity.epoch)
         self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s)
         if finish.key >> SLOT_BITS not in self._links:
             self.release_nowait(handle.handle_id)
         return replace(finish, handle=handle)
 
-    def _give_up(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
+    def _discard_handle(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
         """The finish of a leg whose cancel crossed with its handle."""
         self.engine.release_nowait(handle.handle_id)
         return replace(finish, reason=FinishReason.CANCELLED, handle=None)
@@ -359,8 +354,8 @@ class Worker:
         """Nothing that is served from here goes on; gRPC's server would give streams that stand its whole grace."""
         self._end = error
         self.ended.set()
-        self.load_bell.end()
-        self._kv_changes.flush_nowait()
+        self.load_signal.notify_all()
+        self._kv_batcher.flush_nowait()
         self.kv_feed.close_nowait(UnavailableError(error.message, reason=error.reason, where=self.identity.worker_id))
         for link in list(self._links.values()):
             link.outlet.on_lost(error)
@@ -377,9 +372,9 @@ class Worker:
     async def _read_kv_events(self) -> None:
         async with aclosing(self.engine.kv_events()) as batches:  # type: ignore[type-var]
             async for events in batches:
-                self._kv_changes.put_nowait(events)
+                self._kv_batcher.put_nowait(events)
 
-    def _tell_kv(self, events: Sequence[KvEvent]) -> None:
+    def _publish_kv(self, events: Sequence[KvEvent]) -> None:
         """For a timer, whose failures nobody would see: routers would go by a cache that is not so."""
         try:
             self.kv_feed.append_nowait(events)
@@ -405,7 +400,7 @@ class Worker:
     def set_draining(self, is_draining: bool, reason: str = "draining") -> None:
         """Refuses new requests from now on, or takes them again. A worker that stops takes none again."""
         self._draining = reason if is_draining or self._is_closing else ""
-        self.load_bell.ring()
+        self.load_signal.notify()
 
     async def wait_idle(self) -> None:
         """Until no leg is in the engine."""
@@ -441,7 +436,6 @@ class Worker:
         )
 
     def statistics(self) -> WorkerStatistics:
-        """The worker's own bookkeeping."""
         return WorkerStatistics(
             legs=len(self._legs),
             links=len(self._links),

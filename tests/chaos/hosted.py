@@ -21,12 +21,12 @@ READY_TIMEOUT_S = 300.0
 LEASE_S = 2.0
 PULL_TIMEOUT_S = 1.5
 VLLM_ARGV = (
-    *("--engine", "vllm", "--vllm-dtype", "float32", "--vllm-lease-margin-s", "0.2"),
-    *("--vllm-lease-s", str(LEASE_S), "--vllm-kv-pull-timeout-s", str(PULL_TIMEOUT_S)),
+    *("--engine", "vllm", "--vllm-dtype", "float32"),
+    *("--kv-lease-s", str(LEASE_S), "--kv-pull-timeout-s", str(PULL_TIMEOUT_S)),
 )
 SIMULATED_ARGV = (
     *("--engine", "simulated", "--simulated-kv-transport-delay-s", "0"),
-    *("--simulated-lease-s", str(LEASE_S), "--simulated-pull-timeout-s", str(PULL_TIMEOUT_S)),
+    *("--kv-lease-s", str(LEASE_S), "--kv-pull-timeout-s", str(PULL_TIMEOUT_S)),
 )
 # Few blocks, so that freed ones hold another prompt's KV soon.
 POOLS = {

@@ -22,8 +22,8 @@ import orjson
 
 from kvmesh.cli.forked import Forked
 from kvmesh.core import Role
-from kvmesh.engines.simulated import SimulatedSettings
-from kvmesh.engines.simulated.card import TokenRange, read_card
+from kvmesh.engines.simulated.model_card import TokenRange, read_card
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from tests.chaos.processes import MODEL, ProcessMesh, fork_spares, process_mesh
 

@@ -13,8 +13,8 @@ import pytest
 
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
-from kvmesh.discovery.memory import MemoryAgent, MemoryRegistry
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.simulation.registry import MemoryAgent, MemoryRegistry
 from tests.conformance.health_server import HealthServer
 from tests.conformance.tcp_proxy import TcpProxy
 from tests.servers import consul_server

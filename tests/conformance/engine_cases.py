@@ -16,9 +16,10 @@ import pytest
 from kvmesh.clock import SystemClock
 from kvmesh.core import Generation, Role
 from kvmesh.engines.base import Engine
-from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings, StepProfile
-from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.kv.transport import KvTransport
+from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.parts import require_part
 from tests.patience import PATIENCE_S

@@ -6,7 +6,8 @@ import json
 import sys
 
 from kvmesh.clock import SystemClock
-from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.kv.nixl_transport import NixlTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 

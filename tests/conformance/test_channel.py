@@ -28,13 +28,13 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.deadline import remaining_s, timeout_for
+from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.memory import MemoryNetwork
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
+from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry, TelemetrySettings, Tracing, current_traceparent
 from tests.patience import PATIENCE_S
 
@@ -93,8 +93,7 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
             self.ends.put_nowait("watch ended")
 
     async def SetRole(self, request: Any, context: Any) -> Any:
-        limit_s = timeout_for(context, 1000.0)
-        return worker_pb2.SetRoleResponse(role=1 if limit_s < 1000.0 else 2)
+        return worker_pb2.SetRoleResponse(role=1 if (remaining_s(context) or 1000.0) < 1000.0 else 2)
 
 
 class Decode(decode_pb2_grpc.DecodeServiceServicer):

@@ -13,7 +13,8 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, KvHandle
-from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.kv.nixl_transport import NixlTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.parts import ROOT, require_part

@@ -23,7 +23,8 @@ from kvmesh.api.worker.v1 import worker_pb2
 from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
-from kvmesh.engines.simulated import Die, Stall, StepProfile
+from kvmesh.engines.simulated.fault_injection import Die, Stall
+from kvmesh.engines.simulated.settings import StepProfile
 from kvmesh.errors import InvalidRequestError, LostError, OverloadedError, UnavailableError
 from kvmesh.rpc.codec.legs import from_finish, to_leg
 from kvmesh.rpc.codec.scalars import to_duration

@@ -11,7 +11,8 @@ from kvmesh.api.types.v1 import output_pb2
 from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, KvHandle, Leg, LegTask, Role, SamplingParams
-from kvmesh.engines.simulated import Die, SimulatedEngine, Stall
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.fault_injection import Die, Stall
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, NotFoundError
 from kvmesh.rpc.clients import LegLink
 from kvmesh.rpc.codec.legs import from_finish

@@ -13,8 +13,8 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import KvLostError, MeshError
-from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import KvTransport, Memory, Piece
+from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
@@ -246,11 +246,11 @@ async def test_a_source_that_stands_still_holds_up_no_close_and_no_cancel_for_ev
 async def test_peers_beyond_the_bound_are_forgotten(peers_max: int) -> None:
     """Workers come and go for months: the one unused longest is forgotten, and met again when it is needed."""
     require_part("nixl")
-    from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
+    from kvmesh.kv.nixl_transport import NixlTransport
 
     async with AsyncExitStack() as stack:
         # A peer that is known, and from which something was read, is read in the call itself; one that is not, never is.
-        ends = Ends(lambda: NixlTransport(NixlSettings(peers_max=peers_max)), stack)
+        ends = Ends(lambda: NixlTransport(peers_max=peers_max), stack)
         reader, mine = await ends.start(np.zeros(SIZE, np.uint8))
         sources = [(await ends.start(np.full(SIZE, 1 + i, np.uint8)))[0] for i in range(peers_max + 1)]
         for _ in range(3):
@@ -265,11 +265,11 @@ async def test_peers_beyond_the_bound_are_forgotten(peers_max: int) -> None:
 async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
     """On one machine, without a thread; a large one, and one where the loop posts none, takes turns."""
     require_part("nixl")
-    from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
+    from kvmesh.kv.nixl_transport import NixlTransport
 
-    source, reader, careful = NixlTransport(), NixlTransport(NixlSettings(inline_bytes_max=4096)), None
+    source, reader, careful = NixlTransport(), NixlTransport(inline_bytes_max=4096), None
     try:
-        careful = NixlTransport(NixlSettings(inline_bytes_max=0))
+        careful = NixlTransport(inline_bytes_max=0)
         memory = np.arange(SIZE, dtype=np.uint32).astype(np.uint8)
         mine = np.zeros(SIZE, np.uint8)
         await source.start(memory, lambda _: None)

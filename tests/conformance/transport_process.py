@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from kvmesh.errors import KvLostError
-from kvmesh.kv.nixl_transport import NixlSettings, NixlTransport
+from kvmesh.kv.nixl_transport import NixlTransport
 
 SIZE = 8 << 20
 """More than a socket's buffers hold: a source that stands still cannot have sent it all."""
@@ -24,7 +24,7 @@ QUIET_S = 0.5
 
 async def main(role: str) -> None:
     memory = np.full(SIZE, int(role == "source"), np.uint8)
-    transport = NixlTransport(NixlSettings(inline_bytes_max=0, close_s=1.0))
+    transport = NixlTransport(inline_bytes_max=0, close_s=1.0)
     await transport.start(memory, lambda _: None)
     loop = asyncio.get_running_loop()
     while words := (await loop.run_in_executor(None, sys.stdin.readline)).split():

@@ -5,9 +5,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvmesh.engines.base import Engine, EngineRequest
-from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.registration import VLLM
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.conformance.engine_cases import EngineOptions, Make
 from tests.integration.vllm_model import make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -28,7 +29,7 @@ async def open_vllm(stack: AsyncExitStack) -> Make:
     """A model, a fork server, and what makes an engine from them."""
     folder = Path(stack.enter_context(TemporaryDirectory()))
     model = make_model(folder / "llama")
-    server = await ForkServer.start("vllm")
+    server = await ForkServer.start(VLLM.preload)
     stack.push_async_callback(server.aclose)
 
     def make(options: EngineOptions) -> Engine:
@@ -38,8 +39,7 @@ async def open_vllm(stack: AsyncExitStack) -> Make:
             kv_cache_bytes=16 << 20,
             role=options.role.value,
             lease_s=options.lease_s,
-            lease_margin_s=min(2.0, options.lease_s / 4),
-            kv_pull_timeout_s=min(10.0, options.lease_s / 2),
+            pull_timeout_s=min(10.0, options.lease_s / 2),
             running_requests_max=options.running_requests_max,
             waiting_requests_max=options.waiting_requests_max,
             enable_lora=True,

@@ -23,7 +23,6 @@ from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from kvmesh.clock import SystemClock
 from kvmesh.core import ReportKind
-from kvmesh.discovery.memory import MemoryAgent, MemoryRegistry
 from kvmesh.errors import (
     InvalidRequestError,
     LostError,
@@ -36,6 +35,7 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
+from kvmesh.simulation.registry import MemoryAgent, MemoryRegistry
 from kvmesh.telemetry import Instruments, Telemetry
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor

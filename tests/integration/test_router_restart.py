@@ -8,10 +8,10 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import KvRemoved, KvStored
-from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.simulation.registry import MemoryAgent
 from services.router.core import RouterCore
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import Membership

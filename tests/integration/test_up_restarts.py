@@ -207,6 +207,6 @@ def fork_servers(mesh: RunningMesh) -> list[int]:
     """The processes that workers are forked from; a worker has a title of its own."""
     found = []
     for pid in descendants(mesh.process.pid):
-        if b"kvmesh.worker.forkserver" in command_line(pid):
+        if b"kvmesh.worker.fork_server" in command_line(pid):
             found.append(pid)
     return found

@@ -18,8 +18,9 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, Role, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
+from kvmesh.engines.vllm.registration import VLLM
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import (
     InvalidRequestError,
     KvLostError,
@@ -29,7 +30,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
-from kvmesh.worker.forkserver import Child, ForkServer
+from kvmesh.worker.fork_server import Child, ForkServer
 from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -52,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def server() -> AsyncIterator[ForkServer]:
     require_part("vllm")
     require_part("nixl")
-    server = await ForkServer.start("vllm")
+    server = await ForkServer.start(VLLM.preload)
     yield server
     await server.aclose()
 
@@ -250,7 +251,7 @@ async def test_a_late_handle_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
 
 async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make, pair: tuple[Drive, Drive]) -> None:
     """A frontend that was stopped holds a handle whose time seems to be left. The blocks belong to other prompts by then."""
-    times = {"lease_s": 1.0, "lease_margin_s": 0.2, "kv_pull_timeout_s": 0.9}
+    times = {"lease_s": 1.0, "pull_timeout_s": 0.9}
     prefill, decode = await asyncio.gather(make("prefill", kv_cache_bytes=4 << 20, **times), make("decode", **times))
     generation = greedy(300, seed=21)
     alone = (await pair[1].decode(generation)).tokens
@@ -269,7 +270,7 @@ async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make,
 
 async def test_bytes_that_come_late_reach_no_other_request(make: Make, pair: tuple[Drive, Drive]) -> None:
     """The prefill process stands still, so the pull is given up. When the process goes on, it sends the bytes after all."""
-    more = {"kv_cache_bytes": 4 << 20, "environ": {"UCX_TLS": "tcp,self"}, "lease_s": 60.0, "kv_pull_timeout_s": 1.0}
+    more = {"kv_cache_bytes": 4 << 20, "environ": {"UCX_TLS": "tcp,self"}, "lease_s": 60.0, "pull_timeout_s": 1.0}
     prefill, decode = await asyncio.gather(make("prefill", **more), make("decode", **more))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     await asyncio.gather(prefill.idle(), reset(decode))
@@ -320,7 +321,7 @@ async def test_a_handle_without_a_hold_is_not_pulled(pair: tuple[Drive, Drive]) 
 
 async def test_a_lease_ends(make: Make) -> None:
     """Blocks that nobody pulls are freed when the lease is over, and are counted as leased until then."""
-    prefill = await make("prefill", lease_s=1.5, lease_margin_s=0.2, kv_pull_timeout_s=1.0)
+    prefill = await make("prefill", lease_s=1.5, pull_timeout_s=1.0)
     began = time.monotonic()
     handle = await prefill.prefill(greedy(100))
     assert handle.lease_s == 1.5
@@ -349,7 +350,7 @@ async def test_a_released_handle_frees_its_blocks(pair: tuple[Drive, Drive]) -> 
 
 async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive, Drive]) -> None:
     """While a leg waits for room, heartbeats keep the prefill side's blocks: no recompute, right tokens."""
-    short = {"lease_s": 2.0, "lease_margin_s": 0.2, "kv_pull_timeout_s": 1.5}
+    short = {"lease_s": 2.0, "pull_timeout_s": 1.5}
     prefill, decode = await make("prefill", **short), await make("decode", running_requests_max=1, **short)
     generation = greedy(100, seed=9)
     alone = (await pair[1].decode(generation)).tokens
@@ -370,7 +371,7 @@ async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive,
 async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
     """vLLM waits for ever. Here the leg computes its prompt after the deadline, others are served meanwhile, and all
     blocks come back on both sides."""
-    times = {"lease_s": 60.0, "lease_margin_s": 0.5, "kv_pull_timeout_s": 4.0}
+    times = {"lease_s": 60.0, "pull_timeout_s": 4.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     generation = greedy(300, seed=13)
     alone = (await pair[1].decode(generation)).tokens
@@ -423,7 +424,7 @@ async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
 @pytest.mark.parametrize("have_met", [True, False])
 async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
     """Killed between prefill and pull: the leg computes its prompt, within the deadline even when the two never met."""
-    times = {"lease_s": 10.0, "kv_pull_timeout_s": 1.0}
+    times = {"lease_s": 10.0, "pull_timeout_s": 1.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     generation = greedy(200, seed=17)
     alone = (await pair[1].decode(generation)).tokens
@@ -441,7 +442,7 @@ async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
 
 async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Drive, Drive]) -> None:
     """Once pulled, a leg has no more to do with its source: that it dies, is forgotten, and the lease passes, is nothing."""
-    times = {"lease_s": 1.5, "lease_margin_s": 0.2, "kv_pull_timeout_s": 0.7}
+    times = {"lease_s": 1.5, "pull_timeout_s": 0.7}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     long, short = greedy(100, seed=33, tokens=1500), greedy(100, seed=34)
     expected = (await pair[1].decode(long)).tokens
@@ -670,12 +671,13 @@ import asyncio
 from pathlib import Path
 from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
-from kvmesh.worker.forkserver import Child, ForkServer
+from kvmesh.engines.vllm.registration import VLLM
+from kvmesh.worker.fork_server import Child, ForkServer
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
 
 async def main():
-    server = await ForkServer.start("vllm")
+    server = await ForkServer.start(VLLM.preload)
     engine = RemoteEngine(server, VllmSettings(model={model!r}, kv_cache_bytes=16 << 20), Path({folder!r}))
     await engine.start()
     print(server._process.pid, engine.pid, flush=True)

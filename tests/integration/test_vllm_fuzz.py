@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.engines.vllm.registration import VLLM
+from kvmesh.worker.fork_server import ForkServer
 from tests.integration.vllm_fuzz import NAMES, SHAPES, VALUES, Found, Fuzz, prepare, start
 from tests.parts import require_part
 
@@ -21,7 +22,7 @@ PAIRS = len(NAMES) * (len(NAMES) - 1) // 2
 async def server() -> AsyncIterator[ForkServer]:
     require_part("vllm")
     require_part("nixl")
-    server = await ForkServer.start("vllm")
+    server = await ForkServer.start(VLLM.preload)
     yield server
     await server.aclose()
 

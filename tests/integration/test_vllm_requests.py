@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.registration import VLLM
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, KvLostError
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.integration.no_compilers import compiled_files, environment_without_compilers
 from tests.integration.vllm_drive import Drive, Got, greedy, prompt
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
@@ -49,7 +50,7 @@ async def server(workshop: Path) -> AsyncIterator[ForkServer]:
     """Engines without a compiler on PATH."""
     require_part("vllm")
     require_part("nixl")
-    server = await ForkServer.start("vllm", env=environment_without_compilers(workshop))
+    server = await ForkServer.start(VLLM.preload, env=environment_without_compilers(workshop))
     yield server
     await server.aclose()
 
@@ -118,7 +119,7 @@ async def test_seeded_requests_of_a_dead_prefill_worker_are_recomputed(make: Mak
     """The prefill process dies with the KV of seeded prompts. The decode engine computes them in chunks, among others that
     decode, gives the same tokens as an engine that takes each prompt in one step, and goes on."""
     prefill, decode, whole = await asyncio.gather(
-        make("prefill"), make("decode", step_tokens_max=64, kv_pull_timeout_s=2.0), make("decode", step_tokens_max=2048)
+        make("prefill"), make("decode", step_tokens_max=64, pull_timeout_s=2.0), make("decode", step_tokens_max=2048)
     )
     generations = [greedy(500, seed=seed, sampling=sampled(seed=seed)) for seed in range(6)]
     expected = [tokens_of(await whole.decode(generation)) for generation in generations]

@@ -21,9 +21,10 @@ from random import Random
 from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.registration import VLLM
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InternalError, LostError, MeshError
-from kvmesh.worker.forkserver import ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.integration.vllm_drive import Drive, greedy, prompt
 from tests.integration.vllm_model import VOCABULARY, add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -282,7 +283,7 @@ async def main(seconds: float, seed: int) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = prepare(folder)
-        server = await ForkServer.start("vllm")
+        server = await ForkServer.start(VLLM.preload)
         status = 0
         for roles in (("decode",), ("prefill", "decode")):
             drives = [await start(server, folder, role, model) for role in roles]

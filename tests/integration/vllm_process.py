@@ -19,9 +19,10 @@ from typing import Any
 
 from kvmesh.core import KvEvent, LoadRecord, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
-from kvmesh.engines.vllm import VllmEngine, VllmSettings
+from kvmesh.engines.vllm.engine import VllmEngine
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import Child, ForkServer
+from kvmesh.worker.fork_server import Child, ForkServer
 
 HEAD = struct.Struct("<I")
 MODULE = "tests.integration.vllm_process"

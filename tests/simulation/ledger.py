@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from kvmesh.core import FinishReason, TokenLogprob
-from kvmesh.engines.simulated import TokenRange, expected_tokens
+from kvmesh.engines.simulated.model_card import TokenRange
+from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import MeshError
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import Answer, Ending, Request

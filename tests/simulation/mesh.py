@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvmesh.core import Role
-from kvmesh.engines.simulated import SimulatedSettings
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.router_link_settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
@@ -50,7 +50,6 @@ def default_engine(**changes: Any) -> SimulatedSettings:
         kv_bytes_per_block=64,
         step_tokens_max=1024,
         running_requests_max=64,
-        kv_transport="memory",
         lease_s=10.0,
         pull_timeout_s=5.0,
     )

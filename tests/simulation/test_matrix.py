@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvmesh.core import SamplingParams
-from kvmesh.engines.simulated import Die
+from kvmesh.engines.simulated.fault_injection import Die
 from kvmesh.errors import WORKER_LOST_TWICE
 from services.frontend.pipeline.request import Request
 from services.router.core import CoreLimits

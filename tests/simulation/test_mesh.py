@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core import SamplingParams
-from kvmesh.engines.simulated import LoseKv
+from kvmesh.engines.simulated.fault_injection import LoseKv
 from kvmesh.errors import LostError
 from services.frontend.pipeline.request import Request
 from tests.simulation.frontend import MODEL

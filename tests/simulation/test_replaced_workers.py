@@ -15,7 +15,7 @@ REPLACED = 10
 REQUESTS = 8
 """While each worker is there, with prompts that share their beginnings with those of the one before."""
 KEPT_BY_THE_WORLD = (
-    "tests.", "kvmesh.discovery.", "kvmesh.rpc.memory.", "kvmesh.telemetry.interceptors.", "kvmesh.engines.", "kvmesh.worker.",
+    "tests.", "kvmesh.discovery.", "kvmesh.simulation.rpc.", "kvmesh.telemetry.interceptors.", "kvmesh.engines.", "kvmesh.worker.",
 )  # fmt: skip
 """Parts of the simulated world, which know all addresses of a run, and of worker processes. Real channels have a test of their own
 in `test_rpc_server`."""

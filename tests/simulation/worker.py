@@ -8,11 +8,13 @@ from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.core import Role
 from kvmesh.engines.base import EngineRequest
-from kvmesh.engines.simulated import Die, SimulatedEngine, SimulatedSettings
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.fault_injection import Die
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
-from kvmesh.kv.memory_transport import MemoryTransport
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.telemetry import Telemetry
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import Membership
@@ -82,7 +84,7 @@ class SimulatedWorker:
         add_WorkerServiceServicer_to_server(WorkerServicer(self.worker, self.membership, self._world.clock), server)
         await self._health.add_to(server)
         await server.start()
-        self.membership.listen_on(port=PORT, metrics_port=0)
+        self.membership.set_ports(port=PORT, metrics_port=0)
         await self._health.set_serving(True)
         await self.membership.start()
         self.is_alive = True

@@ -6,10 +6,10 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import Health, Registration, Registry
-from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.discovery.presence import Presence
-from kvmesh.kv.memory_transport import MemoryNetwork as KvNetwork
-from kvmesh.rpc.memory import MemoryNetwork
+from kvmesh.simulation.kv_transport import MemoryNetwork as KvNetwork
+from kvmesh.simulation.registry import MemoryAgent
+from kvmesh.simulation.rpc import MemoryNetwork
 from tests.simulation.trace import Trace
 
 EPOCH_S = 1_700_000_000.0

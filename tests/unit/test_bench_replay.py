@@ -13,9 +13,9 @@ from bench.replay.routers import make_placer
 from bench.traces import TraceRequest
 from kvmesh.core import Generation, LegTask, SamplingParams
 from kvmesh.engines.base import EngineFinish, EngineRequest
-from kvmesh.engines.simulated import SimulatedSettings
-from kvmesh.engines.simulated.card import read_card
+from kvmesh.engines.simulated.model_card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.kv.blocks import block_hashes
 
 BLOCK, BUDGET = 4, 10

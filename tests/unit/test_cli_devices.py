@@ -13,6 +13,7 @@ from kvmesh.cli.gpu_plan import place_on_gpus, weight_bytes
 from kvmesh.cli.nvidia import Device, Driver, parse_smi, visible_devices
 from kvmesh.cli.plan import plan_mesh
 from kvmesh.cli.up_settings import UpSettings, mesh_shape, worker_groups
+from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.errors import InvalidRequestError
 from kvmesh.settings import load
 
@@ -130,6 +131,7 @@ def gpu(index: int, gibibytes: int = 80) -> Device:
 
 def placed_on(driver: Driver, asked: UpSettings, visible: str | None = None, model: Path = Path("hub/model")):  # type: ignore[no-untyped-def]
     return place_on_gpus(
+        VLLM,
         driver,
         worker_groups(asked),
         visible=visible,

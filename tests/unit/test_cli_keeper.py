@@ -13,8 +13,8 @@ from kvmesh.cli.children import Child, ChildSpec
 from kvmesh.cli.keeper import Keeper, with_ports
 from kvmesh.cli.restarts import DELAY_MAX_S, FIRST_DELAY_S, RestartHistory, RestartPolicy
 from kvmesh.discovery.base import DECODE
-from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.errors import UnavailableError
+from kvmesh.simulation.registry import MemoryAgent
 from tests.conformance.manual_clock import ManualClock
 from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S

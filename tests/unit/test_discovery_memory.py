@@ -6,8 +6,8 @@ from contextlib import aclosing
 import pytest
 
 from kvmesh.discovery.base import Registration
-from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.errors import UnavailableError
+from kvmesh.simulation.registry import MemoryAgent
 from tests.virtual_loop import run_virtual
 
 MINE = Registration(service="svc", instance_id="svc-1", host="nowhere", port=1, ttl_s=6.0)

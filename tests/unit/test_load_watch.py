@@ -7,12 +7,12 @@ from typing import Any
 
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.core import Leg, LegTask
-from kvmesh.discovery.memory import MemoryAgent
 from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import KvLostError
-from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import Piece
+from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
@@ -61,7 +61,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
     async def main() -> None:
         clock = VirtualClock()
         network = MemoryNetwork(clock=clock)
-        settings = WorkerSettings(load_interval_s=600.0, load_progress_interval_s=0.0)
+        settings = WorkerSettings(load_interval_s=600.0)
 
         def worker_of(transport: MemoryTransport, role: str, name: str) -> Worker:
             engine = SimulatedEngine(SimulatedSettings(role=role, pull_timeout_s=1.0, lease_s=5.0), clock, transport)

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from kvmesh.api.worker.v1 import worker_pb2, worker_pb2_grpc
-from kvmesh.rpc.memory import MemoryNetwork
+from kvmesh.simulation.rpc import MemoryNetwork
 from tests.virtual_loop import run_virtual
 
 

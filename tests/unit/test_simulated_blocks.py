@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.space import FreeSpace
+from kvmesh.engines.simulated.free_blocks import FreeSpace
 from kvmesh.worker.kv_feed import KvLog
 
 TOTAL = 12

@@ -11,22 +11,14 @@ import pytest
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import FinishReason, LegTask, Role
-from kvmesh.engines.simulated import (
-    Die,
-    LoseKv,
-    Refuse,
-    SimulatedEngine,
-    SimulatedSettings,
-    Stall,
-    StepProfile,
-    expected_tokens,
-    load_profile,
-)
-from kvmesh.engines.simulated.card import read_card, widest_gap
-from kvmesh.engines.simulated.engine import STEPS_PER_TURN
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.fault_injection import Die, LoseKv, Refuse, Stall
+from kvmesh.engines.simulated.model_card import read_card, widest_gap
+from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
+from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
-from kvmesh.kv.memory_transport import MemoryNetwork, MemoryTransport
 from kvmesh.kv.transport import Piece
+from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S
@@ -112,14 +104,14 @@ class TestPace:
         assert clock.sleeps == []
 
     async def test_others_run_at_factor_zero(self, start: Start) -> None:
-        """The loop is not starved: another task gets a turn every few tokens."""
+        """The loop is not starved: another task runs between two steps."""
         driver = await start()
         record = driver.submit(greedy("demo", [5], 300))
         turns = 0
         while record.finish is None:
             turns += 1
             await asyncio.sleep(0)
-        assert turns >= 300 // STEPS_PER_TURN
+        assert turns >= 300
 
     async def test_an_idle_engine_rests(self, start: Start) -> None:
         """Nothing to do: no steps, also with a lease outstanding and a request that cannot run yet."""
@@ -144,8 +136,7 @@ class TestPace:
         record = driver.submit(greedy("demo", [5], 50))
         for _ in range(100):
             await asyncio.sleep(0)
-        # The first token is alone in its output.
-        assert engine.load().output_tokens_total == 1 + 3 * STEPS_PER_TURN
+        assert engine.load().output_tokens_total == settings.output_buffer_steps
         reader = asyncio.create_task(driver._read_steps())
         assert len((await driver.wait(record)).tokens) == 50
         await engine.aclose()
@@ -314,15 +305,6 @@ class TestSettings:
         with pytest.raises(InvalidRequestError):
             read_card(SimulatedSettings(first_token_id=0, token_span=10))
         assert widest_gap({2, 9}, 10) == (3, 6)
-
-    def test_profile_files(self, tmp_path: Path) -> None:
-        """JSON and TOML give the same; unknown names are refused."""
-        (tmp_path / "a.json").write_text('{"base_s": 0.5}')
-        (tmp_path / "a.toml").write_text("base_s = 0.5")
-        (tmp_path / "b.json").write_text('{"bass_s": 0.5}')
-        assert load_profile(tmp_path / "a.json") == load_profile(tmp_path / "a.toml") == StepProfile(base_s=0.5)
-        with pytest.raises(InvalidRequestError):
-            load_profile(tmp_path / "b.json")
 
     async def test_without_a_transport(self) -> None:
         """It serves alone, and says that it hands nothing over."""

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, SamplingParams
-from kvmesh.engines.simulated import SimulatedEngine, SimulatedSettings
+from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from tests.integration.mesh import ROOT
 from tests.unit.test_simulated_scheduler import Bench, copy_kv

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.forkserver import THREADS, ForkServer
+from kvmesh.worker.fork_server import THREADS, ForkServer
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
@@ -35,7 +36,7 @@ if __name__ == "__main__":
 @pytest_asyncio.fixture
 async def server(tmp_path: Path) -> AsyncIterator[ForkServer]:
     (tmp_path / "forked_script.py").write_text(SCRIPT)
-    server = await ForkServer.start("none", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "GONE": "still there"})
+    server = await ForkServer.start("", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "GONE": "still there"})
     yield server
     await server.aclose()
 
@@ -137,7 +138,7 @@ async def test_the_users_thread_counts_do_not_end_the_fork_server(tmp_path: Path
     code = "import os, sys\nfrom kvmesh.engines.vllm.environment import use_thread_count\nuse_thread_count()\n"
     code += f"print(os.environ['{name}'], sys.modules['torch'].get_num_threads())\n"
     (tmp_path / "counting.py").write_text(code)
-    server = await ForkServer.start("vllm", env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", name: "3"})
+    server = await ForkServer.start(VLLM.preload, env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", name: "3"})
     log = tmp_path / "log"
     async with asyncio.timeout(240):
         assert await server.wait(await server.spawn("counting", log=str(log))) == 0

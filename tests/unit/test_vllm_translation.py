@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
-from kvmesh.engines.vllm import VllmSettings
 from kvmesh.engines.vllm.file_hashes import FileHashes
 from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import HandleForm, make_handle, pack, prompt_hash, read_handle
 from kvmesh.engines.vllm.sampling import constraint_arguments, decode_arguments, prefill_arguments
-from kvmesh.engines.vllm.settings import check_cpu_block_size
+from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 
 FORM = HandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
@@ -161,9 +160,9 @@ def test_a_damaged_payload_is_refused(payload: bytes) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"}, {"lease_s": 1.0}, {"lease_margin_s": 0.0},
-        {"kv_pull_timeout_s": 30.0}, {"kv_pull_timeout_s": 0.0}, {"side_channel_port": 70000},
-        {"running_requests_max": -1}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1}, {"idle_poll_s": 0.0},
+        {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"},
+        {"pull_timeout_s": 30.0}, {"pull_timeout_s": 0.0}, {"side_channel_port": 70000},
+        {"running_requests_max": -1}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1},
     ],
 )  # fmt: skip
 def test_settings_out_of_range(change: dict[str, Any]) -> None:
@@ -174,7 +173,7 @@ def test_settings_out_of_range(change: dict[str, Any]) -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     """One start, one list."""
-    with pytest.raises(InvalidRequestError, match=r"role.*tokenizer.*lease_s"):
+    with pytest.raises(InvalidRequestError, match=r"role.*tokenizer.*pull_timeout_s"):
         VllmSettings(model="m", role="x", tokenizer="x", lease_s=1.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.core import FinishReason, KvRemoved, KvStored, Leg, LegTask, TokenLogprob
 from kvmesh.engines.base import EngineFinish
-from kvmesh.engines.simulated import Die, Stall
+from kvmesh.engines.simulated.fault_injection import Die, Stall
 from kvmesh.errors import (
     DeadlineError,
     InternalError,
@@ -21,8 +21,8 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.worker.direct import DirectStep, run_steps
 from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvFeed
+from kvmesh.worker.single_leg import LegStep, stream_leg
 from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of
 from kvmesh.worker.worker import Link, Worker
 from tests.patience import PATIENCE_S
@@ -73,7 +73,7 @@ async def run_prefill(worker: Worker, leg_id: str = "p") -> EngineFinish:
 
 async def run_plain(worker: Worker, leg: Leg, timeout_s: float | None = None) -> EngineFinish:
     """A leg of a plain client, to its finish."""
-    async with aclosing(run_steps(worker, leg, timeout_s=timeout_s)) as steps:  # type: ignore[type-var]
+    async with aclosing(stream_leg(worker, leg, timeout_s=timeout_s)) as steps:  # type: ignore[type-var]
         return [step async for step in steps][-1].finish
 
 
@@ -204,7 +204,7 @@ async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
 
 async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig) -> None:
     """Also where a timer finds it: a block that leaves and never came."""
-    rig.worker._kv_changes.put_nowait([KvRemoved(block_hashes=[1])])
+    rig.worker._kv_batcher.put_nowait([KvRemoved(block_hashes=[1])])
     rig.worker.kv_feed.append_nowait([KvStored(block_hashes=[2])])
     with pytest.raises(LostError) as caught:
         await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
@@ -369,14 +369,14 @@ async def test_time_ends_a_lease() -> None:
 
 async def test_a_direct_stream_gives_tokens_then_the_finish(rig: WorkerRig) -> None:
     """Steps in order, the finish last."""
-    steps: list[DirectStep] = [step async for step in run_steps(rig.worker, make_leg("s", tokens=6), timeout_s=None)]
+    steps: list[LegStep] = [step async for step in stream_leg(rig.worker, make_leg("s", tokens=6), timeout_s=None)]
     assert sum(len(step.token_ids) for step in steps) == 6
     assert [step.finish is not None for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 async def test_leaving_a_direct_stream_cancels_its_leg(rig: WorkerRig) -> None:
     """And a deadline fails it."""
-    stream = run_steps(rig.worker, make_leg("s", tokens=4000), timeout_s=None)
+    stream = stream_leg(rig.worker, make_leg("s", tokens=4000), timeout_s=None)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     await rig.wait_free()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.discovery.base import DECODE
-from kvmesh.discovery.memory import MemoryAgent
+from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.settings import WorkerSettings
 from services.router.serving.membership import labels_of
@@ -17,7 +17,7 @@ async def test_a_label_arrives_at_the_router() -> None:
     rig = make_worker(SLOW, replace(WORKER, labels=("zone=a", "rack=r-1.x")))
     agent = MemoryAgent()
     membership = Membership(rig.worker, agent.registry(), host="w", uses_tls=False)
-    membership.listen_on(port=1, metrics_port=2)
+    membership.set_ports(port=1, metrics_port=2)
     await rig.worker.start()
     try:
         await membership.start()

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Middleware
 
 from kvmesh.discovery.agent import requests
 from kvmesh.discovery.agent.live import LiveState
+from kvmesh.discovery.limits import VALUE_BYTES_MAX
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import (
     InvalidRequestError,
@@ -46,7 +47,6 @@ class Answering:
 
     @property
     def watchers(self) -> int:
-        """Blocking queries that wait now."""
         return self._watchers
 
     async def read(
@@ -101,7 +101,7 @@ def middlewares(settings: AgentSettings) -> list[Middleware]:
             _check_token(request, settings.token)
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
-            limit = settings.value_bytes_max
+            limit = VALUE_BYTES_MAX
             return web.Response(status=413, text=f"Request body too large, max size: {limit} bytes.")
         except MeshError as error:
             status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)

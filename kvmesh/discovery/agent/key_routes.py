@@ -24,7 +24,6 @@ class KeyRoutes:
         self._settings = settings
 
     def routes(self) -> list[web.RouteDef]:
-        """All routes of this class."""
         return [
             web.get("/v1/kv/{key:.*}", self.get),
             web.put("/v1/kv/{key:.*}", self.put),
@@ -67,7 +66,7 @@ class KeyRoutes:
         key, query = request.match_info["key"], request.query
         limits.check_key(key)
         value = await request.read()
-        limits.check_value(value, self._settings.value_bytes_max)
+        limits.check_value(value)
         flags = requests.number(query.get("flags", "0"), "flags")
         if sum(word in query for word in ("cas", "acquire", "release")) > 1:
             raise InvalidRequestError("only one of cas, acquire and release can be given", field="cas")
@@ -90,14 +89,12 @@ class KeyRoutes:
         return answer(request, self._live.change(remove))
 
     async def create(self, request: web.Request) -> web.Response:
-        """Makes a session."""
         definition = requests.session_definition(await request.read(), self._settings)
         session_id = str(uuid.uuid4())
         self._live.change(lambda state, now: state.sessions.create(session_id, definition, now))
         return answer(request, {"ID": session_id})
 
     async def renew(self, request: web.Request) -> web.Response:
-        """Renews a session."""
         session_id = request.match_info["id"]
         session = self._live.change(lambda state, now: state.sessions.renew(session_id, now))
         return answer(request, [shapes.session_shape(self._node, session)])
@@ -114,7 +111,6 @@ class KeyRoutes:
         return answer(request, [shapes.session_shape(self._node, session)] if session is not None else [])
 
     async def list(self, request: web.Request) -> web.Response:
-        """All sessions."""
         sessions = self._live.state.sessions
         return await self._answering.read(
             request,

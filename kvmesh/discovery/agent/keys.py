@@ -39,14 +39,12 @@ class Keys:
 
     @property
     def held_bytes(self) -> int:
-        """Keys and values together."""
         return self._bytes
 
     def __len__(self) -> int:
         return len(self._records)
 
     def get(self, key: str) -> KeyRecord | None:
-        """A key's record."""
         return self._records.get(key)
 
     def under(self, prefix: str) -> Sequence[KeyRecord]:

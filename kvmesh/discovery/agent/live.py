@@ -69,7 +69,6 @@ class LiveState:
             await sleep_unless(self._clock, pause_s, self._has_changed)
 
     def close(self) -> None:
-        """Ends all waits."""
         self._is_closing = True
         self.wake()
 

@@ -28,7 +28,6 @@ class ServiceRoutes:
         self._settings = settings
 
     def routes(self) -> list[web.RouteDef]:
-        """All routes of this class."""
         return [
             web.put("/v1/agent/service/register", self.register),
             web.put("/v1/agent/service/deregister/{id}", self.deregister),
@@ -48,7 +47,6 @@ class ServiceRoutes:
         ]
 
     async def register(self, request: web.Request) -> web.Response:
-        """Adds or replaces an instance."""
         definition = requests.service_definition(await request.read(), self._settings)
         self._change(lambda state, now: state.catalog.register(definition, now))
         return web.Response()
@@ -69,7 +67,6 @@ class ServiceRoutes:
         return web.Response()
 
     async def check_update(self, request: web.Request) -> web.Response:
-        """A heartbeat."""
         beat, check_id = requests.heartbeat(await request.read()), request.match_info["id"]
         self._change(lambda state, now: state.catalog.heartbeat(check_id, beat.status, beat.output, now))
         return web.Response()
@@ -84,19 +81,15 @@ class ServiceRoutes:
         return answer(request, {shape["CheckID"]: shape for shape in self._checks()})
 
     async def agent_self(self, request: web.Request) -> web.Response:
-        """The agent itself."""
         return answer(request, shapes.self_shape(self._node))
 
     async def datacenters(self, request: web.Request) -> web.Response:
-        """The one datacenter."""
         return answer(request, [self._node.datacenter])
 
     async def nodes(self, request: web.Request) -> web.Response:
-        """The one node."""
         return await self._answering.read(request, lambda: self._node.index, lambda: [shapes.node_shape(self._node)])
 
     async def catalog_services(self, request: web.Request) -> web.Response:
-        """Names and their tags."""
         return await self._answering.read(request, lambda: self._live.state.catalog.index, self._names)
 
     async def catalog_service(self, request: web.Request) -> web.Response:
@@ -123,7 +116,6 @@ class ServiceRoutes:
         )
 
     async def health_state(self, request: web.Request) -> web.Response:
-        """All checks in a state."""
         state = request.match_info["state"]
         if state not in ("any", *Health):
             raise InvalidRequestError("state must be any, passing, warning or critical", field="state")
@@ -136,11 +128,9 @@ class ServiceRoutes:
         )
 
     async def leader(self, request: web.Request) -> web.Response:
-        """The agent's own address."""
         return answer(request, f"{self._node.address}:{self._node.port}")
 
     async def peers(self, request: web.Request) -> web.Response:
-        """The agent's own address."""
         return answer(request, [f"{self._node.address}:{self._node.port}"])
 
     def _names(self) -> dict[str, list[str]]:

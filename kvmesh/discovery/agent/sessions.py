@@ -45,7 +45,6 @@ class Sessions:
         return len(self._sessions)
 
     def create(self, session_id: str, definition: SessionDefinition, now: float) -> Session:
-        """Makes a session."""
         if len(self._sessions) >= self._sessions_max:
             raise OverloadedError(f"the agent holds {self._sessions_max} sessions", reason="sessions_max")
         self._index = self._counter.advance()
@@ -70,7 +69,6 @@ class Sessions:
         return session
 
     def get(self, session_id: str) -> Session | None:
-        """A session."""
         return self._sessions.get(session_id)
 
     def all(self) -> Sequence[Session]:

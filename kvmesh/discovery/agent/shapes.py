@@ -59,7 +59,6 @@ def node_check(node: Node) -> Json:
 
 
 def check_shape(node: Node, service: Service, check: Check) -> Json:
-    """A service's check."""
     return {
         "Node": node.name,
         "CheckID": check.definition.check_id,

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvmesh.engines.simulated.card import TokenRange
-from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.model_card import TokenRange
 
 
 class DecodeBatch:
@@ -71,7 +71,6 @@ class DecodeBatch:
         return self._sums[leg.slot] % self._span + self._first
 
     def unflushed(self, leg: LegState) -> int:
-        """Generated tokens that `leg.tokens` lacks."""
         return self.steps - leg.flushed_step if leg.slot >= 0 else 0
 
     def flush(self, legs: Sequence[LegState]) -> None:

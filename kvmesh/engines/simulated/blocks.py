@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
-from kvmesh.engines.simulated.space import FreeSpace
+from kvmesh.engines.simulated.free_blocks import FreeSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +88,13 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can give."""
         return self._free.count + self._idle_blocks
 
     @property
     def leased(self) -> int:
-        """Blocks that a handle holds."""
         return self._leased
 
     def counts(self) -> BlockCounts:
-        """Blocks by state."""
         held = self.total - self.available - self._leased
         return BlockCounts(free=self._free.count, cached=self._idle_blocks, leased=self._leased, held=held)
 

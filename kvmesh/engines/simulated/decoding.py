@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 
 from kvmesh.core import ModelCard
 from kvmesh.engines.simulated.batch import DecodeBatch
+from kvmesh.engines.simulated.block_writer import seal_blocks
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.card import TokenRange
-from kvmesh.engines.simulated.ending import add_logprob, is_stop, is_watched, last_token, steered
-from kvmesh.engines.simulated.leg import LegState, Phase
+from kvmesh.engines.simulated.leg_state import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
+from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import Step
-from kvmesh.engines.simulated.writing import seal_blocks
+from kvmesh.engines.simulated.stopping import add_logprob, is_stop, is_watched, last_token, steered
 
 Ends = dict[LegState, int | None]
 """Legs that got their last token, and the stop token where it is one."""
@@ -50,11 +50,9 @@ class Decoding:
 
     @property
     def legs(self) -> list[LegState]:
-        """All legs."""
         return self._batch.legs
 
     def generated(self, leg: LegState) -> int:
-        """Tokens the leg has produced."""
         return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
 
     def add(self, leg: LegState, total: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.leg_state import LegState
 
 _ODD, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 

@@ -10,10 +10,10 @@ from xxhash import xxh3_64_hexdigest
 from kvmesh.clock import Clock
 from kvmesh.core import Capabilities, Handoff, KvEvent, LoadRecord, ModelCard, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
-from kvmesh.engines.simulated.card import TokenRange, read_card
-from kvmesh.engines.simulated.faults import Die, Fault, FaultState
+from kvmesh.engines.simulated.fault_injection import Die, Fault, FaultState
 from kvmesh.engines.simulated.handles import FORMAT
-from kvmesh.engines.simulated.outlet import EventOutlet, StepOutlet
+from kvmesh.engines.simulated.model_card import TokenRange, read_card
+from kvmesh.engines.simulated.output_buffers import EventOutlet, StepOutlet
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
@@ -26,14 +26,10 @@ log = logging.getLogger(__name__)
 
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
-STEPS_PER_TURN = 8
-"""Decoding that takes no time goes on for so many tokens before others on the event loop have their turn, which costs more
-than they do."""
+ADAPTERS_MAX = 64
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
 )  # fmt: skip
-STRUCTURED_OUTPUT = "structured_output"
-"""Claimed only with a tokenizer: without one there is no way to write a document."""
 
 
 class SimulatedEngine:
@@ -99,7 +95,6 @@ class SimulatedEngine:
         return self._scheduler
 
     def inject(self, fault: Fault) -> None:
-        """Turns a fault on."""
         self._faults.inject(fault)
         if isinstance(fault, Die):
             self._fail(self._faults.death)
@@ -170,17 +165,9 @@ class SimulatedEngine:
         )
 
     def _capabilities(self) -> Capabilities:
-        return Capabilities(
-            engine="simulated",
-            engine_version=VERSION,
-            handoffs=(Handoff.SEQUENTIAL,) if self._transport is not None else (),
-            roles=(Role.PREFILL, Role.DECODE) if self._transport is not None else (Role.DECODE,),
-            features=(*FEATURES, STRUCTURED_OUTPUT) if self._scheduler.can_write else FEATURES,
-            logprobs_max=LOGPROBS_MAX,
-        )
+        return capabilities(has_transport=self._transport is not None, can_write=self._scheduler.can_write)
 
     def submit_nowait(self, request: EngineRequest) -> None:
-        """See Engine."""
         if self._is_closed or self._is_asleep or self._faults.death is not None:
             raise UnavailableError("the engine is closed, asleep or dead", reason="engine_unavailable")
         self._faults.check_submit()
@@ -194,13 +181,11 @@ class SimulatedEngine:
         self._wake()
 
     def release_nowait(self, handle_id: str) -> bool:
-        """See Engine."""
         is_known = self._scheduler.leases.end(handle_id)
         self._after_lease_change()
         return is_known
 
     def leased_handles(self) -> int:
-        """See Engine."""
         return len(self._scheduler.leases)
 
     def _on_message(self, message: bytes) -> None:
@@ -217,11 +202,9 @@ class SimulatedEngine:
         self._wake()
 
     def steps(self) -> AsyncIterator[StepOutput]:
-        """See Engine."""
         return self._outlet.outputs()
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        """See Engine."""
         await self._outlet.deliver(take)
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
@@ -229,7 +212,6 @@ class SimulatedEngine:
         return self._events.batches()
 
     def load(self) -> LoadRecord:
-        """See Engine."""
         scheduler = self._scheduler
         running, waiting, waiting_tokens = scheduler.counts()
         available, total = scheduler.pool.available, scheduler.pool.total
@@ -257,7 +239,7 @@ class SimulatedEngine:
         if not 0 < len(name) <= ADAPTER_CHARACTERS_MAX:
             raise InvalidRequestError(f"an adapter's name has 1 to {ADAPTER_CHARACTERS_MAX} characters", field="name")
         adapters = self._scheduler.adapters | {name}
-        if len(adapters) > self.settings.adapters_max:
+        if len(adapters) > ADAPTERS_MAX:
             raise OverloadedError(f"{len(adapters) - 1} adapters are loaded already", reason="adapters_full")
         self._scheduler.adapters = adapters
 
@@ -266,7 +248,6 @@ class SimulatedEngine:
         self._scheduler.adapters -= {name}
 
     async def reset_cache(self) -> bool:
-        """See Engine."""
         pool = self._scheduler.pool
         if pool.available < pool.total:
             return False
@@ -283,7 +264,6 @@ class SimulatedEngine:
         self._publish_events()
 
     async def wake(self) -> None:
-        """See Engine."""
         self._is_asleep = False
         self._wake()
 
@@ -294,7 +274,6 @@ class SimulatedEngine:
         self._role = role
 
     async def aclose(self) -> None:
-        """See Engine."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -354,7 +333,7 @@ class SimulatedEngine:
             await self._clock.sleep(stall_s)
             return
         self._woken.clear()
-        step = self._scheduler.step(self._clock.now(), 1 if self.settings.time_factor else STEPS_PER_TURN)
+        step = self._scheduler.step(self._clock.now())
         self._settle(step)
         if not step.has_progress:
             await self._wait_woken()
@@ -371,9 +350,6 @@ class SimulatedEngine:
             self._deliver(step)
         if not factor:
             await asyncio.sleep(0)
-            if step.has_first_token:
-                # Who waits for it by a queue writes it in the second turn from here, and before what follows it is made.
-                await asyncio.sleep(0)
 
     def _settle(self, step: Step | None = None) -> None:
         """Passes on what a step or a cancel decided: pulls to begin, pulls to stop, releases to send."""
@@ -405,7 +381,6 @@ class SimulatedEngine:
             self._events.put_nowait(pool.take_events(), blocks)
 
     async def _wait_woken(self) -> None:
-        """Until something changes."""
         self._publish_events()
         await self._woken.wait()
         self._woken.clear()
@@ -424,6 +399,18 @@ class SimulatedEngine:
 
     def _wake(self) -> None:
         self._woken.set()
+
+
+def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
+    """The capability record. `can_write`: a tokenizer is there, with which constrained answers are written."""
+    return Capabilities(
+        engine="simulated",
+        engine_version=VERSION,
+        handoffs=(Handoff.SEQUENTIAL,) if has_transport else (),
+        roles=(Role.PREFILL, Role.DECODE) if has_transport else (Role.DECODE,),
+        features=(*FEATURES, "structured_output") if can_write else FEATURES,
+        logprobs_max=LOGPROBS_MAX,
+    )
 
 
 def compatibility_hash(settings: SimulatedSettings, card: ModelCard, token_range: TokenRange) -> str:

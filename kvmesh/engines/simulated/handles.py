@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import KvHandle
-from kvmesh.engines.simulated.runs import Numbers, Run, counted_up
+from kvmesh.engines.simulated.block_runs import Numbers, Run, counted_up
 from kvmesh.errors import KvLostError
 
 FORMAT = "simulated/2"
@@ -34,12 +34,10 @@ class HandlePayload:
 
     @property
     def blocks(self) -> Numbers:
-        """The numbers of all blocks."""
         return counted_up([(block, count) for block, count, _ in self.runs])
 
     @property
     def stamps(self) -> Numbers:
-        """The stamps of all blocks."""
         return counted_up([(stamp, count) for _, count, stamp in self.runs])
 
 

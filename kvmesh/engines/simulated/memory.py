@@ -12,7 +12,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from kvmesh.engines.simulated.runs import are_neighbours
+from kvmesh.engines.simulated.block_runs import are_neighbours
 
 HEAD_WORDS = 2
 WORD_MASK = (1 << 60) - 1
@@ -33,7 +33,6 @@ class KvMemory:
 
     @property
     def buffer(self) -> npt.NDArray[np.uint8]:
-        """The same memory as bytes."""
         return self._words.reshape(-1).view(np.uint8)
 
     def write(self, blocks: Sequence[int], guards: Sequence[int], parts: Words) -> None:
@@ -65,7 +64,6 @@ class KvMemory:
         return parts
 
     def guards(self, blocks: Sequence[int]) -> tuple[Words, Words]:
-        """Guards and stamps of blocks."""
         places = _places(blocks)
         return self._words[places, 0], self._words[places, 1]
 

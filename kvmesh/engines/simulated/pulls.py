@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from kvmesh.engines.simulated.leg import LegState
+from kvmesh.engines.simulated.leg_state import LegState
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.step import PullOrder
 from kvmesh.errors import KvLostError, MeshError

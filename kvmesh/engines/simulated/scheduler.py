@@ -12,24 +12,28 @@ import numpy as np
 
 from kvmesh.core import FinishReason, KvHandle, LegTask, ModelCard
 from kvmesh.engines.base import EngineFinish, EngineRequest
+from kvmesh.engines.simulated.block_writer import compute_prompt, names_of
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.card import TokenRange
+from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.decoding import Decoding
 from kvmesh.engines.simulated.embedding import embed
-from kvmesh.engines.simulated.ending import add_logprob, is_stop, score_prompt, steered
-from kvmesh.engines.simulated.handing import is_intact, make_handle
-from kvmesh.engines.simulated.intake import check_request, make_leg, read_handle
+from kvmesh.engines.simulated.handoff import is_intact, make_handle
 from kvmesh.engines.simulated.leases import Leases
-from kvmesh.engines.simulated.leg import LegState, Phase
+from kvmesh.engines.simulated.leg_state import LegState, Phase
 from kvmesh.engines.simulated.memory import KvMemory
-from kvmesh.engines.simulated.script import ScriptWriter
+from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
-from kvmesh.engines.simulated.waiting import WaitingQueue
-from kvmesh.engines.simulated.writing import compute_prompt, names_of
+from kvmesh.engines.simulated.stopping import add_logprob, is_stop, score_prompt, steered
+from kvmesh.engines.simulated.validation import check_request, make_leg, read_handle
+from kvmesh.engines.simulated.waiting_queue import WaitingQueue
 from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError
 
 SUM_MASK = (1 << 61) - 1
+OVERLOAD_RETRY_S = 0.5
+"""`retry_after_s` of a leg that is refused because too many wait."""
+EMBEDDING_DIMENSIONS = 256
+"""Length of the vectors that embedding requests get."""
 SPARE_PART = 16
 """One block in so many stays free, so that a prompt's blocks are neighbours: 2 ranges at 8 000 tokens where there were 190 after many
 short answers; half as many spare blocks give 4, a quarter 12."""
@@ -98,7 +102,7 @@ class Scheduler:
             self.adapters,
             has_transport=self.has_transport,
             can_write=self._writer.can_write,
-            dimensions_max=self.settings.embedding_dimensions,
+            dimensions_max=EMBEDDING_DIMENSIONS,
         )
         payload = read_handle(
             request, self.compatibility_hash, self.settings.block_size_tokens, has_transport=self.has_transport
@@ -107,7 +111,7 @@ class Scheduler:
             raise OverloadedError(
                 f"{len(self._waiting)} requests wait already",
                 reason="queue_full",
-                retry_after_s=self.settings.overload_retry_s,
+                retry_after_s=OVERLOAD_RETRY_S,
             )
         leg = make_leg(request, self._orders, self.settings, self.card, self._range, self._writer)
         leg.submitted_at_s = now_s
@@ -124,7 +128,6 @@ class Scheduler:
             self._end(leg, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
-        """Ends all legs."""
         for key in list(self._legs):
             self.cancel(key)
 
@@ -181,15 +184,13 @@ class Scheduler:
         """True when a step could do something."""
         return bool(len(self._decoding) or self._prefilling or self._finishes or len(self._waiting))
 
-    def step(self, now_s: float, decode_steps_max: int = 1) -> Step:
-        """Runs one step. More than one of decoding, as if they were one, while no leg waits, joins or ends."""
+    def step(self, now_s: float) -> Step:
         if len(self.leases):
             self.leases.expire(now_s)
         step = Step(decode_requests=len(self._decoding))
-        has_prompts = bool(self._prefilling or len(self._waiting))
         if step.decode_requests:
-            self._decode(step, 1 if has_prompts else decode_steps_max)
-        if has_prompts:
+            self._decode(step)
+        if self._prefilling or len(self._waiting):
             self._compute_prompts(step, now_s)
         self._has_preempted = False
         self.output_tokens_total += len(step.token_ids)
@@ -210,17 +211,11 @@ class Scheduler:
         self._finishes = []
         return step
 
-    def _decode(self, step: Step, steps_max: int) -> None:
-        tokens_per_step = self.settings.decode_tokens_per_step
-        if steps_max * tokens_per_step == 1:
+    def _decode(self, step: Step) -> None:
+        if self.settings.decode_tokens_per_step == 1:
             step.keys, step.token_ids = self._decode_once(step)
-            return
-        rounds = [self._decode_once(step)]
-        while len(rounds) < steps_max * tokens_per_step:
-            if len(rounds) % tokens_per_step == 0 and len(self._decoding) != step.decode_requests:
-                break
-            rounds.append(self._decode_once(step))
-        step.add_rounds(rounds)
+        else:
+            step.add_rounds([self._decode_once(step) for _ in range(self.settings.decode_tokens_per_step)])
 
     def _decode_once(self, step: Step) -> tuple[list[int], list[int]]:
         keys, token_ids, ends = self._decoding.step(step)
@@ -296,7 +291,7 @@ class Scheduler:
 
     def _prompt_computed(self, leg: LegState, step: Step, now_s: float) -> None:
         if leg.request.task is LegTask.EMBED:
-            self._end(leg, FinishReason.STOP, embedding=embed(leg, self.settings.embedding_dimensions))
+            self._end(leg, FinishReason.STOP, embedding=embed(leg, EMBEDDING_DIMENSIONS))
             return
         self._prefilling.remove(leg)
         if leg.request.task is LegTask.PREFILL:
@@ -321,7 +316,6 @@ class Scheduler:
         if is_eos:
             token_id = self.card.eos_token_ids[0]
         step.add_token(leg.key, token_id)
-        step.has_first_token = True
         add_logprob(leg, token_id, step, self.card)
         is_stopped = is_eos or is_stop(leg, token_id, generated)
         if not is_stopped and generated < leg.tokens_max:

@@ -1,13 +1,11 @@
 """Settings of the simulated engine, and how long its steps take."""
 
-import json
 import sys
-import tomllib
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kvmesh.core import PerformanceProfile
 from kvmesh.errors import InvalidRequestError
+from kvmesh.settings import internal
 
 PREFILL_TOKENS_MIN = 16
 """Prompt tokens that a step computes however short its time budget is, so that prompts always advance."""
@@ -71,32 +69,23 @@ class SimulatedSettings:
     """Requests that run at once."""
     waiting_requests_max: int = 1024
     """Requests that wait; beyond it submissions are refused as overloaded."""
-    overload_retry_s: float = 0.5
-    """`retry_after_s` of that refusal."""
-    output_buffer_steps: int = 64
-    """Step outputs the consumer may lag behind before the engine pauses."""
-    kv_event_buffer_blocks: int = 65536
-    """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
+    output_buffer_steps: int = internal(64, "Step outputs the consumer may lag behind before the engine pauses.")
+    kv_event_buffer_blocks: int = internal(
+        65536, "Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."
+    )
     lease_s: float = 30.0
     """How long handed-out blocks are held."""
     pull_timeout_s: float = 10.0
     """A pull that takes longer is abandoned and the prompt computed."""
-    adapters_max: int = 64
-    """LoRA adapters that may be loaded."""
     adapters: tuple[str, ...] = ()
     """Adapters loaded from the start."""
-    embedding_dimensions: int = 256
-    """Length of the vectors that embedding requests get."""
-    verify_kv: bool = True
-    """Checks guards and checksum after a pull. False shows what an engine without them would answer."""
+    verify_kv: bool = internal(
+        True, "Checks guards and checksum after a pull. False shows what an engine without them would answer."
+    )
     kv_transport: str = "nixl"
-    """How KV moves: `nixl`, `memory` (one process) or `none`."""
+    """How KV moves: `nixl`, or `none`: each engine serves alone."""
     kv_transport_delay_s: float = 0.0
     """A decode engine waits this long after its start before it loads the transport."""
-    nixl_progress_delay_us: int = 100_000
-    """Longest sleep of NIXL's progress thread, which events wake before; at 0 it burns a whole core."""
-    nixl_inline_bytes_max: int = 1 << 20
-    """Pulls of at most so many bytes are posted by the event loop itself, from peers that were read before; 0: none."""
     profile: StepProfile = field(default_factory=StepProfile)
     """Step times."""
     time_factor: float = 1.0
@@ -144,8 +133,6 @@ class SimulatedSettings:
             "waiting_requests_max",
             "output_buffer_steps",
             "kv_event_buffer_blocks",
-            "adapters_max",
-            "embedding_dimensions",
         ]
         return [
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in counts),
@@ -153,19 +140,8 @@ class SimulatedSettings:
             (self.step_budget_s < 0, "step_budget_s must be at least 0"),
             (self.lease_s <= 0, "lease_s must be above 0"),
             (self.pull_timeout_s <= 0, "pull_timeout_s must be above 0"),
-            (self.nixl_inline_bytes_max < 0, "nixl_inline_bytes_max must be at least 0"),
             (self.time_factor < 0, "time_factor must be at least 0"),
-            (self.kv_transport not in ("nixl", "memory", "none"), "kv_transport must be nixl, memory or none"),
+            (self.kv_transport not in ("nixl", "none"), "kv_transport must be nixl or none"),
             (self.role not in ("prefill", "decode"), "role must be prefill or decode"),
             (self.step_tokens_max < self.running_requests_max, "step_tokens_max must cover running_requests_max"),
         ]
-
-
-def load_profile(path: Path) -> StepProfile:
-    """A profile from a JSON or TOML file with the fields of StepProfile. Unknown names are refused."""
-    text = path.read_text(encoding="utf-8")
-    data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    names = set(StepProfile.__dataclass_fields__)
-    if not isinstance(data, dict) or not set(data) <= names:
-        raise InvalidRequestError(f"{path.name} must hold only {', '.join(sorted(names))}", field="profile")
-    return StepProfile(**{name: float(value) for name, value in data.items()})

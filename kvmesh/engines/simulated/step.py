@@ -8,9 +8,9 @@ import numpy as np
 
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.simulated.block_runs import Run, are_neighbours, runs_of
 from kvmesh.engines.simulated.handles import HandlePayload
-from kvmesh.engines.simulated.leg import LegState
-from kvmesh.engines.simulated.runs import Run, are_neighbours, runs_of
+from kvmesh.engines.simulated.leg_state import LegState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,6 @@ class Step:
     pulls: list[PullOrder] = field(default_factory=list)
     prefill_tokens: int = 0
     decode_requests: int = 0
-    has_first_token: bool = False
-    """Some answer begins with this step."""
 
     @property
     def has_output(self) -> bool:
@@ -62,12 +60,10 @@ class Step:
         return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls)
 
     def add_rounds(self, rounds: Sequence[tuple[list[int], list[int]]]) -> None:
-        """The first entries: keys and their tokens, one each, of decoding once or several times in a row."""
-        keys, token_ids = rounds[0]
-        if len(rounds) == 1:
-            self.keys, self.token_ids = keys, token_ids
-        elif rounds[-1][0] == keys:
-            # Legs only leave, so nobody did.
+        """Adds several tokens per key: each round holds keys and one token for each of them."""
+        keys = rounds[0][0]
+        if rounds[-1][0] == keys:
+            # Rounds only lose keys, so all rounds have the same ones.
             self.keys, self.counts = keys, [len(rounds)] * len(keys)
             self.token_ids = list(chain.from_iterable(zip(*(ids for _, ids in rounds), strict=True)))
         else:
@@ -86,7 +82,6 @@ class Step:
             self.counts.append(1)
 
     def output(self, number: int) -> StepOutput:
-        """As the engine yields it."""
         return StepOutput(
             step=number,
             keys=self.keys,

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from xxhash import xxh3_64_intdigest
 
 from kvmesh.core import Generation, SamplingParams, TokenLogprob
-from kvmesh.engines.simulated.card import TokenRange
+from kvmesh.engines.simulated.model_card import TokenRange
 
 SEED_FACTOR = 1_000_003
 LOGPROBS_MAX = 20

@@ -1,9 +1,4 @@
 """vLLM behind the mesh's engine protocol: one process, real NIXL, prefill and decode.
 
-Importing this package imports neither vllm nor torch: their environment is set first, in `VllmEngine.start`.
+Importing `engine` imports neither vllm nor torch, because their environment is set first, in `VllmEngine.start`.
 """
-
-from kvmesh.engines.vllm.engine import VllmEngine
-from kvmesh.engines.vllm.settings import VllmSettings
-
-__all__ = ["VllmEngine", "VllmSettings"]

@@ -31,7 +31,6 @@ class Adapters:
         return self._loaded[name]
 
     def names(self) -> tuple[str, ...]:
-        """All loaded ones."""
         return tuple(self._loaded)
 
     def full_name(self, name: str, source: str) -> str:

@@ -17,7 +17,6 @@ KV_BYTES = 64 << 20
 
 
 def main() -> None:
-    """Runs and leaves."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     set_defaults()
     import vllm

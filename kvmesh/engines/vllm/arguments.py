@@ -42,7 +42,6 @@ def engine_arguments(settings: VllmSettings, *, is_cpu: bool, holds_path: str) -
 
 
 def base_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """What holds on every device."""
     values: dict[str, Any] = {
         "model": settings.model,
         "served_model_name": settings.served_name or None,

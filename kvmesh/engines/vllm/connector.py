@@ -231,5 +231,4 @@ class _WithoutNotices:
         return getattr(self._agent, name)
 
     def make_prepped_xfer(self, *arguments: Any, notif_msg: bytes = b"", **options: Any) -> Any:
-        """Leaves `notif_msg` out."""
         return self._agent.make_prepped_xfer(*arguments, **options)

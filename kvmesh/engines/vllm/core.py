@@ -121,7 +121,6 @@ class VllmCore:
         return list(self._core.collective_rpc(method, None, arguments))
 
     def add(self, request: Any) -> None:
-        """Takes over an EngineCoreRequest."""
         self._client.add_request(request)
 
     def abort(self, request_id: str) -> None:
@@ -175,7 +174,6 @@ class VllmCore:
         return request_id in self._scheduler.failed_recving_kv_req_ids
 
     def blocks_of(self, request_id: str) -> int:
-        """Blocks a request holds."""
         return sum(len(group) for group in self._scheduler.kv_cache_manager.get_block_ids(request_id))
 
     def reset_cache(self) -> bool:
@@ -194,12 +192,10 @@ class VllmCore:
         return bool(self._client.add_lora(request))
 
     def remove_adapter(self, number: int) -> None:
-        """Forgets a LoRA adapter."""
         self._client.remove_lora(number)
 
     @property
     def running_requests_max(self) -> int:
-        """Requests that run at once."""
         return int(self.config.scheduler_config.max_num_seqs)
 
     @property

@@ -40,6 +40,16 @@ from kvmesh.errors import (
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 MESSAGE_CHARACTERS_MAX = 400
+OVERLOAD_RETRY_S = 0.5
+"""`retry_after_s` of a leg that is refused because too many wait."""
+OUTPUT_BUFFER_STEPS = 256
+"""Step outputs that the consumer may lag behind before the engine pauses."""
+KV_EVENT_BUFFER_BLOCKS = 65536
+"""Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
+IDLE_POLL_S = 0.005
+"""Longest pause between two polls of transfers when there is nothing to compute."""
+CLOSE_TIMEOUT_S = 10.0
+"""How long closing waits for the engine thread."""
 
 
 class VllmEngine:
@@ -57,7 +67,7 @@ class VllmEngine:
         self._leased_handles = 0
         # The loop's side of what the thread sends.
         self._outputs: deque[StepOutput] = deque()
-        self._events = EventBuffer(settings.kv_event_buffer_blocks)
+        self._events = EventBuffer(KV_EVENT_BUFFER_BLOCKS)
         self._news = asyncio.Event()
         self._event_news = asyncio.Event()
         self._consumed = 0
@@ -68,7 +78,7 @@ class VllmEngine:
         self._translator = EventTranslator()
         self._fresh_events: list[KvEvent] = []
         self._posted = 0
-        self._pauses = IdlePauses(settings.idle_poll_s)
+        self._pauses = IdlePauses(IDLE_POLL_S)
         self._core: VllmCore | None = None
         self._thread: EngineThread | None = None
 
@@ -114,26 +124,23 @@ class VllmEngine:
             threading.excepthook = before
 
     def describe(self) -> EngineDescription:
-        """What the engine is."""
         return replace(
             self._description, role=self._role, model=replace(self._description.model, adapters=self._adapters.names())
         )
 
     def submit_nowait(self, request: EngineRequest) -> None:
-        """Accepts a leg or raises."""
         thread = self._running_thread()
         if request.key in self._keys:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         settings = self._settings
         if len(self._keys) >= self._running_requests_max + settings.waiting_requests_max:
-            raise OverloadedError("too many requests wait", retry_after_s=settings.overload_retry_s)
+            raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
         adapter = self._adapters.get(request.generation.adapter)
         leg = self._intake.make_leg(request, adapter, next(self._numbers), self._now())
         self._keys.add(request.key)
         thread.call(lambda: self._runner.add(leg))
 
     def cancel_nowait(self, key: int) -> None:
-        """Stops a leg."""
         if key in self._keys and self._thread is not None:
             self._thread.call(lambda: self._runner.cancel(key))
 
@@ -149,7 +156,6 @@ class VllmEngine:
         return self._leased_handles
 
     async def steps(self) -> AsyncIterator[StepOutput]:
-        """All step outputs."""
         while True:
             while self._outputs:
                 output = self._outputs.popleft()
@@ -169,7 +175,6 @@ class VllmEngine:
             take(output)
 
     async def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        """All cache changes."""
         while True:
             while (events := self._events.take()) is not None:
                 yield events
@@ -227,7 +232,6 @@ class VllmEngine:
         self._role = role
 
     async def aclose(self) -> None:
-        """Ends everything."""
         thread = self._thread
         if self._is_closing:
             return
@@ -238,8 +242,8 @@ class VllmEngine:
         if not self._is_over and self._failure is None and self._core is not None:
             thread.call(self._cancel_all)
         thread.stop()
-        if not await asyncio.to_thread(thread.join, self._settings.close_timeout_s):
-            LOG.warning("engine_thread_left", extra={"timeout_s": self._settings.close_timeout_s})
+        if not await asyncio.to_thread(thread.join, CLOSE_TIMEOUT_S):
+            LOG.warning("engine_thread_left", extra={"timeout_s": CLOSE_TIMEOUT_S})
             self._finish_streams()
 
     def _running_thread(self) -> EngineThread:
@@ -326,10 +330,10 @@ class VllmEngine:
         if not self._core.has_work():
             self._post()
             return None
-        if self._posted - self._consumed >= self._settings.output_buffer_steps:
+        if self._posted - self._consumed >= OUTPUT_BUFFER_STEPS:
             # The consumer is behind: the engine waits for him, transfers and leases included.
             self._post()
-            return self._settings.idle_poll_s
+            return IDLE_POLL_S
         if self._runner.has_output:
             # A cancel has freed blocks: the step that follows may be long.
             self._post()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
+from kvmesh.kv.nixl_api import set_progress_delay
 
 DEFAULTS = {
     # One process: children of vLLM's own engine outlive a killed parent.
@@ -55,6 +56,8 @@ def user_plugins() -> list[str]:
 
 
 PORTS_TRIED = 64
+PROGRESS_DELAY_US = 200
+"""Sleep of NIXL's progress thread between polls. At 0, NIXL's own choice, the thread takes a whole core per engine."""
 
 
 def prepare(settings: VllmSettings) -> int:
@@ -69,7 +72,6 @@ def prepare(settings: VllmSettings) -> int:
     port = free_port(settings.side_channel_host, settings.side_channel_port)
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
-    os.environ["KVMESH_NIXL_PROGRESS_DELAY_US"] = str(settings.nixl_progress_delay_us)
     return port
 
 
@@ -120,18 +122,6 @@ def _probe(host: str, port: int) -> None:
             raise UnavailableError(f"the NIXL side channel cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def mend_nixl() -> None:
-    """Lets NIXL's progress thread sleep between polls, which its Python agent does not offer. Idempotent."""
-    module = importlib.import_module("nixl._api")
-    bindings = module.nixlBind
-    make_agent = bindings.nixlAgent
-    if getattr(make_agent, "is_mended", False):
-        return
-    delay_us = int(os.environ.get("KVMESH_NIXL_PROGRESS_DELAY_US", "200"))
-
-    def make_calm_agent(name: str, config: object) -> object:
-        config.pthrDelay = delay_us  # type: ignore[attr-defined]
-        return make_agent(name, config)
-
-    make_calm_agent.is_mended = True  # type: ignore[attr-defined]
-    bindings.nixlAgent = make_calm_agent
+def calm_nixl() -> None:
+    """Lets the progress threads of vLLM's NIXL agents sleep between polls."""
+    set_progress_delay(importlib.import_module("nixl._api"), PROGRESS_DELAY_US)

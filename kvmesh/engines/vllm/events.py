@@ -184,5 +184,4 @@ class EventBuffer:
 
 
 def count_blocks(events: Sequence[KvEvent]) -> int:
-    """Size of a batch."""
     return sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)

@@ -122,7 +122,6 @@ class Progress:
         self._due_s = time.monotonic() + QUIET_S
 
     def add(self, size: int) -> None:
-        """Counts bytes."""
         with self._lock:
             self._done_bytes += size
             if time.monotonic() < self._due_s:

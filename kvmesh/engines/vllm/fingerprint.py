@@ -80,7 +80,6 @@ def adapter_fingerprint(source: str, hashes: FileHashes) -> str:
 
 
 def files_fingerprint(files: Iterable[Path], hashes: FileHashes) -> str:
-    """Hash of names and contents."""
     ordered = sorted(files)
     unknown = [path for path in ordered if not hub_hash(path)]
     contents = hashes.get(unknown)

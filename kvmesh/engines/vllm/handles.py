@@ -112,5 +112,4 @@ def is_sound_hold(hold: Any, ranks: int) -> bool:
 
 
 def is_count(value: object, least: int) -> bool:
-    """An integer from `least` up."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

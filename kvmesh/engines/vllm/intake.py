@@ -146,7 +146,6 @@ class Intake:
 
 
 def pooling(request: EngineRequest) -> Any:
-    """vLLM's parameters of an embedding."""
     from vllm.pooling_params import PoolingParams
 
     return PoolingParams(task=EMBED_TASK, dimensions=request.dimensions)

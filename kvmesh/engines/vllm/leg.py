@@ -36,7 +36,6 @@ class LegState:
 
     @property
     def key(self) -> int:
-        """The worker's name for it."""
         return self.request.key
 
     @property
@@ -50,7 +49,6 @@ class LegState:
         return self.request.handle is None and self.request.task is not LegTask.EMBED
 
     def usage(self) -> Usage:
-        """What it cost so far."""
         return Usage(
             prompt_tokens=len(self.request.generation.token_ids),
             output_tokens=self.output_tokens,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.engines.vllm.cpu import prepare_runner
-from kvmesh.engines.vllm.environment import mend_nixl
+from kvmesh.engines.vllm.environment import calm_nixl
 
 
 class KvmeshWorkerExtension:
@@ -75,4 +75,4 @@ def connector_worker() -> Any:
 
 # A rank of a tensor-parallel engine imports this module before it initialises its device and makes its agent.
 if importlib.util.find_spec("nixl") is not None:
-    mend_nixl()
+    calm_nixl()

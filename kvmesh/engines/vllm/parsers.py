@@ -62,7 +62,6 @@ class Session:
 
 
 def whole(tokenizer: Any, message: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer at once."""
     request = _request(message)
     parser = _parser(tokenizer, message, request)
     ids = message.get("ids") or tokenizer.encode(message["text"], add_special_tokens=False)
@@ -140,7 +139,6 @@ def serve(server: Server, lines: IO[str], out: IO[str]) -> None:
 
 
 def main() -> int:
-    """The process."""
     # vLLM and what it imports write to the standard output; that one is ours.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

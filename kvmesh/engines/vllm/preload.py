@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from kvmesh.engines.vllm.cpu import forbid_compiling
-from kvmesh.engines.vllm.environment import mend_nixl, set_defaults
+from kvmesh.engines.vllm.environment import calm_nixl, set_defaults
 from kvmesh.lifecycle.import_threads import one_thread_each
 
 MODULES = (
@@ -74,4 +74,4 @@ def preload() -> None:
         for name in (*MODULES, *CPU_MODULES) if is_cpu else MODULES:
             importlib.import_module(name)
         if importlib.util.find_spec("nixl") is not None:
-            mend_nixl()
+            calm_nixl()

@@ -99,7 +99,6 @@ class Runner:
             self._finish(leg, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
-        """For closing."""
         for key in list(self._inner_ids):
             self.cancel(key)
 
@@ -162,7 +161,6 @@ class Runner:
         return output
 
     def load(self) -> LoadRecord:
-        """Load now."""
         for handle_id in [handle_id for handle_id in self._leases if not self._core.is_held(handle_id)]:
             del self._leases[handle_id]
         now = self._core.load()
@@ -256,7 +254,7 @@ class Runner:
         self._core.abort(leg.inner_id)
         if was_pulling and leg.parameters is not None:
             now = self._now()
-            overdue_s = now if is_overdue else now + self._settings.kv_pull_timeout_s
+            overdue_s = now if is_overdue else now + self._settings.pull_timeout_s
             self._leaving[leg.inner_id] = AbortedPull(leg.parameters["remote_engine_id"], now, overdue_s)
 
     def _watch_leaving(self) -> None:
@@ -281,7 +279,7 @@ class Runner:
         for leg in list(self._pulls.values()):
             if self._core.is_pulling(leg.inner_id):
                 if leg.pull_ends_s is None:
-                    leg.pull_ends_s = now + self._settings.kv_pull_timeout_s
+                    leg.pull_ends_s = now + self._settings.pull_timeout_s
                 if now >= leg.pull_ends_s:
                     self._compute_instead(leg, is_overdue=True)
             elif not self._core.is_queued(leg.inner_id):

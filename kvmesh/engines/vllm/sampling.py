@@ -79,7 +79,6 @@ def check_emitted(generation: Generation, defaults: Mapping[str, Any]) -> None:
 
 
 def constraint_arguments(constraint: Constraint) -> dict[str, Any]:
-    """Keyword arguments of vLLM's StructuredOutputsParams."""
     if constraint.kind is ConstraintKind.JSON_OBJECT:
         return {"json_object": True}
     if constraint.kind is ConstraintKind.CHOICE:

@@ -10,6 +10,7 @@ CPU_BLOCK_SIZE_TOKENS = 32
 CPU_KV_CACHE_BYTES = 128 << 20
 CPU_STEP_BUDGET_S = 0.2
 CPU_RUNNING_REQUESTS = 64
+LEASE_MARGIN_S = 2.0
 TOKENIZER_MODES = ("auto", "load", "skip")
 
 
@@ -43,8 +44,6 @@ class VllmSettings:
     """Requests that run at once; 0: 64 on CPU, what vLLM's own server takes on a GPU (1024 on an H100)."""
     waiting_requests_max: int = 1024
     """Requests that wait; beyond it submissions are refused as overloaded."""
-    overload_retry_s: float = 0.5
-    """`retry_after_s` of that refusal."""
     step_tokens_max: int = 0
     """Most tokens of a step; 0: vLLM's default."""
     step_budget_s: float | None = None
@@ -66,16 +65,12 @@ class VllmSettings:
     """False starts without a connector: such an engine computes every prompt itself."""
     lease_s: float = 30.0
     """How long handed-out blocks are held. vLLM renews it while the decode side has the request queued."""
-    lease_margin_s: float = 2.0
-    """A handle with less time left than this is not pulled. Covers handshake and clock differences."""
-    kv_pull_timeout_s: float = 10.0
+    pull_timeout_s: float = 10.0
     """A pull that takes longer is abandoned and the prompt computed. vLLM itself waits for ever on a hung peer."""
     side_channel_host: str = "127.0.0.1"
     """Address that peers reach for the NIXL handshake; it listens there."""
     side_channel_port: int = 0
     """Its port; 0: a free one."""
-    nixl_progress_delay_us: int = 200
-    """Sleep of NIXL's progress thread between polls; at 0, its own choice, it burns a whole core per engine."""
     enable_lora: bool = False
     """Allows LoRA adapters."""
     adapters_max: int = 8
@@ -84,16 +79,8 @@ class VllmSettings:
     """Adapters in one batch."""
     adapter_rank_max: int = 16
     """Largest LoRA rank."""
-    output_buffer_steps: int = 256
-    """Step outputs the consumer may lag behind before the engine pauses."""
-    kv_event_buffer_blocks: int = 65536
-    """Block changes kept for a slow reader of KV events; beyond it they are replaced by a snapshot."""
-    idle_poll_s: float = 0.005
-    """Longest pause between looks at transfers when there is nothing to compute."""
     start_timeout_s: float = 7200.0
     """How long a start may take, a download of the model included."""
-    close_timeout_s: float = 10.0
-    """How long closing waits for the engine thread."""
     log_level: str = "WARNING"
     """vLLM's log level."""
     engine_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -104,6 +91,11 @@ class VllmSettings:
         if problems:
             raise InvalidRequestError("; ".join(problems), field="vllm", reason="invalid_settings")
 
+    @property
+    def lease_margin_s(self) -> float:
+        """A handle with less time left than this is not pulled, since the NIXL handshake and the pull take time."""
+        return min(LEASE_MARGIN_S, self.lease_s / 4)
+
     def _checks(self) -> list[tuple[bool, str]]:
         at_least_one = (
             "waiting_requests_max",
@@ -111,8 +103,6 @@ class VllmSettings:
             "adapters_max",
             "adapters_running_max",
             "adapter_rank_max",
-            "output_buffer_steps",
-            "kv_event_buffer_blocks",
         )
         at_least_zero = (
             "running_requests_max",
@@ -128,15 +118,10 @@ class VllmSettings:
             *((getattr(self, name) < 1, f"{name} must be at least 1") for name in at_least_one),
             *((getattr(self, name) < 0, f"{name} must be at least 0") for name in at_least_zero),
             (self.step_budget_s is not None and self.step_budget_s < 0, "step_budget_s must be at least 0"),
-            (self.lease_margin_s <= 0, "lease_margin_s must be above 0"),
-            (self.lease_s <= self.lease_margin_s, "lease_s must be above lease_margin_s"),
-            (not 0 < self.kv_pull_timeout_s < self.lease_s, "kv_pull_timeout_s must be above 0 and below lease_s"),
+            (not 0 < self.pull_timeout_s < self.lease_s, "pull_timeout_s must be above 0 and below lease_s"),
             (not 0 <= self.side_channel_port < 65536, "side_channel_port must be a port"),
             (not 0 < self.gpu_memory_fraction <= 1, "gpu_memory_fraction must be above 0 and at most 1"),
-            (self.nixl_progress_delay_us < 0, "nixl_progress_delay_us must be at least 0"),
-            (self.idle_poll_s <= 0, "idle_poll_s must be above 0"),
             (self.start_timeout_s <= 0, "start_timeout_s must be above 0"),
-            (self.close_timeout_s <= 0, "close_timeout_s must be above 0"),
         ]
 
 

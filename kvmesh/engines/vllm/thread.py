@@ -49,7 +49,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
 
     def start(self) -> None:
-        """Begins."""
         self._thread.start()
 
     def call(self, command: Command) -> None:

@@ -143,7 +143,6 @@ def tokenize_message(
 def detokenize_message(
     model: str, token_ids: Sequence[int], *, skips_special_tokens: bool = False
 ) -> pb.DetokenizeRequest:
-    """Token ids."""
     return pb.DetokenizeRequest(model=model, token_ids=token_ids, skip_special_tokens=skips_special_tokens)
 
 
@@ -153,7 +152,6 @@ def models_message() -> pb.ListModelsRequest:
 
 
 def to_options(options: Options) -> pb.GenerationOptions:
-    """The wire form."""
     message = pb.GenerationOptions(
         sampling=to_sampling(options.sampling),
         choices=options.choices,
@@ -217,7 +215,6 @@ def _tool(value: Mapping[str, Any], field: str) -> pb.Tool:
 
 
 def from_generate_response(message: pb.GenerateResponse) -> Piece:
-    """The value."""
     return Piece(
         request_id=message.request_id,
         choice=message.choice,
@@ -231,7 +228,6 @@ def from_generate_response(message: pb.GenerateResponse) -> Piece:
 
 
 def from_chat_response(message: pb.ChatResponse) -> Piece:
-    """The value."""
     return Piece(
         request_id=message.request_id,
         choice=message.choice,
@@ -255,12 +251,10 @@ def _warnings(message: pb.ChatResponse) -> list[MeshError]:
 
 
 def from_embed_response(message: pb.EmbedResponse) -> Embedded:
-    """The value."""
     return Embedded(vectors=[list(each.values) for each in message.embeddings], usage=from_usage(message.usage))
 
 
 def from_models_response(message: pb.ListModelsResponse) -> list[ModelInfo]:
-    """The values."""
     return [
         ModelInfo(
             name=model.name,

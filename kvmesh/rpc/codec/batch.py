@@ -57,7 +57,6 @@ def from_create_batch(message: pb.CreateBatchRequest) -> BatchCall:
 
 
 def batch_id_of(message: pb.GetBatchRequest | pb.CancelBatchRequest | pb.ListBatchResultsRequest) -> str:
-    """The id, checked."""
     return required_text(message.batch_id, "batch_id", ID_CHARACTERS_MAX)
 
 
@@ -97,5 +96,4 @@ def to_batch(body: Mapping[str, Any], *, created_s: float, expires_s: float) -> 
 
 
 def to_batch_result(result: BatchResult) -> pb.ListBatchResultsResponse:
-    """The wire form."""
     return pb.ListBatchResultsResponse(custom_id=result.custom_id, status_code=result.status_code, body=result.body)

@@ -87,27 +87,22 @@ def create_batch_message(
 
 
 def get_batch_message(batch_id: str) -> pb.GetBatchRequest:
-    """The message."""
     return pb.GetBatchRequest(batch_id=batch_id)
 
 
 def list_batches_message(limit: int, after: str) -> pb.ListBatchesRequest:
-    """The message."""
     return pb.ListBatchesRequest(page_size=limit, after=after)
 
 
 def cancel_batch_message(batch_id: str) -> pb.CancelBatchRequest:
-    """The message."""
     return pb.CancelBatchRequest(batch_id=batch_id)
 
 
 def batch_results_message(batch_id: str) -> pb.ListBatchResultsRequest:
-    """The message."""
     return pb.ListBatchResultsRequest(batch_id=batch_id)
 
 
 def from_batch(message: pb.Batch) -> Batch:
-    """The value."""
     return Batch(
         id=message.id,
         endpoint=ENDPOINTS.get(message.endpoint, ""),
@@ -130,7 +125,6 @@ def from_batch(message: pb.Batch) -> Batch:
 
 
 def from_batch_result(message: pb.ListBatchResultsResponse) -> BatchAnswer:
-    """The value."""
     return BatchAnswer(
         custom_id=message.custom_id, status_code=message.status_code, body=orjson.loads(message.body or "{}")
     )

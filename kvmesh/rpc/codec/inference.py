@@ -118,7 +118,6 @@ class ToolCallPiece:
 
 
 def from_generate_request(message: pb.GenerateRequest) -> GenerateCall:
-    """The value, checked."""
     kind = message.WhichOneof("prompt")
     if kind is None or not (message.text or message.token_ids.ids):
         raise InvalidRequestError("text or token_ids must be given", field="prompt")
@@ -132,7 +131,6 @@ def from_generate_request(message: pb.GenerateRequest) -> GenerateCall:
 
 
 def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
-    """The value, checked."""
     check_length(len(message.messages), f"{prefix}messages", 1, MESSAGES_MAX, "entries")
     check_length(len(message.tools), f"{prefix}tools", 0, TOOLS_MAX, "entries")
     check_length(len(message.documents), f"{prefix}documents", 0, DOCUMENTS_MAX, "entries")
@@ -152,7 +150,6 @@ def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
 
 
 def from_embed_request(message: pb.EmbedRequest) -> EmbedInputs:
-    """The value, checked."""
     if bool(message.texts) == bool(message.token_ids):
         raise InvalidRequestError("exactly one of texts and token_ids must be given", field="texts")
     name = "texts" if message.texts else "token_ids"
@@ -170,7 +167,6 @@ def from_embed_request(message: pb.EmbedRequest) -> EmbedInputs:
 
 
 def to_embed_response(result: EmbedResult) -> pb.EmbedResponse:
-    """The wire form."""
     return pb.EmbedResponse(
         embeddings=[pb.Embedding(values=vector) for vector in result.vectors], usage=to_usage(result.usage)
     )

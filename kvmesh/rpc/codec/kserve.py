@@ -62,7 +62,6 @@ class Tensor:
 
 
 def check_version(version: str, field: str) -> None:
-    """There is one version."""
     if version not in ("", VERSION):
         raise NotFoundError(f"{field} must be {VERSION} or empty", field=field, reason="version_not_found")
 
@@ -178,7 +177,6 @@ def to_infer_response(
 
 
 def to_stream_response(response: pb.ModelInferResponse) -> pb.ModelStreamInferResponse:
-    """The same inside a stream."""
     return pb.ModelStreamInferResponse(infer_response=response)
 
 

@@ -43,7 +43,6 @@ def fill_leg(message: pb.Leg, leg: Leg) -> None:
 
 
 def to_leg(leg: Leg) -> pb.Leg:
-    """The wire form."""
     message = pb.Leg()
     fill_leg(message, leg)
     return message

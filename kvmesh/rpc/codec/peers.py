@@ -20,7 +20,6 @@ def to_sync_request(news: PeerNews) -> pb.SyncPeersRequest:
 
 
 def to_sync_response(news: PeerNews) -> pb.SyncPeersResponse:
-    """What the other one says."""
     return _to_sync(pb.SyncPeersResponse, news)
 
 

@@ -67,7 +67,6 @@ class PlanReport:
 
 
 def to_plan(plan: PlanReport) -> pb.GetPlanResponse:
-    """The wire form."""
     return pb.GetPlanResponse(
         mode=MODE_NUMBERS[plan.mode],
         source=plan.source,
@@ -79,7 +78,6 @@ def to_plan(plan: PlanReport) -> pb.GetPlanResponse:
 
 
 def from_plan(message: pb.GetPlanResponse) -> PlanReport:
-    """The value."""
     return PlanReport(
         mode=known_enum(message.mode, MODES, "mode"),
         source=message.source,

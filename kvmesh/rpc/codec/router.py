@@ -139,7 +139,6 @@ class Explanation:
 
 
 def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
-    """The wire form."""
     message = pb.Ask()
     fill_ask(message, ask_id, ask)
     return message
@@ -254,7 +253,6 @@ def check_ask(ask: Ask) -> None:
 
 
 def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
-    """The wire form."""
     message = pb.Placement()
     fill_placement(message, ask_id, placement)
     return message
@@ -280,7 +278,6 @@ def fill_placement(message: pb.Placement, ask_id: int, placement: Placement) -> 
 
 
 def from_placement(message: pb.Placement) -> Placement:
-    """The value, checked."""
     required_text(message.decode.address, "placement.decode.address", 512)
     is_pair = message.HasField("prefill")
     return Placement(
@@ -298,7 +295,6 @@ def from_placement(message: pb.Placement) -> Placement:
 
 
 def to_report(ask_id: int, report: Report) -> pb.Report:
-    """The wire form."""
     message = pb.Report()
     fill_report(message, ask_id, report)
     return message
@@ -340,7 +336,6 @@ def from_report(message: pb.Report) -> Report:
 
 
 def to_worker_view(view: WorkerView) -> pb.WorkerView:
-    """The wire form."""
     return pb.WorkerView(
         worker=to_worker_ref(view.worker),
         role=ROLE_NUMBERS[view.role],
@@ -372,7 +367,6 @@ def to_worker_view(view: WorkerView) -> pb.WorkerView:
 
 
 def from_worker_view(message: pb.WorkerView) -> WorkerView:
-    """The value."""
     return WorkerView(
         worker=from_worker_ref(message.worker),
         role=known_enum(message.role, ROLES, "worker.role"),
@@ -400,7 +394,6 @@ def from_worker_view(message: pb.WorkerView) -> WorkerView:
 
 
 def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
-    """The wire form."""
     message = pb.ExplainResponse(
         request_id=explanation.request_id,
         policy=explanation.policy,
@@ -426,7 +419,6 @@ def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
 
 
 def from_explanation(message: pb.ExplainResponse) -> Explanation:
-    """The value."""
     return Explanation(
         request_id=message.request_id,
         policy=message.policy,

@@ -84,7 +84,6 @@ def _from_sampling(message: pb.SamplingParams, prefix: str) -> SamplingParams:
 
 
 def to_constraint(constraint: Constraint) -> pb.Constraint:
-    """The wire form."""
     match constraint.kind:
         case ConstraintKind.JSON_OBJECT:
             return pb.Constraint(json_object=True)

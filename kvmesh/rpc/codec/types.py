@@ -51,7 +51,6 @@ FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.ite
 
 
 def to_generation(generation: Generation) -> prompt_pb2.Generation:
-    """The wire form."""
     message = prompt_pb2.Generation()
     fill_generation(message, generation)
     return message
@@ -101,7 +100,6 @@ def _prompt_ids(packed: bytes, field: str) -> "array[int]":
 
 
 def to_media(media: Media) -> prompt_pb2.Media:
-    """The wire form."""
     return prompt_pb2.Media(
         kind=MEDIA_KIND_NUMBERS[media.kind],
         content_hash=media.content_hash,
@@ -114,7 +112,6 @@ def to_media(media: Media) -> prompt_pb2.Media:
 
 
 def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
-    """The value, checked."""
     check_length(len(message.content_hash), f"{prefix}content_hash", 16, 64, "bytes")
     check_length(len(message.data), f"{prefix}data", 0, MEDIA_BYTES_MAX, "bytes")
     check_range(message.length, f"{prefix}length", 1, 2**32 - 1)
@@ -131,7 +128,6 @@ def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
 
 
 def to_handle(handle: KvHandle) -> kv_pb2.KvHandle:
-    """The wire form."""
     message = kv_pb2.KvHandle()
     fill_handle(message, handle)
     return message
@@ -153,7 +149,6 @@ def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
 
 
 def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandle:
-    """The value, checked."""
     lease_s = positive_duration(message, "lease", f"{prefix}lease", required=True)
     assert lease_s is not None
     check_range(message.tokens, f"{prefix}tokens", 1, 2**32 - 1)
@@ -174,7 +169,6 @@ def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandl
 
 
 def to_rendezvous(rendezvous: Rendezvous) -> kv_pb2.Rendezvous:
-    """The wire form."""
     return kv_pb2.Rendezvous(
         host=rendezvous.host,
         port=rendezvous.port,
@@ -184,7 +178,6 @@ def to_rendezvous(rendezvous: Rendezvous) -> kv_pb2.Rendezvous:
 
 
 def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") -> Rendezvous:
-    """The value, checked."""
     if not 1 <= message.port <= 65535:
         raise InvalidRequestError(f"{prefix}port must be 1 to 65535, not {message.port}", field=f"{prefix}port")
     check_range(message.room, f"{prefix}room", 0, 2**63 - 1)
@@ -197,7 +190,6 @@ def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") 
 
 
 def to_usage(usage: Usage) -> output_pb2.Usage:
-    """The wire form."""
     return output_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.output_tokens,
@@ -208,7 +200,6 @@ def to_usage(usage: Usage) -> output_pb2.Usage:
 
 
 def from_usage(message: output_pb2.Usage) -> Usage:
-    """The value."""
     return Usage(
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,
@@ -247,7 +238,6 @@ def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
 
 
 def to_worker_ref(ref: WorkerRef) -> WorkerRefPb:
-    """The wire form."""
     return WorkerRefPb(
         worker_id=ref.worker_id, address=ref.address, epoch=ref.epoch, data_parallel_rank=ref.data_parallel_rank
     )
@@ -263,7 +253,6 @@ def fill_worker_ref(message: WorkerRefPb, ref: WorkerRef) -> None:
 
 
 def from_worker_ref(message: WorkerRefPb) -> WorkerRef:
-    """The value."""
     return WorkerRef(
         worker_id=message.worker_id,
         address=message.address,

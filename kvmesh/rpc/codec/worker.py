@@ -84,20 +84,17 @@ _PROFILE_FIELDS = tuple(field.name for field in fields(PerformanceProfile))
 
 
 def to_load(load: LoadRecord) -> load_pb2.LoadRecord:
-    """The wire form."""
     scalars = {name: getattr(load, name) for name in _LOAD_SCALARS}
     return load_pb2.LoadRecord(taken_at=to_timestamp(load.taken_at_s), **scalars)
 
 
 def from_load(message: load_pb2.LoadRecord) -> LoadRecord:
-    """The value."""
     scalars = {name: getattr(message, name) for name in _LOAD_SCALARS}
     check_range(message.step_s, "load.step_s", 0, 86_400)
     return LoadRecord(taken_at_s=from_timestamp(message.taken_at), **scalars)
 
 
 def to_model_card(card: ModelCard) -> model_pb2.ModelCard:
-    """The wire form."""
     return model_pb2.ModelCard(
         name=card.name,
         source=card.source,
@@ -110,7 +107,6 @@ def to_model_card(card: ModelCard) -> model_pb2.ModelCard:
 
 
 def from_model_card(message: model_pb2.ModelCard, *, prefix: str = "model.") -> ModelCard:
-    """The value, checked."""
     check_range(message.context_tokens_max, f"{prefix}context_tokens_max", 1, 2**32 - 1)
     check_range(message.vocabulary_size, f"{prefix}vocabulary_size", 1, 2**32 - 1)
     return ModelCard(
@@ -125,7 +121,6 @@ def from_model_card(message: model_pb2.ModelCard, *, prefix: str = "model.") -> 
 
 
 def to_capabilities(capabilities: Capabilities) -> model_pb2.Capabilities:
-    """The wire form."""
     return model_pb2.Capabilities(
         engine=capabilities.engine,
         engine_version=capabilities.engine_version,
@@ -151,7 +146,6 @@ def from_capabilities(message: model_pb2.Capabilities, *, prefix: str = "capabil
 
 
 def to_description(description: WorkerDescription) -> pb.DescribeResponse:
-    """The wire form."""
     return pb.DescribeResponse(
         worker=to_worker_ref(description.worker),
         role=ROLE_NUMBERS[description.role],
@@ -168,7 +162,6 @@ def to_description(description: WorkerDescription) -> pb.DescribeResponse:
 
 
 def from_description(message: pb.DescribeResponse) -> WorkerDescription:
-    """The value, checked."""
     required_text(message.worker.worker_id, "worker.worker_id", 128)
     check_range(message.block_size_tokens, "block_size_tokens", 1, 2**20)
     return WorkerDescription(
@@ -187,12 +180,10 @@ def from_description(message: pb.DescribeResponse) -> WorkerDescription:
 
 
 def to_profile(profile: PerformanceProfile) -> model_pb2.PerformanceProfile:
-    """The wire form."""
     return model_pb2.PerformanceProfile(**{name: getattr(profile, name) for name in _PROFILE_FIELDS})
 
 
 def from_profile(message: model_pb2.PerformanceProfile) -> PerformanceProfile:
-    """The value, checked."""
     values = {name: optional_field(message, name) for name in _PROFILE_FIELDS}
     for name, value in values.items():
         if value is not None:
@@ -201,7 +192,6 @@ def from_profile(message: model_pb2.PerformanceProfile) -> PerformanceProfile:
 
 
 def to_kv_event(event: KvEvent) -> kv_pb2.KvEvent:
-    """The wire form."""
     message = kv_pb2.KvEvent(data_parallel_rank=event.data_parallel_rank)
     match event:
         case KvStored():
@@ -218,7 +208,6 @@ def to_kv_event(event: KvEvent) -> kv_pb2.KvEvent:
 
 
 def from_kv_event(message: kv_pb2.KvEvent) -> KvEvent:
-    """The value, checked."""
     rank = message.data_parallel_rank
     match message.WhichOneof("kind"):
         case "stored":
@@ -243,7 +232,6 @@ def from_kv_event(message: kv_pb2.KvEvent) -> KvEvent:
 
 
 def to_kv_batch(step: KvBatch) -> pb.WatchKvResponse:
-    """The wire form."""
     return pb.WatchKvResponse(
         epoch=step.epoch,
         sequence=step.sequence,
@@ -255,7 +243,6 @@ def to_kv_batch(step: KvBatch) -> pb.WatchKvResponse:
 
 
 def from_kv_batch(message: pb.WatchKvResponse) -> KvBatch:
-    """The value, checked."""
     check_length(len(message.events), "events", 0, EVENTS_PER_STEP_MAX, "entries")
     return KvBatch(
         epoch=message.epoch,

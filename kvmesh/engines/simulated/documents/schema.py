@@ -47,7 +47,6 @@ class _Maker:
         self._values = 0
 
     def make(self, schema: Any, depth: int) -> Any:
-        """One value."""
         self._values += 1
         if self._values > VALUES_MAX:
             raise refused(f"a schema that takes more than {VALUES_MAX} values")

@@ -1,0 +1,59 @@
+"""Making a handle of a computed prompt, and judging the blocks that came by one."""
+
+import numpy as np
+
+from kvmesh.core import KvHandle
+from kvmesh.engines.simulated.block_runs import Numbers, Run, are_neighbours, runs_of
+from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, pack
+from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.memory import KvMemory, words_of
+from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.simulated.step import PullOrder
+
+
+def make_handle(
+    leg: LegState, handle_id: str, peer: bytes, compatibility_hash: str, memory: KvMemory, settings: SimulatedSettings
+) -> KvHandle:
+    """The handle of a leg whose prompt is computed. The worker adds its id and epoch."""
+    _, stamps = memory.guards(leg.blocks)
+    parts = memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
+    payload = HandlePayload(
+        peer=peer,
+        runs=_runs(leg.blocks, stamps.view(np.int64)),
+        checksum=int(parts.sum()),
+        cached_tokens=leg.cached_tokens,
+    )
+    return KvHandle(
+        handle_id=handle_id,
+        format=FORMAT,
+        compatibility_hash=compatibility_hash,
+        payload=pack(payload),
+        worker_id="",
+        worker_epoch=0,
+        tokens=leg.computed,
+        lease_s=settings.lease_s,
+        kv_bytes=len(leg.blocks) * settings.kv_bytes_per_block,
+    )
+
+
+def _runs(blocks: list[int], stamps: Numbers) -> list[Run]:
+    if are_neighbours(blocks) and bool((stamps[1:] - stamps[:-1] == 1).all()):
+        return [(blocks[0], len(blocks), int(stamps[0]))]
+    return runs_of(np.array(blocks, np.int64), stamps)
+
+
+def is_intact(order: PullOrder, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
+    """Every pulled block is the expected one in the expected filling, and all together have the writer's checksum.
+
+    What was read for this is left in `leg.parts`.
+    """
+    leg, payload, first = order.leg, order.payload, order.first
+    blocks = leg.blocks[: len(payload)]
+    guards, stamps = memory.guards(blocks[first:])
+    full = tokens // block_size_tokens
+    leg.parts = memory.read_parts(blocks)
+    return (
+        np.array_equal(stamps.view(np.int64), payload.stamps[first:])
+        and np.array_equal(guards[: full - first], words_of(leg.names[first:full]))
+        and int(leg.parts.sum()) == payload.checksum
+    )

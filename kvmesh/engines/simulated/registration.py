@@ -1,0 +1,55 @@
+"""The simulated engine's registration."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvmesh.core import Capabilities
+from kvmesh.engines.base import Engine
+from kvmesh.engines.registration import EngineHost, EngineRegistration
+from kvmesh.engines.simulated.settings import SimulatedSettings
+
+if TYPE_CHECKING:
+    from kvmesh.kv.transport import KvTransport
+
+
+def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
+    """Makes the engine and its KV transport."""
+    from kvmesh.engines.simulated.engine import SimulatedEngine
+
+    settings = replace(
+        settings,
+        model=host.served_name,
+        model_dir=host.model,
+        role=host.role.value,
+        lease_s=host.kv.lease_s,
+        pull_timeout_s=host.kv.pull_timeout_s,
+    )
+    return SimulatedEngine(settings, host.clock, _transport(settings))
+
+
+def _transport(settings: SimulatedSettings) -> "KvTransport | None":
+    if settings.kv_transport == "none":
+        return None
+    from kvmesh.kv.nixl_transport import NixlTransport
+
+    return NixlTransport()
+
+
+def all_capabilities() -> Capabilities:
+    """Those of an engine with a tokenizer and a KV transport."""
+    from kvmesh.engines.simulated.engine import capabilities
+
+    return capabilities(has_transport=True, can_write=True)
+
+
+SIMULATED = EngineRegistration(
+    name="simulated",
+    title="simulated",
+    settings_type=SimulatedSettings,
+    make_settings=lambda: SimulatedSettings(kv_transport_delay_s=1.0, eos_after_tokens=64),
+    set_by_host=("model", "model_dir", "role", "lease_s", "pull_timeout_s"),
+    make=make,
+    capabilities=all_capabilities,
+    # NIXL takes a second to load. Decode workers compute prompts until prefill workers are there.
+    prefill_joins_late=True,
+)

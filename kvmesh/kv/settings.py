@@ -1,0 +1,17 @@
+"""Settings of KV handoff that all engines share."""
+
+from dataclasses import dataclass
+
+from kvmesh.settings import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvSettings:
+    """Times of a KV handoff, in seconds."""
+
+    lease_s: float = setting(30.0, "how long handed-out KV blocks are held for the decode worker", min=0.1)
+    pull_timeout_s: float = setting(10.0, "a pull that takes longer is abandoned and the prompt computed", min=0.01)
+
+    def __post_init__(self) -> None:
+        if self.pull_timeout_s >= self.lease_s:
+            raise ValueError("pull_timeout_s must be below lease_s")

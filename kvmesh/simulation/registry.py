@@ -1,0 +1,216 @@
+"""A registry without sockets, for whole meshes on one event loop: the embedded agent's state, called instead of asked by HTTP.
+
+    agent = MemoryAgent(clock=clock, new_session_id=ids, connect=lambda check: network.channel(check.grpc_target))
+    await agent.start()
+    registry = agent.registry()
+
+It shares state, limits and shapes with the embedded agent and passes the same conformance suite.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc.aio
+
+from kvmesh.clock import Clock, SystemClock
+from kvmesh.discovery import limits, wire
+from kvmesh.discovery.agent import requests, shapes
+from kvmesh.discovery.agent.keys import KeyRecord
+from kvmesh.discovery.agent.live import LiveState
+from kvmesh.discovery.agent.probes import Probes
+from kvmesh.discovery.agent.records import CheckDefinition
+from kvmesh.discovery.agent.sessions import SessionDefinition
+from kvmesh.discovery.agent.state import AgentState
+from kvmesh.discovery.base import Entry, Health, Instance, Registration, View
+from kvmesh.discovery.settings import AgentSettings
+from kvmesh.discovery.watching import Watching
+from kvmesh.errors import UnavailableError
+
+T = TypeVar("T")
+
+
+class MemoryAgent:
+    """The agent. `connect` gives the channel of a gRPC check; without it checks go over TCP, as the embedded agent's do."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        settings: AgentSettings | None = None,
+        new_session_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+        connect: Callable[[CheckDefinition], grpc.aio.Channel] | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self.settings = settings or AgentSettings()
+        self.new_session_id = new_session_id
+        self.live = LiveState(AgentState(self.settings), self._clock)
+        self._probes = Probes(self.live, self._clock, probes_max=self.settings.probes_max, roots=None, connect=connect)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._node = shapes.Node(
+            node_id="memory", name=self.settings.node_name, address="memory", port=0, datacenter="dc1", index=1
+        )
+
+    def registry(self) -> "MemoryRegistry":
+        """A client of its own for each process of the mesh, so that one can lose the agent while others keep it."""
+        return MemoryRegistry(self)
+
+    def seen(self, service: str) -> tuple[int, Sequence[Instance]]:
+        """A service's index and instances, as a client of the HTTP API would read them."""
+        catalog = self.live.state.catalog
+        entries = [shapes.health_entry(self._node, found) for found in catalog.instances(service)]
+        return catalog.name_index(service), wire.instances(service, json.dumps(entries).encode())
+
+    async def start(self) -> None:
+        """From now on checks are asked and what falls due happens."""
+        self._tasks = [
+            asyncio.create_task(self.live.run(), name="memory-agent-deadlines"),
+            asyncio.create_task(self._probes.run(), name="memory-agent-checks"),
+        ]
+
+    async def aclose(self) -> None:
+        """Ends checks and waits. Idempotent."""
+        self.live.close()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRegistryStatistics:
+    """A snapshot."""
+
+    watches_open: int
+
+
+class MemoryRegistry:
+    """Implements `Registry` on an agent of the same event loop. Calls take one turn of the loop and no time."""
+
+    def __init__(self, agent: MemoryAgent) -> None:
+        self._agent = agent
+        self._watches_open = 0
+        self._is_closed = False
+        self._is_reachable = True
+
+    @property
+    def is_reachable(self) -> bool:
+        """False: every call fails as unavailable, and watches tell their last view as stale."""
+        return self._is_reachable and not self._is_closed
+
+    def set_reachable(self, is_reachable: bool) -> None:
+        """Cuts this client off from the agent, or ends that."""
+        self._is_reachable = is_reachable
+        self._agent.live.wake()
+
+    def statistics(self) -> MemoryRegistryStatistics:
+        return MemoryRegistryStatistics(watches_open=self._watches_open)
+
+    async def register(self, registration: Registration) -> None:
+        limits.check_registration(registration)
+        body = wire.registration_body(registration, check_timeout_s=self._agent.settings.check_timeout_s)
+        definition = requests.service_definition(json.dumps(body).encode(), self._agent.settings)
+        await self._change(lambda state, now: state.catalog.register(definition, now))
+
+    async def deregister(self, instance_id: str) -> None:
+        limits.check_instance_id(instance_id)
+        await self._change(lambda state, now: state.catalog.deregister(instance_id))
+
+    async def heartbeat(self, instance_id: str, *, health: Health = Health.PASSING, note: str = "") -> None:
+        limits.check_instance_id(instance_id)
+        check_id, output = wire.ttl_check_id(instance_id), note[: limits.NOTE_LENGTH_MAX]
+        await self._change(lambda state, now: state.catalog.heartbeat(check_id, health, output, now))
+
+    async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
+        """See `Registry.set_draining`. The reason of a mark that stands already stays."""
+        limits.check_instance_id(instance_id)
+        words = reason[: limits.NOTE_LENGTH_MAX]
+        await self._change(lambda state, now: state.catalog.set_maintenance(instance_id, is_draining, words))
+
+    async def instances(self, service: str) -> View:
+        limits.check_service(service)
+        index, instances = await self._change(lambda state, now: self._agent.seen(service))
+        return View(service=service, index=max(1, index), instances=instances)
+
+    async def watch(self, service: str) -> AsyncGenerator[View, None]:
+        """See `Registry.watch`. Ends when the registry or its agent is closed."""
+        limits.check_service(service)
+        self._watches_open += 1
+        watching, live = Watching(service), self._agent.live
+        try:
+            while not self._is_closed and not live.is_closing:
+                view = watching.answered(*self._agent.seen(service)) if self._is_reachable else watching.failed()
+                if view is not None:
+                    yield view
+                    # What changed while the view was looked at has woken nobody here.
+                    continue
+                await live.wait_change()
+        finally:
+            self._watches_open -= 1
+
+    async def get(self, key: str) -> Entry | None:
+        limits.check_key(key)
+        record = await self._change(lambda state, now: state.keys.get(key))
+        return None if record is None else _entry(record)
+
+    async def list_keys(self, prefix: str) -> Sequence[Entry]:
+        limits.check_key(prefix, field="prefix")
+        return [_entry(record) for record in await self._change(lambda state, now: state.keys.under(prefix))]
+
+    async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
+        self._check_write(key, value)
+        return await self._change(lambda state, now: state.keys.put(key, value, expected_index=expected_index))
+
+    async def delete(self, key: str) -> None:
+        limits.check_key(key)
+        await self._change(lambda state, now: state.keys.delete(key))
+
+    async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
+        limits.check_between("ttl_s", ttl_s, limits.SESSION_TTL_MIN_S, limits.SESSION_TTL_MAX_S)
+        limits.check_between("lock_delay_s", lock_delay_s, 0.0, limits.LOCK_DELAY_MAX_S)
+        definition = SessionDefinition(name=name, ttl_s=ttl_s, lock_delay_s=lock_delay_s, deletes_keys=False)
+        session_id = self._agent.new_session_id()
+        await self._change(lambda state, now: state.sessions.create(session_id, definition, now))
+        return session_id
+
+    async def renew_session(self, session_id: str) -> None:
+        await self._change(lambda state, now: state.sessions.renew(session_id, now))
+
+    async def destroy_session(self, session_id: str) -> None:
+        await self._change(lambda state, now: state.destroy_session(session_id, now))
+
+    async def acquire(self, key: str, session_id: str, value: bytes = b"") -> bool:
+        """See `Registry.acquire`. Again by the holder: True, with the new value."""
+        self._check_write(key, value)
+        return await self._change(lambda state, now: state.acquire(key, session_id, value, flags=0, now=now))
+
+    async def release(self, key: str, session_id: str) -> bool:
+        limits.check_key(key)
+
+        def give_back(state: AgentState, now: float) -> bool:
+            held = state.keys.get(key)
+            return held is not None and state.keys.release(key, session_id, held.value, flags=held.flags)
+
+        return await self._change(give_back)
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self._agent.live.wake()
+
+    def _check_write(self, key: str, value: bytes) -> None:
+        limits.check_key(key)
+        limits.check_value(value)
+
+    async def _change(self, decide: Callable[[AgentState, float], T]) -> T:
+        # A call of the real registry never answers within the same turn; what was decided before it is seen by others.
+        await asyncio.sleep(0)
+        if not self.is_reachable:
+            raise UnavailableError("the registry cannot be reached", reason="registry_unreachable")
+        return self._agent.live.change(decide)
+
+
+def _entry(record: KeyRecord) -> Entry:
+    return Entry(key=record.key, value=record.value, modify_index=record.modify_index, session=record.session)

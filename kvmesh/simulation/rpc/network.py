@@ -1,0 +1,177 @@
+"""All addresses of a mesh in one event loop, and what can go wrong between them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvmesh.errors import UnavailableError
+from kvmesh.rpc.channels import ChannelInterceptor
+from kvmesh.simulation.rpc.channel import MemoryChannel
+from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Limits
+from kvmesh.simulation.rpc.link import Link
+from kvmesh.simulation.rpc.server import MemoryServer
+
+_REFUSED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="failed to connect to all addresses")
+_KILLED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Socket closed")
+_SILENT = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="keepalive watchdog timeout")
+
+
+class MemoryNetwork:
+    """Servers and channels by address.
+
+    `latency_s` is asked once per crossing, so that a seeded function makes a run repeat exactly. A link that stays
+    down for `keepalive_s` breaks its calls, as gRPC's keepalive does; None: never. `is_serialising` False hands
+    messages over as they are, for speed where the codecs are not what is tested.
+    """
+
+    def __init__(
+        self,
+        *,
+        latency_s: Callable[[], float] | None = None,
+        keepalive_s: float | None = 30.0,
+        buffer_messages: int = 16,
+        message_bytes_max: int = 64 << 20,
+        is_serialising: bool = True,
+    ) -> None:
+        self._latency_s = latency_s
+        self._keepalive_s = keepalive_s
+        self._limits = Limits(
+            buffer_messages=buffer_messages, message_bytes_max=message_bytes_max, is_serialising=is_serialising
+        )
+        self._links: dict[str, Link] = {}
+        self._servers: dict[str, MemoryServer] = {}
+        self._calls: dict[str, dict[Exchange, None]] = {}
+        self._starts: dict[str, asyncio.Event] = {}
+
+    def server(self, address: str, interceptors: Sequence[Any] = ()) -> MemoryServer:
+        """A server that can be reached at `address` once started; it replaces one that was there before."""
+        return MemoryServer(interceptors, lambda server: self._started(address, server))
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel to `address`; nothing need be there yet."""
+
+        def open_exchange(**arguments: Any) -> Exchange:
+            return self._open(address, **arguments)
+
+        return MemoryChannel(open_exchange, lambda: self._running(address) is not None, self._start_of(address).wait)
+
+    def pool(self, interceptors: Sequence[ChannelInterceptor] = ()) -> "MemoryPool":
+        return MemoryPool(self, interceptors)
+
+    def kill(self, address: str) -> None:
+        """The process at `address` dies: its calls end with UNAVAILABLE at once, new ones too, until a server starts there."""
+        server = self._servers.pop(address, None)
+        self._start_of(address).clear()
+        if server is not None:
+            server.die(_KILLED)
+
+    def partition(self, address: str) -> None:
+        """Silence between `address` and everyone: nothing arrives, nothing fails before a deadline or the keepalive."""
+        self._link(address).set_up(False)
+        self._watch_silence(address, tuple(self._calls.get(address, ())))
+
+    def heal(self, address: str) -> None:
+        """Ends a partition: what was sent meanwhile and still matters arrives."""
+        self._link(address).set_up(True)
+
+    def _open(self, address: str, *, wait_for_ready: bool, **arguments: Any) -> Exchange:
+        link, calls = self._link(address), self._calls.setdefault(address, {})
+        on_status = arguments.pop("on_status")
+
+        def ended(status: CallStatus) -> None:
+            calls.pop(exchange, None)
+            on_status(status)
+
+        exchange = Exchange(link, self._limits, on_status=ended, **arguments)
+        calls[exchange] = None
+        # Never before the caller has its call: even at once means after this turn of the loop.
+        asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(address, exchange, wait_for_ready))
+        if not link.is_up:
+            self._watch_silence(address, (exchange,))
+        return exchange
+
+    def _arrive(self, address: str, exchange: Exchange, wait_for_ready: bool) -> None:
+        server = self._running(address)
+        if server is not None:
+            server.accept(exchange)
+        elif not wait_for_ready:
+            exchange.end_client(_REFUSED)
+        elif exchange.status is None:
+            # The client's deadline or cancel ends the waiting.
+            waiting = asyncio.ensure_future(self._start_of(address).wait())
+            waiting.add_done_callback(lambda _: self._arrive(address, exchange, wait_for_ready))
+
+    def _watch_silence(self, address: str, exchanges: Sequence[Exchange]) -> None:
+        link = self._link(address)
+        if self._keepalive_s is None or not exchanges:
+            return
+        partition = link.partitions
+
+        def check() -> None:
+            if not link.is_up and link.partitions == partition:
+                for exchange in exchanges:
+                    exchange.break_both(_SILENT)
+
+        asyncio.get_running_loop().call_later(self._keepalive_s, check)
+
+    def _started(self, address: str, server: MemoryServer) -> None:
+        self._servers[address] = server
+        self._start_of(address).set()
+
+    def _running(self, address: str) -> MemoryServer | None:
+        server = self._servers.get(address)
+        return server if server is not None and server.is_running else None
+
+    def _start_of(self, address: str) -> asyncio.Event:
+        return self._starts.setdefault(address, asyncio.Event())
+
+    def _link(self, address: str) -> Link:
+        if address not in self._links:
+            self._links[address] = Link(self._latency_s)
+        return self._links[address]
+
+
+class MemoryPool:
+    """One channel per address, with the manners of ChannelPool."""
+
+    def __init__(self, network: MemoryNetwork, interceptors: Sequence[ChannelInterceptor]) -> None:
+        self._network = network
+        self._interceptors = tuple(interceptors)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    async def start(self) -> None:
+        """Nothing to do; makes the pool a part."""
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to `address`, made when there is none. UnavailableError when the pool is closed."""
+        if self._is_closed:
+            raise UnavailableError("the channel pool is closed", reason="channels_closed")
+        if address not in self._channels:
+            channel = self._network.channel(address)
+            for intercept in self._interceptors:
+                channel = intercept(channel)
+            self._channels[address] = channel
+        return self._channels[address]
+
+    def drop(self, address: str) -> Awaitable[None]:
+        """Forgets the channel and cancels its calls."""
+        channel = self._channels.pop(address, None)
+        return asyncio.ensure_future(_close(channel))
+
+    async def aclose(self) -> None:
+        """Closes all channels. Idempotent."""
+        self._is_closed = True
+        for address in tuple(self._channels):
+            await self.drop(address)
+
+
+async def _close(channel: grpc.aio.Channel | None) -> None:
+    if channel is not None:
+        await channel.close(None)

@@ -1,0 +1,107 @@
+"""One direction of one call."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kvmesh.simulation.rpc.link import Link, has_come
+
+
+class PipeEndedError(Exception):
+    """Nothing more will come out of the pipe, or can be put into it."""
+
+
+class Pipe:
+    """Messages in order, at most `items_max` unread, then the sender's last word.
+
+    1. `on_last` is called once, when all messages before the last word were received, whether or not anyone reads.
+    2. `discard` forgets everything and fails whoever waits on either end.
+    3. One sender and one receiver at a time.
+    """
+
+    def __init__(self, link: Link, items_max: int, on_last: Callable[[Any], None]) -> None:
+        self._link = link
+        self._items_max = items_max
+        self._on_last = on_last
+        self._items: deque[tuple[float, Any]] = deque()
+        self._last: tuple[float, Any] | None = None
+        self._is_over = False
+        self._arrival_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    async def send(self, item: Any) -> None:
+        """Waits for room. PipeEndedError when the receiver is gone or the last word was said."""
+        while len(self._items) >= self._items_max and not self._is_over:
+            self._writer = _next(self._writer)
+            await self._writer
+        if self._is_over or self._last is not None:
+            raise PipeEndedError
+        self._items.append((self._next_arrival_s(), item))
+        self._settle()
+
+    def end(self, last: Any) -> None:
+        """Says the last word; only the first counts."""
+        if self._last is None and not self._is_over:
+            self._last = (self._next_arrival_s(), last)
+            self._settle()
+
+    def discard(self) -> None:
+        """Forgets everything. Idempotent."""
+        self._is_over = True
+        self._items.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        _wake(self._reader)
+        _wake(self._writer)
+
+    async def receive(self) -> Any:
+        """The next message. PipeEndedError after the last one, and when discarded."""
+        while not self._items or not self._is_here(self._items[0][0]):
+            if self._is_over:
+                raise PipeEndedError
+            self._reader = _next(self._reader)
+            await self._reader
+        _, item = self._items.popleft()
+        _wake(self._writer)
+        self._settle()
+        return item
+
+    def _next_arrival_s(self) -> float:
+        # Messages do not overtake each other, whatever the latencies drawn for them.
+        self._arrival_s = max(self._arrival_s, self._link.arrival_s())
+        return self._arrival_s
+
+    def _is_here(self, at_s: float) -> bool:
+        return self._link.is_up and has_come(at_s)
+
+    def _settle(self) -> None:
+        head = self._items[0] if self._items else self._last
+        if head is None or self._is_over:
+            return
+        if not self._link.is_up:
+            self._link.when_up(self._settle)
+        elif not has_come(head[0]):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(head[0], self._settle)
+        elif self._items:
+            _wake(self._reader)
+        else:
+            self._is_over = True
+            _wake(self._reader)
+            self._on_last(head[1])
+
+
+def _next(waiting: "asyncio.Future[None] | None") -> "asyncio.Future[None]":
+    # gRPC fails the second of two concurrent reads or writes as well.
+    if waiting is not None and not waiting.done():
+        raise RuntimeError("two tasks read, or two tasks write, on one call at the same time")
+    return asyncio.get_running_loop().create_future()
+
+
+def _wake(future: "asyncio.Future[None] | None") -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

@@ -1,0 +1,181 @@
+"""Starts processes whose slow imports are done: `python -m kvmesh.worker.fork_server`, and the client for it.
+
+A vLLM worker takes 6 s from `python` to a ready engine, most of it imports; from a fork it takes about one.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.worker.fork_loop import THREADS_PREFIX, kill_group, main
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 5.0
+THREADS = "preload_threads"
+"""Reason of the UnavailableError when the imports started threads, so that forking would not be safe."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Child:
+    """A process of the fork server, leader of its own group. `exit` is its status, or minus the signal that ended it."""
+
+    pid: int
+    exit: "asyncio.Future[int]"
+
+    def send_signal(self, number: int = signal.SIGTERM) -> None:
+        """To the whole group. Nothing happens when it has ended."""
+        if not self.exit.done():
+            kill_group(self.pid, number)
+
+
+@dataclass(slots=True, kw_only=True)
+class ForkServer:
+    """A running fork server that dies with this process, and takes its children with it."""
+
+    _process: asyncio.subprocess.Process
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _folder: "tempfile.TemporaryDirectory[str]"
+    _children: dict[int, Child] = field(default_factory=dict)
+    _asked: "deque[asyncio.Future[Child]]" = field(default_factory=deque)
+    _task: "asyncio.Task[None] | None" = None
+
+    @classmethod
+    async def start(
+        cls,
+        preload: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+        log: str = "",
+    ) -> "ForkServer":
+        """Starts one, its messages into the file `log`, and waits until its imports are done.
+
+        UnavailableError when that fails, with the reason THREADS when the imports started threads; cancelled, nothing is left.
+        """
+        folder = tempfile.TemporaryDirectory(prefix="kvmesh-fork-")
+        path = os.path.join(folder.name, "socket")
+        with contextlib.ExitStack() as files:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "kvmesh.worker.fork_server", "--socket", path, "--preload", preload),
+                env={**os.environ, **(env or {})},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=files.enter_context(open(log, "ab")) if log else None,  # noqa: ASYNC230 (a local file, once)
+                start_new_session=True,  # A terminal's Ctrl-C is for the parent, which stops children in order.
+            )
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _read_ready(process)
+                reader, writer = await asyncio.open_unix_connection(path)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            folder.cleanup()
+            if isinstance(error, TimeoutError):
+                raise UnavailableError(f"the fork server was not ready after {timeout_s:g} s") from error
+            raise
+        server = cls(_process=process, _reader=reader, _writer=writer, _folder=folder)
+        server._task = asyncio.create_task(server._read())
+        return server
+
+    @property
+    def has_ended(self) -> bool:
+        """True when it forks no more; its children have died with it."""
+        return self._task is None or self._task.done()
+
+    async def spawn(
+        self, module: str, argv: Sequence[str] = (), *, env: Mapping[str, str | None] | None = None, log: str = ""
+    ) -> Child:
+        """Forks and runs `python -m module argv...`, output to the file `log`. `env` adds; None takes away.
+
+        Answers when the child exists; whether it is ready is between it and the caller.
+        """
+        if self.has_ended:
+            raise UnavailableError("the fork server has ended")
+        asked: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        request = {"module": module, "argv": list(argv), "env": dict(env or {}), "log": log}
+        self._writer.write(json.dumps(request).encode() + b"\n")
+        return await asked
+
+    async def wait(self, child: Child) -> int:
+        """The exit status of a child; a cancelled wait leaves the child alone."""
+        return await asyncio.shield(child.exit)
+
+    async def aclose(self) -> None:
+        """Kills what still runs, ends the server. Idempotent."""
+        for child in list(self._children.values()):
+            child.send_signal(signal.SIGKILL)
+        self._writer.close()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)
+        self._folder.cleanup()
+
+    async def _read(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                self._take(json.loads(line))
+        except (OSError, ValueError):
+            pass
+        finally:
+            # Without the server nobody reports: its children die with it.
+            for child in list(self._children.values()):
+                child.exit.set_result(-signal.SIGKILL)
+            self._children.clear()
+            while self._asked:
+                _refuse(self._asked.popleft(), UnavailableError("the fork server has ended"))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "exit" in message:
+            child = self._children.pop(message["pid"], None)
+            if child is not None:
+                child.exit.set_result(message["exit"])
+        elif "pid" in message:
+            child = Child(pid=message["pid"], exit=asyncio.get_running_loop().create_future())
+            self._children[child.pid] = child
+            asked = self._asked.popleft()
+            if asked.done():
+                child.send_signal(signal.SIGKILL)
+            else:
+                asked.set_result(child)
+        else:
+            _refuse(self._asked.popleft(), InvalidRequestError(str(message.get("error"))))
+
+
+def _refuse(asked: "asyncio.Future[Child]", error: Exception) -> None:
+    if not asked.done():
+        asked.set_exception(error)
+
+
+async def _read_ready(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        if line.strip() == b"ready":
+            return
+        if line.startswith(THREADS_PREFIX.encode()):
+            names = line.decode(errors="replace").removeprefix(THREADS_PREFIX).strip()
+            raise UnavailableError(f"the imports started threads ({names})", reason=THREADS)
+    raise UnavailableError(f"the fork server ended with status {await process.wait()} before it was ready")
+
+
+if __name__ == "__main__":
+    main()
