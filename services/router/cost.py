@@ -1,4 +1,4 @@
-"""What the terms of the cost are made of: settings with units, bounds and reasons. Formula: docs/routing-cost.md."""
+"""What the terms of the cost are made of: settings with units, bounds and reasons. Formula: docs/understand/routing-cost.md."""
 
 from dataclasses import dataclass
 

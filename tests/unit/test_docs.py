@@ -14,7 +14,7 @@ from services.prefill.settings import PrefillSettings
 from services.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("services/*/README.md")]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md")]
 COMPONENTS = (UpSettings, FrontendSettings, RouterSettings, PlannerSettings, PrefillSettings, DecodeSettings)
 SPECS = [spec for component in COMPONENTS for spec in specs(component)]
 FLAGS = {spec.flag for spec in SPECS}
