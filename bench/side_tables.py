@@ -1,4 +1,4 @@
-"""The tables of a side-by-side run, as they go into docs/benchmarks.md."""
+"""The tables of a side-by-side run, as they go into docs/contribute/benchmarks.md."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """Checks the tests: applies known defects to a copy of the tree, one at a time, and runs the tests of their area.
 
 `tests/mutations.toml` lists the areas with their tests, and the defects. A defect that leaves all tests of its area green *survives*: a
-test is missing. The results go to `docs/mutations.md`; defects that a run leaves out keep the result that the table has for them.
+test is missing. The results go to `docs/contribute/mutations.md`; defects that a run leaves out keep the result that the table has for them.
 
     python scripts/mutate.py                                    all areas
     python scripts/mutate.py --only router-index,kv             two areas
@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFECTS = ROOT / "tests" / "mutations.toml"
-TABLE = ROOT / "docs" / "mutations.md"
+TABLE = ROOT / "docs" / "contribute" / "mutations.md"
 
 CAUGHT_MIN = 0.9
 TEST_TIMEOUT_S = 60

@@ -1,4 +1,4 @@
-"""Writes docs/support-matrix.md from the engines' capability records and the tests that run them; `--check` compares.
+"""Writes docs/operate/support-matrix.md from the engines' capability records and the tests that run them; `--check` compares.
 
 A cell is *verified* when the engine's record claims the feature and every test named for it exists and runs that engine,
 *implemented* when the record claims it and no test runs it, *no* with the reason otherwise.
@@ -15,7 +15,7 @@ from kvmesh.core import Capabilities, Handoff, Role
 from kvmesh.engines.registry import ENGINES
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "docs" / "support-matrix.md"
+TARGET = ROOT / "docs" / "operate" / "support-matrix.md"
 COLUMNS = ("vllm", "sglang", "trtllm", "simulated")
 LATER = "no: later"
 VLLM = "tests/integration/test_vllm_engine.py"
@@ -176,7 +176,7 @@ def main() -> int:
         return 0
     if not TARGET.exists() or TARGET.read_text() != page:
         print(
-            "docs/support-matrix.md is not what the capability records say; run scripts/support_matrix.py",
+            "docs/operate/support-matrix.md is not what the capability records say; run scripts/support_matrix.py",
             file=sys.stderr,
         )
         return 1

@@ -48,7 +48,8 @@ class UpSettings:
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     policy: str = setting(
-        "kv", "how requests are placed: a policy of the router or of a package beside it (docs/routing-cost.md)"
+        "kv",
+        "how requests are placed: a policy of the router or of a package beside it (docs/understand/routing-cost.md)",
     )
     engine_args: str = setting(
         "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"

@@ -20,7 +20,7 @@ def api_module() -> str:
 def set_progress_delay(api: Any, delay_us: int) -> None:
     """Lets the progress threads of agents made from now on sleep between polls.
 
-    NIXL's Python agent has no parameter for it, and at its own 0 the thread takes a whole core. Listed in docs/replaced-parts.md.
+    NIXL's Python agent has no parameter for it, and at its own 0 the thread takes a whole core. Listed in docs/contribute/replaced-parts.md.
     """
     bindings = api.nixlBind
     make_agent = getattr(bindings.nixlAgent, "original", bindings.nixlAgent)

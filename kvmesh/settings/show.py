@@ -48,11 +48,12 @@ def _about(spec: Spec) -> str:
     parts += [f"at least {spec.min:g}"] if spec.min is not None else []
     parts += [f"at most {spec.max:g}"] if spec.max is not None else []
     parts += ["empty: none"] if spec.is_optional else []
-    parts += ["required" if spec.default is REQUIRED else f"default {_shown(spec)}"]
+    parts += ["required" if spec.default is REQUIRED else f"default {default_text(spec)}"]
     return f"{spec.help} [{'; '.join(parts)}] {spec.variable}".strip()
 
 
-def _shown(spec: Spec) -> str:
+def default_text(spec: Spec) -> str:
+    """The default as help prints it. Secrets are masked."""
     if spec.is_secret:
         return "***" if spec.default else "none"
     value = _plain(spec.default)

@@ -96,8 +96,8 @@ def test_where_vllm_differs(oracle: VllmOracle, sample: Sample) -> None:
 
 @pytest.mark.timeout(180)
 def test_docs_list_what_is_not_read(oracle: VllmOracle) -> None:
-    """Every name of vLLM's is a family or an alias here, or stands in docs/parsers.md with the way out, and no other does."""
-    page = (Path(__file__).parents[2] / "docs" / "parsers.md").read_text(encoding="utf-8")
+    """Every name of vLLM's is a family or an alias here, or stands in docs/use/parsers.md with the way out, and no other does."""
+    page = (Path(__file__).parents[2] / "docs" / "use" / "parsers.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (tools|reasoning) \| (.*) \|$", page, re.MULTILINE))
     known = {"tools": {*TOOL_FAMILIES, *TOOL_ALIASES}, "reasoning": {*REASONING_FAMILIES, *REASONING_ALIASES}}
     for kind, names in (("tools", oracle.names["tools"]), ("reasoning", oracle.names["reasonings"])):

@@ -1,4 +1,4 @@
-"""The fast evaluation of the cost equals a slow obvious one, candidate by candidate, as docs/routing-cost.md states it."""
+"""The fast evaluation of the cost equals a slow obvious one, candidate by candidate, as docs/understand/routing-cost.md states it."""
 
 import math
 from random import Random

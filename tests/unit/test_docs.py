@@ -14,7 +14,7 @@ from services.prefill.settings import PrefillSettings
 from services.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("services/*/README.md")]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md")]
 COMPONENTS = (UpSettings, FrontendSettings, RouterSettings, PlannerSettings, PrefillSettings, DecodeSettings)
 SPECS = [spec for component in COMPONENTS for spec in specs(component)]
 FLAGS = {spec.flag for spec in SPECS}
@@ -36,3 +36,74 @@ def test_flags_are_spelt_as_they_are_taken(page: Path) -> None:
     assert not wrong
     # A switch takes no value: --no-... turns it off.
     assert not re.findall(r"--[a-z0-9-]+[ =](?:true|false)\b", page.read_text(encoding="utf-8"))
+
+
+# Results of runs: they name tests as they were called then.
+RESULTS = {ROOT / "docs/contribute/mutations.md"}
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *sorted(set(ROOT.glob("docs/**/*.md")) - RESULTS),
+    *ROOT.glob("services/**/README.md"),
+    *(ROOT / folder / "README.md" for folder in ("bench", "examples")),
+]
+INDEXES = [ROOT / "docs/README.md", ROOT / "docs/understand/decisions/README.md"]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE_SPAN = re.compile(r"`([^`\s]+)`")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SOURCE_FILE = re.compile(r"[\w./-]+\.(py|proto|sh)")
+# A code span is a path of the repository when it begins with one of these.
+TOP = ("bench/", "compose/", "docs/", "examples/", "kvmesh/", "models/", "protos/", "scripts/", "services/", "tests/")
+FILES = [str(file) for folder in TOP for file in (ROOT / folder).rglob("*.*")]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    """Relative Markdown links name files that exist, and headings that these files have."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert [link for link in LINK.findall(text) if not is_reachable(page, link)] == []
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_exist(page: Path) -> None:
+    """Code spans that look like paths name files that exist. `<name>`, `*` and `{a,b}` are patterns.
+
+    A source file may be named by the last parts of its path.
+    """
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    spans = {span.partition("::")[0].rstrip(":,") for span in CODE_SPAN.findall(text)}
+    paths = {span for span in spans if span.startswith(TOP)}
+    ends = {span for span in spans - paths if SOURCE_FILE.fullmatch(span)}
+    missing = {path for path in paths if not any(ROOT.glob(as_pattern(path)))}
+    missing |= {end for end in ends if not any(file.endswith(f"/{end}") for file in FILES)}
+    assert sorted(missing) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md links to each page; the index of decisions links to each decision."""
+    linked = {
+        (index.parent / link.partition("#")[0]).resolve()
+        for index in INDEXES
+        for link in LINK.findall(index.read_text(encoding="utf-8"))
+    }
+    pages = set(ROOT.glob("docs/**/*.md")) - {ROOT / "docs/README.md"}
+    assert sorted(str(page.relative_to(ROOT)) for page in pages - linked) == []
+
+
+def is_reachable(page: Path, link: str) -> bool:
+    """Whether a link's file and heading exist. Addresses of other sites are not checked."""
+    if re.match(r"[a-z]+:", link):
+        return True
+    path, _, heading = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return target.exists() and (not heading or heading in headings(target))
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    lines = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def as_pattern(path: str) -> str:
+    """A path with placeholders as a glob pattern."""
+    return re.sub(r"<[^>]*>|\{[^}]*\}", "*", path).rstrip("/")

@@ -1,4 +1,4 @@
-"""Parts of libraries that kvmesh replaces or reads although they are private: docs/replaced-parts.md lists each with its reason.
+"""Parts of libraries that kvmesh replaces or reads although they are private: docs/contribute/replaced-parts.md lists each with its reason.
 
 A failure means that the library has changed there. Read the reason on the page and the new source, adapt kvmesh, run the tests
 that the page names, and write the new version and digest down.
@@ -16,7 +16,7 @@ import pytest
 
 from tests.parts import require_part
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "replaced-parts.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "contribute" / "replaced-parts.md"
 NIXL_CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/nixl"
 SOURCE = "source"
 SIGNATURE = "signature"

@@ -3,7 +3,7 @@
 isort:skip_file
 The Open Inference Protocol (KServe v2), for clients that already speak it. Foreign: package, names and field numbers are
 the protocol's, so that generated clients of others work; buf.yaml lists the rules that it cannot keep. Here only texts go
-in and out; docs/api-grpc.md says which tensors and parameters mean what.
+in and out; docs/use/api-grpc.md says which tensors and parameters mean what.
 """
 
 from collections import abc as _abc

@@ -9,7 +9,7 @@ from kvmesh.settings import setting
 class AccessSettings:
     """Who may ask. Without a file and without a key in Consul everybody may."""
 
-    keys_file: str = setting("", "JSON file of API keys (docs/access.md). Empty: no file.")
+    keys_file: str = setting("", "JSON file of API keys (docs/use/access.md). Empty: no file.")
     keys_consul_key: str = setting("", "Key in Consul KV that holds the same document. Empty: none.")
     reload_interval_s: float = setting(2.0, "How often keys are looked at again; a rotation needs no restart.", min=0.1)
     tenants_max: int = setting(10_000, "Tenants counted at a time; each takes about 300 bytes.", min=1)

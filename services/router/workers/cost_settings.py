@@ -1,4 +1,4 @@
-"""Settings of the placement cost. The formula is in docs/routing-cost.md."""
+"""Settings of the placement cost. The formula is in docs/understand/routing-cost.md."""
 
 from dataclasses import dataclass
 

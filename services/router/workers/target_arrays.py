@@ -1,7 +1,7 @@
 """The numbers that the cost formula reads of every target, in arrays, so that one decision scores all candidates at once.
 
 A target writes its numbers when they change. A decision only reads: calling into 512 Python objects takes longer than the rest of it.
-Symbols in brackets are those of docs/routing-cost.md.
+Symbols in brackets are those of docs/understand/routing-cost.md.
 """
 
 from typing import NamedTuple

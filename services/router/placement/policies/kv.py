@@ -9,7 +9,7 @@ from services.router.workers.target_arrays import Floats
 
 
 class KvPolicy(Policy):
-    """The cost of docs/routing-cost.md, with its terms and symbols. `pair_search.py` adds the term `transfer`."""
+    """The cost of docs/understand/routing-cost.md, with its terms and symbols. `pair_search.py` adds the term `transfer`."""
 
     name: ClassVar[str] = "kv"
     cost_unit: ClassVar[str] = "s"
