@@ -86,7 +86,14 @@ def find_pair(
     """The cheapest pair of all groups. None: one of the two is full in every pair."""
     best = None
     for group in groups:
-        pair = _find_pair_of_group(selector, group, prefill_leg, decode_leg, prompt_tokens, handoff_times)
+        pair = _find_pair_of_group(
+            selector,
+            group,
+            prefill_leg=prefill_leg,
+            decode_leg=decode_leg,
+            prompt_tokens=prompt_tokens,
+            handoff_times=handoff_times,
+        )
         if pair is not None and (best is None or pair.cost < best.cost):
             best = pair
     return best
@@ -95,6 +102,7 @@ def find_pair(
 def _find_pair_of_group(
     selector: Selector,
     group: Group,
+    *,
     prefill_leg: ScoredLeg,
     decode_leg: ScoredLeg,
     prompt_tokens: int,
@@ -109,9 +117,9 @@ def _find_pair_of_group(
     time = handoff_times[group.rest]
     # The terms that all candidates have in common are one number: adding it to an array takes longer than adding two arrays.
     costs = decode_costs - time.s_per_byte * bytes_per_token * cached_tokens
-    costs += lowest_prefill_cost + time.seconds(prompt_tokens, bytes_per_token)
+    costs += lowest_prefill_cost + time.seconds(prompt_tokens, bytes_per_token=bytes_per_token)
     for distance, near in group.near:
-        transfer_s = handoff_times[distance].seconds(prompt_tokens - cached_tokens, bytes_per_token)
+        transfer_s = handoff_times[distance].seconds(prompt_tokens - cached_tokens, bytes_per_token=bytes_per_token)
         costs = np.minimum(costs, transfer_s + near.lowest(prefill_costs) + decode_costs)
     decode = selector.choose(costs, cached_tokens, decode_leg.targets[group.decodes])
     if decode is None:
@@ -126,7 +134,7 @@ def _find_pair_of_group(
         prefill=prefill + group.prefills.start,
         decode=decode + group.decodes.start,
         cost=costs.item(prefill),
-        transfer_s=handoff_times[distance].seconds(moved_tokens, bytes_per_token),
+        transfer_s=handoff_times[distance].seconds(moved_tokens, bytes_per_token=bytes_per_token),
         transfer_bytes=moved_tokens * bytes_per_token,
         distance=distance,
     )
@@ -134,12 +142,12 @@ def _find_pair_of_group(
 
 def _transfer_s(group: Group, decode: int, moved_tokens: float, handoff_times: HandoffTimes) -> Floats | float:
     """The time of the handoff from each prefill candidate to one decode candidate."""
-    rest_s = handoff_times[group.rest].seconds(moved_tokens, group.kv_bytes_per_token)
+    rest_s = handoff_times[group.rest].seconds(moved_tokens, bytes_per_token=group.kv_bytes_per_token)
     if not group.near:
         return rest_s
     times = np.full(group.prefills.stop - group.prefills.start, rest_s)
     for distance, near in reversed(group.near):
         segment = near.prefills_of(decode)
         if segment is not None:
-            times[segment] = handoff_times[distance].seconds(moved_tokens, group.kv_bytes_per_token)
+            times[segment] = handoff_times[distance].seconds(moved_tokens, bytes_per_token=group.kv_bytes_per_token)
     return times
