@@ -284,7 +284,7 @@ class RouterCore:
         return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
 
     def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, int]:
-        """Decides anew, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
+        """Decides again, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
         if len(self.book) >= self.limits.reservations_max:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
