@@ -267,6 +267,7 @@ class Placer:
             targets=side.targets,
             cached_tokens=cached_tokens,
             prefill=arrays.take_prefill(side.columns) if kind is not LegKind.DECODE else NO_PREFILL_NUMBERS,
+            has_pair_costs=arrays.has_pair_costs,
             decode=arrays.take_decode(side.columns) if kind is not LegKind.PREFILL else NO_DECODE_NUMBERS,
         )
         terms = self.policy.terms(candidates)

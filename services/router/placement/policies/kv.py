@@ -50,5 +50,8 @@ def _queue_s(candidates: Candidates) -> Floats:
 
 def _prefill_s(candidates: Candidates) -> Floats:
     prefill, n, cached = candidates.prefill, candidates.ask.prompt_tokens, candidates.cached_tokens
-    # n - u/2 = (n + cached) / 2
-    return prefill.base_s + (n - cached) * (prefill.s_per_token + prefill.s_per_token_pair_half * (n + cached))
+    s_per_token = prefill.s_per_token
+    if candidates.has_pair_costs:
+        # n - u/2 = (n + cached) / 2
+        s_per_token = s_per_token + prefill.s_per_token_pair_half * (n + cached)
+    return prefill.base_s + s_per_token * (n - cached)
