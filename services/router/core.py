@@ -97,7 +97,7 @@ class RouterCore:
             self._check_reservations()
             self._release_ask_number(frontend_id, ask_id, ask.request_id)
             if self.queue.requests:
-                self._replace_queued(frontend_id, ask_id, ask.request_id, now)
+                self._replace_queued(frontend_id, ask_id, ask.request_id, now=now)
                 if self.queue.is_behind(ask):
                     return self._enqueue(frontend_id, record, now)
             try:
@@ -113,7 +113,7 @@ class RouterCore:
             record.refuse(error, self.placer)
             raise error from None
         record.decision, record.considered = decision, self.placer.considered
-        record.placement = self._reserve(frontend_id, ask_id, ask, decision, now)
+        record.placement = self._reserve(frontend_id, ask_id, ask, decision, now=now)
         return record.placement
 
     def drain_queue(self, *, now: float, wall: float) -> list[QueueOutcome]:
@@ -258,7 +258,7 @@ class RouterCore:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.book.settle(known)
 
-    def _replace_queued(self, frontend_id: str, ask_id: int, request_id: str, now: float) -> None:
+    def _replace_queued(self, frontend_id: str, ask_id: int, request_id: str, *, now: float) -> None:
         """The same ask on a new stream replaces the queued one."""
         queued = self.queue.get(frontend_id, ask_id)
         if queued is None:
@@ -284,7 +284,7 @@ class RouterCore:
         return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
 
     def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, int]:
-        """Decides anew, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
+        """Decides again, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
         if len(self.book) >= self.limits.reservations_max:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
@@ -296,13 +296,13 @@ class RouterCore:
             record.refuse(problem, self.placer)
             raise self.health.refusal(problem, ask.model, now) from None
         record.considered = self.placer.considered
-        placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision, now)
+        placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision, now=now)
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)
         record.decided_at_s = wall
         self.history.add(record)
         return record.placement, max(1, decision.uncached_tokens)
 
-    def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, decision: Decision, now: float) -> Placement:
+    def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, decision: Decision, *, now: float) -> Placement:
         self._placements += 1
         lifetime_s = self.limits.reservation_s_max
         ends_at = now + (lifetime_s if ask.timeout_s is None else min(lifetime_s, ask.timeout_s))
@@ -333,15 +333,15 @@ class RouterCore:
             predicted_hashes=block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
         )
         self.book.add(reservation)
-        self.health.on_placed(reservation, ask, now, self._holders_of)
+        self.health.on_placed(reservation, ask, now=now, holders_of=self._holders_of)
         if prefill is not None:
-            self._note_placement(prefill, ask, now, is_computing=True)
-        self._note_placement(decode, ask, now, is_computing=prefill is None)
+            self._note_placement(prefill, ask, now=now, is_computing=True)
+        self._note_placement(decode, ask, now=now, is_computing=prefill is None)
         if ask.session_id:
             self.placer.sessions.bind(ask.session_id, prefill, decode, now=now)
         return _placement(reservation, decision)
 
-    def _note_placement(self, target: Target, ask: Ask, now: float, *, is_computing: bool) -> None:
+    def _note_placement(self, target: Target, ask: Ask, *, now: float, is_computing: bool) -> None:
         target.placed_last = self._placements
         if ask.adapter:
             target.use_adapter(ask.adapter)

@@ -147,7 +147,7 @@ async def test_a_lost_stream_takes_its_asks_along():
         await eventually(lambda: router.core.queue.requests == 1)
         await other.report(1)
         assert await other.answer() == (2, "d1")
-        assert not router.servicer.dispatcher.is_waiting
+        assert not router.servicer.dispatcher.has_queued
 
 
 async def test_room_that_no_report_tells_of_is_found():

@@ -72,7 +72,7 @@ class Router:
             # Not shorter: router, workers and registry share this loop, and when it has to wait for a processor all are silent.
             settings=MembershipSettings(silence_s=silence_s, load_interval_s=0.02, reconnect_max_s=0.2),
         )
-        self.upkeep = Maintenance(self.core, metrics, clock, sweep_blocks=100)
+        self.upkeep = Maintenance(self.core, metrics, clock)
         self.server = RpcServer(
             RpcSettings(grace_s=0),
             service_names=[SERVICE_NAME],

@@ -86,7 +86,7 @@ class Stage:
     def exclusions(self) -> list[str]:
         fleet = self.router.fleet
         return [
-            f"{name} {worker.excluded_by or ('incompatible' if fleet.incompatible(worker) else '')}".strip()
+            f"{name} {worker.excluded_by or ('incompatible' if fleet.is_incompatible(worker) else '')}".strip()
             for name, worker in sorted(fleet.workers.items())
         ]
 

@@ -15,31 +15,31 @@ def test_work_without_a_step_is_stuck_and_a_step_ends_it():
     """The time counts from the last step, or from when work came."""
     watch = StepWatch(SETTINGS)
     watch.on_load_record(record(1, running_requests=0), 0)
-    assert not watch.is_stuck(100, 2)
+    assert not watch.is_stuck(100, allowed_s=2)
     watch.on_load_record(record(1), 100)
-    assert not watch.is_stuck(102, 2)
-    assert watch.is_stuck(102.1, 2)
+    assert not watch.is_stuck(102, allowed_s=2)
+    assert watch.is_stuck(102.1, allowed_s=2)
     assert not watch.on_load_record(record(1), 103)
     assert watch.on_load_record(record(2), 104)
-    assert not watch.is_stuck(106, 2)
+    assert not watch.is_stuck(106, allowed_s=2)
 
 
 def test_waiting_requests_are_work_and_no_work_is_never_stuck():
     """An idle engine makes no steps and is well."""
     watch = StepWatch(SETTINGS)
     watch.on_load_record(record(1, running_requests=0, waiting_requests=1), 0)
-    assert watch.is_stuck(3, 2)
+    assert watch.is_stuck(3, allowed_s=2)
     watch.on_load_record(record(1, running_requests=0), 3)
-    assert not watch.is_stuck(1000, 2)
+    assert not watch.is_stuck(1000, allowed_s=2)
 
 
 def test_waiting_for_leases_is_not_the_engines_fault():
     """Blocks that nobody fetches hold requests up; once the leases are over there is no excuse."""
     watch = StepWatch(SETTINGS)
     watch.on_load_record(record(1, running_requests=0, waiting_requests=1, kv_blocks_leased=9), 0)
-    assert not watch.is_stuck(1000, 2)
+    assert not watch.is_stuck(1000, allowed_s=2)
     watch.on_load_record(record(1, running_requests=0, waiting_requests=1), 1000)
-    assert watch.is_stuck(1003, 2)
+    assert watch.is_stuck(1003, allowed_s=2)
 
 
 def test_the_time_allowed_follows_the_slowest_step_within_bounds():
@@ -66,7 +66,7 @@ def test_overdue_work_counts_until_a_step_is_made():
     """A placement whose report was lost must not shut a worker out that has stepped since."""
     watch = StepWatch(SETTINGS)
     watch.on_load_record(record(1, running_requests=0), 0)
-    assert not watch.is_overdue(12, 2, due_at=10)
-    assert watch.is_overdue(12.1, 2, due_at=10)
+    assert not watch.is_overdue(12, allowed_s=2, due_at=10)
+    assert watch.is_overdue(12.1, allowed_s=2, due_at=10)
     watch.on_load_record(record(2, running_requests=0), 13)
-    assert not watch.is_overdue(1000, 2, due_at=10)
+    assert not watch.is_overdue(1000, allowed_s=2, due_at=10)

@@ -127,14 +127,14 @@ class HealthMonitor:
             health.breaker.advance(now)
             self._update(self._workers[worker_id], health)
 
-    def on_placed(self, reservation: Reservation, ask: Ask, now: float, holders_of: Callable[[int], int]) -> None:
+    def on_placed(self, reservation: Reservation, ask: Ask, *, now: float, holders_of: Callable[[int], int]) -> None:
         """A request was placed. `holders_of` returns the bits of the holders whose events named a block."""
         if self._not_closed:
             for target in (reservation.prefill, reservation.decode):
                 if target is not None and target.worker.worker_id in self._not_closed:
                     self._apply(target.worker, Breaker.on_placed, reservation, now)
         if ask.block_hashes:
-            self._check_overlap(reservation.computing_prompt, ask, now, holders_of)
+            self._check_overlap(reservation.computing_prompt, ask, now=now, holders_of=holders_of)
 
     def on_report(self, reservation: Reservation, report: Report, now: float) -> None:
         """Counts a report as success or failure of the workers that it is about."""
@@ -170,7 +170,7 @@ class HealthMonitor:
                 watch.excuse(now)
         has_stepped = health.steps[rank].on_load_record(record, now)
         is_stuck = any(
-            watch.is_stuck(now, self._allowed_s(target, watch))
+            watch.is_stuck(now, allowed_s=self._allowed_s(target, watch))
             for target, watch in zip(worker.targets, health.steps, strict=False)
         )
         if is_stuck and not health.is_wedged:
@@ -214,7 +214,9 @@ class HealthMonitor:
             if watch is None or reservation.is_orphaned:
                 continue
             allowed_s = self._allowed_s(target, watch)
-            if now - self._resumed_at > allowed_s and watch.is_overdue(now, allowed_s, reservation.due_at):
+            if now - self._resumed_at > allowed_s and watch.is_overdue(
+                now, allowed_s=allowed_s, due_at=reservation.due_at
+            ):
                 del suspects[target]
                 self._add_event(target.worker, "worker_wedged", cause="overdue_placements")
                 self._trip(target.worker, WEDGED, now)
@@ -305,7 +307,7 @@ class HealthMonitor:
             health.breaker.close(now)
         self._add_event(worker, "worker_recovered")
 
-    def _check_overlap(self, target: Target, ask: Ask, now: float, holders_of: Callable[[int], int]) -> None:
+    def _check_overlap(self, target: Target, ask: Ask, *, now: float, holders_of: Callable[[int], int]) -> None:
         worker = target.worker
         watch = self.health_of(worker).overlap
         has_same_size = ask.block_size_tokens == target.block_size_tokens

@@ -77,7 +77,7 @@ class StepWatch:
         settings = self._settings
         return min(settings.wait_max_s, max(settings.wait_min_s, settings.step_factor * expected_s))
 
-    def is_stuck(self, now: float, allowed_s: float) -> bool:
+    def is_stuck(self, now: float, *, allowed_s: float) -> bool:
         """The records show work, and no step for longer than allowed."""
         return self._working_since is not None and now - self._working_since > allowed_s
 
@@ -85,6 +85,6 @@ class StepWatch:
         """True when a step was made, or the first record came, after that time."""
         return self._stepped_at > since
 
-    def is_overdue(self, now: float, allowed_s: float, due_at: float) -> bool:
+    def is_overdue(self, now: float, *, allowed_s: float, due_at: float) -> bool:
         """Work that was placed at `due_at` led to no step. A later step shows that the engine is alive."""
         return due_at > self._stepped_at and now - due_at > allowed_s

@@ -74,17 +74,17 @@ class CachedTokens:
             width = (bits_end >> 3) + 1
             if (len(self._cache) + 1) * (8 * width + ENTRY_FLOATS) > CACHED_FLOATS_MAX:
                 self._cache.clear()
-            tokens = self._cache[key] = self._combine(device, predicted, slower, size, width)
+            tokens = self._cache[key] = self._combine(
+                deepest_prefixes(device, predicted), slower, block_size_tokens=size, width=width
+            )
             if tokens_max >= 0:
                 np.minimum(tokens, tokens_max, tokens)
         return tokens
 
-    def _combine(
-        self, device: Prefixes, predicted: Prefixes, slower: Sequence[Prefixes], size: int, width: int
-    ) -> Floats:
-        tokens = tokens_by_bit(deepest_prefixes(device, predicted), size, width)
+    def _combine(self, prefixes: Prefixes, slower: Sequence[Prefixes], *, block_size_tokens: int, width: int) -> Floats:
+        tokens = tokens_by_bit(prefixes, block_size_tokens, width)
         for found, (_, credit) in zip(slower, self._slower, strict=False):
-            tokens += credit * np.maximum(tokens_by_bit(found, size, width) - tokens, 0)
+            tokens += credit * np.maximum(tokens_by_bit(found, block_size_tokens, width) - tokens, 0)
         return tokens
 
 

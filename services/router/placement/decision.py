@@ -61,7 +61,7 @@ class Decision:
                 if self.handoff_times is not None:
                     uncached = self.forecast.prompt_tokens - decode_leg.cached_tokens.item(decode)
                     time = self.handoff_times[group.distance(i, j)]
-                    transfer_s = time.seconds(uncached, group.kv_bytes_per_token)
+                    transfer_s = time.seconds(uncached, bytes_per_token=group.kv_bytes_per_token)
                     terms.append(("transfer", transfer_s))
                     cost += transfer_s
                 yield prefill_leg.targets[prefill], decode_leg.targets[decode], cost, terms

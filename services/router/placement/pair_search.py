@@ -54,8 +54,13 @@ class Selector:
         self._tie_ratio = settings.tie_ratio if estimates_time else 0.0
         self._temperature = settings.temperature if estimates_time else 0.0
 
-    def choose(self, costs: Floats, cached_tokens: Floats, targets: Sequence[Target]) -> int | None:
-        """The position of the chosen candidate. None: all are full. `costs` must be the whole cost, of which ties are a ratio."""
+    def choose(
+        self, costs: Floats, cached_tokens: Floats, targets: Sequence[Target], *, first_target: int = 0
+    ) -> int | None:
+        """The position of the chosen candidate. None: all are full. `costs` must be the whole cost, of which ties are a ratio.
+
+        `first_target`: position of the first candidate in `targets`, which spares a copy of a part of them.
+        """
         cheapest = int(costs.argmin())
         lowest = costs.item(cheapest)
         if lowest == INFINITE:
@@ -69,9 +74,9 @@ class Selector:
         drawn = equal.item(int(self._random() * len(equal)))
         if cached_tokens.item(drawn) != cached_tokens.item(cheapest):
             return cheapest
-        first, second = targets[cheapest], targets[drawn]
-        fewer = second.requests_in_flight - first.requests_in_flight
-        return drawn if fewer < 0 or (fewer == 0 and second.placed_last <= first.placed_last) else cheapest
+        best, other = targets[first_target + cheapest], targets[first_target + drawn]
+        fewer = other.requests_in_flight - best.requests_in_flight
+        return drawn if fewer < 0 or (fewer == 0 and other.placed_last <= best.placed_last) else cheapest
 
 
 def find_pair(
@@ -86,7 +91,14 @@ def find_pair(
     """The cheapest pair of all groups. None: one of the two is full in every pair."""
     best = None
     for group in groups:
-        pair = _find_pair_of_group(selector, group, prefill_leg, decode_leg, prompt_tokens, handoff_times)
+        pair = _find_pair_of_group(
+            selector,
+            group,
+            prefill_leg=prefill_leg,
+            decode_leg=decode_leg,
+            prompt_tokens=prompt_tokens,
+            handoff_times=handoff_times,
+        )
         if pair is not None and (best is None or pair.cost < best.cost):
             best = pair
     return best
@@ -95,6 +107,7 @@ def find_pair(
 def _find_pair_of_group(
     selector: Selector,
     group: Group,
+    *,
     prefill_leg: ScoredLeg,
     decode_leg: ScoredLeg,
     prompt_tokens: int,
@@ -109,16 +122,17 @@ def _find_pair_of_group(
     time = handoff_times[group.rest]
     # The terms that all candidates have in common are one number: adding it to an array takes longer than adding two arrays.
     costs = decode_costs - time.s_per_byte * bytes_per_token * cached_tokens
-    costs += lowest_prefill_cost + time.seconds(prompt_tokens, bytes_per_token)
+    costs += lowest_prefill_cost + time.seconds(prompt_tokens, bytes_per_token=bytes_per_token)
     for distance, near in group.near:
-        transfer_s = handoff_times[distance].seconds(prompt_tokens - cached_tokens, bytes_per_token)
+        transfer_s = handoff_times[distance].seconds(prompt_tokens - cached_tokens, bytes_per_token=bytes_per_token)
         costs = np.minimum(costs, transfer_s + near.lowest(prefill_costs) + decode_costs)
-    decode = selector.choose(costs, cached_tokens, decode_leg.targets[group.decodes])
+    decode = selector.choose(costs, cached_tokens, decode_leg.targets, first_target=group.decodes.start)
     if decode is None:
         return None
     moved_tokens = prompt_tokens - cached_tokens.item(decode)
     costs = prefill_costs + (_transfer_s(group, decode, moved_tokens, handoff_times) + decode_costs.item(decode))
-    prefill = selector.choose(costs, prefill_leg.cached_tokens[group.prefills], prefill_leg.targets[group.prefills])
+    cached_tokens = prefill_leg.cached_tokens[group.prefills]
+    prefill = selector.choose(costs, cached_tokens, prefill_leg.targets, first_target=group.prefills.start)
     assert prefill is not None  # The cost of `decode` was finite with one of them.
     distance = group.distance(prefill, decode)
     return Pair(
@@ -126,7 +140,7 @@ def _find_pair_of_group(
         prefill=prefill + group.prefills.start,
         decode=decode + group.decodes.start,
         cost=costs.item(prefill),
-        transfer_s=handoff_times[distance].seconds(moved_tokens, bytes_per_token),
+        transfer_s=handoff_times[distance].seconds(moved_tokens, bytes_per_token=bytes_per_token),
         transfer_bytes=moved_tokens * bytes_per_token,
         distance=distance,
     )
@@ -134,12 +148,12 @@ def _find_pair_of_group(
 
 def _transfer_s(group: Group, decode: int, moved_tokens: float, handoff_times: HandoffTimes) -> Floats | float:
     """The time of the handoff from each prefill candidate to one decode candidate."""
-    rest_s = handoff_times[group.rest].seconds(moved_tokens, group.kv_bytes_per_token)
+    rest_s = handoff_times[group.rest].seconds(moved_tokens, bytes_per_token=group.kv_bytes_per_token)
     if not group.near:
         return rest_s
     times = np.full(group.prefills.stop - group.prefills.start, rest_s)
     for distance, near in reversed(group.near):
         segment = near.prefills_of(decode)
         if segment is not None:
-            times[segment] = handoff_times[distance].seconds(moved_tokens, group.kv_bytes_per_token)
+            times[segment] = handoff_times[distance].seconds(moved_tokens, bytes_per_token=group.kv_bytes_per_token)
     return times

@@ -16,6 +16,7 @@ from functools import reduce
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvmesh.core import Ask, Handoff, KvTier
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
@@ -197,9 +198,7 @@ class Placer:
             handoff_times=self.handoffs.times if counts_transfer else None,
         )
 
-    def _alone(
-        self, query: _Query, reason: str, left_out: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
-    ) -> Decision:
+    def _alone(self, query: _Query, reason: str, left_out: NDArray[np.bool_] | None = None) -> Decision:
         """The decode worker that computes the prompt at the lowest cost. `left_out` marks candidates that must not."""
         ask, now = query.ask, query.now
         leg = self._score(query, LegKind.ALONE)
@@ -268,6 +267,7 @@ class Placer:
             targets=side.targets,
             cached_tokens=cached_tokens,
             prefill=arrays.take_prefill(side.columns) if kind is not LegKind.DECODE else NO_PREFILL_NUMBERS,
+            has_pair_costs=arrays.has_pair_costs,
             decode=arrays.take_decode(side.columns) if kind is not LegKind.PREFILL else NO_DECODE_NUMBERS,
         )
         terms = self.policy.terms(candidates)

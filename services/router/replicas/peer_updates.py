@@ -70,7 +70,7 @@ class PeerUpdates:
             self._added.pop(reservation.reservation_id, None)
 
     def mark_prefilled(self, reservation: Reservation) -> None:
-        """Its prompt is computed. A reservation that was not sent yet says so itself."""
+        """Its prompt is computed. A reservation that was not sent yet carries that itself."""
         if reservation.reservation_id not in self._added:
             self._prefilled[reservation.reservation_id] = None
             self._on_change()

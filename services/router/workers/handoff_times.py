@@ -25,7 +25,7 @@ class HandoffTime(NamedTuple):
     handoff_s: float
     s_per_byte: float
 
-    def seconds(self, tokens: F, bytes_per_token: float) -> F:
+    def seconds(self, tokens: F, *, bytes_per_token: float) -> F:
         return self.s_per_byte * bytes_per_token * tokens + self.handoff_s
 
 

@@ -85,7 +85,7 @@ class Reservation:
 
     @property
     def working(self) -> Target:
-        """The target whose turn it is."""
+        """The target that works on the request now."""
         return self.decode if self.is_prefilled else self.computing_prompt
 
 

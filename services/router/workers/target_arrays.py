@@ -49,11 +49,13 @@ NO_DECODE_NUMBERS = DecodeNumbers(*[_EMPTY] * len(DecodeNumbers._fields))
 class TargetArrays:
     """The numbers of all targets of a fleet, one column per target. The arrays are replaced when they grow; callers must not keep them."""
 
-    __slots__ = ("_decode_values", "_free_columns", "_prefill_values", "decode", "prefill")
+    __slots__ = ("_decode_values", "_free_columns", "_prefill_values", "decode", "has_pair_costs", "prefill")
 
     def __init__(self, columns: int = 64) -> None:
         self._allocate(columns)
         self._free_columns = list(range(columns - 1, -1, -1))
+        self.has_pair_costs = False
+        """True once the prefill time of a target grows with the square of the prompt."""
 
     def add_column(self) -> int:
         """Reserves a column for a target and returns its index."""

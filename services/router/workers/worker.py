@@ -231,6 +231,7 @@ class Target:
         base_s, per_token_s, per_pair_s = self.coefficients.prefill.values
         numbers.base_s[column], numbers.s_per_token[column] = base_s, per_token_s
         numbers.s_per_token_pair_half[column] = per_pair_s / 2
+        self.arrays.has_pair_costs = self.arrays.has_pair_costs or per_pair_s > 0
         self.write_queue()
 
     def write_queue(self) -> None:

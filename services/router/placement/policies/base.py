@@ -45,6 +45,8 @@ class Candidates:
     """Tokens of the prompt that each target has cached; those of slower tiers count for a part."""
     prefill: PrefillNumbers
     """Empty for the leg DECODE."""
+    has_pair_costs: bool
+    """Whether `prefill.s_per_token_pair_half` has a number that is not zero."""
     decode: DecodeNumbers
     """Empty for the leg PREFILL."""
 

@@ -22,14 +22,18 @@ class KvPolicy(Policy):
         self._output_tokens = context.cost.output_tokens
 
     def terms(self, candidates: Candidates) -> dict[str, Floats]:
-        terms: dict[str, Floats] = {}
-        if candidates.kind is not LegKind.DECODE:
-            terms |= {"queue": _queue_s(candidates), "prefill": _prefill_s(candidates)}
-        if candidates.kind is not LegKind.PREFILL:
-            terms |= {"wait": candidates.decode.wait_s, "decode": self._decode_s(candidates)}
-        if candidates.kind is LegKind.ALONE:
-            terms["interference"] = self._decode_weight * candidates.decode.requests * terms["prefill"]
-        return terms
+        if candidates.kind is LegKind.PREFILL:
+            return {"queue": _queue_s(candidates), "prefill": _prefill_s(candidates)}
+        if candidates.kind is LegKind.DECODE:
+            return {"wait": candidates.decode.wait_s, "decode": self._decode_s(candidates)}
+        prefill_s = _prefill_s(candidates)
+        return {
+            "queue": _queue_s(candidates),
+            "prefill": prefill_s,
+            "wait": candidates.decode.wait_s,
+            "decode": self._decode_s(candidates),
+            "interference": self._decode_weight * candidates.decode.requests * prefill_s,
+        }
 
     def _decode_s(self, candidates: Candidates) -> Floats:
         """Each of m output tokens is delayed by the batch, and delays the batch."""
@@ -46,5 +50,8 @@ def _queue_s(candidates: Candidates) -> Floats:
 
 def _prefill_s(candidates: Candidates) -> Floats:
     prefill, n, cached = candidates.prefill, candidates.ask.prompt_tokens, candidates.cached_tokens
-    # n - u/2 = (n + cached) / 2
-    return prefill.base_s + (n - cached) * (prefill.s_per_token + prefill.s_per_token_pair_half * (n + cached))
+    s_per_token = prefill.s_per_token
+    if candidates.has_pair_costs:
+        # n - u/2 = (n + cached) / 2
+        s_per_token = s_per_token + prefill.s_per_token_pair_half * (n + cached)
+    return prefill.base_s + s_per_token * (n - cached)
