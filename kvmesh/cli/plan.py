@@ -60,7 +60,7 @@ class MeshShape:
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
-    """One specification per process. Ports not named are picked by the processes themselves and told to the registry."""
+    """One specification per process. Processes pick ports that are not named themselves and register them."""
     frontend_argv = (
         *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
         # Meshes on one machine must not run each other's batches.

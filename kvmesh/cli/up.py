@@ -253,7 +253,7 @@ class Mesh:
         return True
 
     async def _stop(self, keeper: Keeper) -> None:
-        """Frontends first, so that no request is taken that nobody can finish; workers last."""
+        """Stops frontends first, so that no request is accepted that cannot be finished, and workers last."""
         self._progress.say("stopping")
         remove_state(os.getpid())
         await stop_children(list(reversed(keeper.running())), self._settings.stop_timeout_s)

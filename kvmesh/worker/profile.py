@@ -27,8 +27,8 @@ class ProfileSettings:
 
 def profile_of(engine: PerformanceProfile | None, settings: ProfileSettings) -> PerformanceProfile | None:
     """None if neither the engine nor the settings give a figure."""
-    told = {each.name: getattr(settings, each.name) for each in fields(ProfileSettings)}
+    given = {each.name: getattr(settings, each.name) for each in fields(ProfileSettings)}
     profile = replace(
-        engine or PerformanceProfile(), **{name: value for name, value in told.items() if value is not None}
+        engine or PerformanceProfile(), **{name: value for name, value in given.items() if value is not None}
     )
     return None if profile == PerformanceProfile() else profile

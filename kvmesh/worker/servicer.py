@@ -24,7 +24,7 @@ LATE_RATIO = 1.25
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one worker, whatever its role. Drain and role changes go through `membership`, which the registry hears of."""
+    """Serves one worker, whatever its role. Drain and role changes go through `membership`, which updates the registry."""
 
     def __init__(self, worker: Worker, membership: Membership, clock: Clock) -> None:
         self._worker = worker
@@ -107,7 +107,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def ResetCache(
         self, request: pb.ResetCacheRequest, context: ServicerContext[Any, Any]
     ) -> pb.ResetCacheResponse:
-        """Forgets cached blocks that nobody holds."""
+        """Evicts cached blocks without a holder."""
         return pb.ResetCacheResponse(is_reset=await self._worker.engine.reset_cache())
 
     async def Sleep(self, request: pb.SleepRequest, context: ServicerContext[Any, Any]) -> pb.SleepResponse:

@@ -69,9 +69,9 @@ class Scheduler:
         self.pool = BlockPool(settings.kv_blocks, settings.kv_blocks // SPARE_PART)
         self.leases = Leases(self.pool)
         self.releases: list[tuple[bytes, str]] = []
-        """Handles, by the source's metadata, that nobody will pull any more; the engine takes them."""
+        """Handles that will not be pulled, with the source's metadata. The engine removes them when it has told the source."""
         self.aborted_pulls: list[LegState] = []
-        """Legs whose pull must be stopped; the engine takes them."""
+        """Legs whose pull must be stopped. The engine removes them when it has stopped the pull."""
         self.prompt_tokens_total = self.output_tokens_total = 0
         self.cached_tokens_total = self.transferred_tokens_total = self.preempted_total = 0
         self._range = token_range
@@ -156,7 +156,7 @@ class Scheduler:
         )
 
     def _leave(self, leg: LegState) -> None:
-        """Takes a leg out of whatever phase it is in and drops its blocks."""
+        """Removes a leg from its phase and drops its blocks."""
         phase, leg.phase = leg.phase, Phase.DONE
         self._give_up_handle(leg)
         if phase is Phase.PULLING:
@@ -172,7 +172,7 @@ class Scheduler:
         leg.blocks = []
 
     def _give_up_handle(self, leg: LegState) -> None:
-        """Tells the source, at the next chance, that nobody will pull."""
+        """Queues a message to the source that the handle will not be pulled."""
         if leg.payload is not None and leg.request.handle is not None:
             self.releases.append((leg.payload.peer, leg.request.handle.handle_id))
         leg.payload = None
@@ -206,7 +206,7 @@ class Scheduler:
             budget -= self._prefill(admitted, budget, step, now_s)
 
     def take_finishes(self) -> Step:
-        """A step that does nothing but tell of ended legs."""
+        """A step with the finishes of ended legs only."""
         step = Step(finishes=self._finishes)
         self._finishes = []
         return step
@@ -338,7 +338,7 @@ class Scheduler:
     # Pulls and leases
 
     def pull_ended(self, order: PullOrder, error: KvLostError | None) -> bool:
-        """A pull is over, well or not, and touches no blocks any more. True: the source is still to be told to free its own."""
+        """Takes the end of a pull, which no longer writes to any block. True: the source must be told to free its blocks."""
         leg = order.leg
         self._pulling.discard(leg)
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
@@ -355,11 +355,11 @@ class Scheduler:
         else:
             leg.was_recomputed = True
         self._begin_prompt(leg)
-        # Nobody reads a failed handle again: kept to its lease, its blocks would be missing where prompts wait for them.
+        # A failed handle is not read again. Its blocks would be missing at the source until the lease ends.
         return True
 
     def pull_overdue(self, order: PullOrder) -> None:
-        """A pull has run out of time and may still write: its leg waits for other blocks and computes the prompt itself."""
+        """Gives up a pull that is overdue and may still write. Its leg waits for other blocks and computes the prompt."""
         leg = order.leg
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
             return

@@ -383,7 +383,7 @@ class VllmEngine:
         try:
             if self._core is not None:
                 self._core.close()
-        except Exception:  # The last word of the thread: nobody is left to raise to.
+        except Exception:  # The thread ends here; there is no caller to raise to.
             LOG.exception("engine_close_failed")
         finally:
             self._post_call(self._finish_streams)
@@ -392,7 +392,7 @@ class VllmEngine:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
-            # The loop is closed: nobody waits any more.
+            # The loop is closed, so no caller waits.
             if self._thread is not None:
                 self._thread.stop()
 

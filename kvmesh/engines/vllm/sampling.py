@@ -54,7 +54,7 @@ def decode_arguments(generation: Generation, defaults: Mapping[str, Any]) -> dic
 
 
 def prefill_arguments() -> dict[str, Any]:
-    """A prefill leg samples one token that nobody sees."""
+    """A prefill leg samples one token, which is dropped."""
     return {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
 
 
