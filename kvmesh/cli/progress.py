@@ -28,7 +28,7 @@ class Progress:
         print(f"kvmesh: {text}", file=self._stream, flush=True)
 
     async def wait_ready(
-        self, registry: Registry, names: Sequence[str], awaited: Sequence[str], started_at_s: float
+        self, registry: Registry, *, names: Sequence[str], awaited: Sequence[str], started_at_s: float
     ) -> Instance:
         """Until the frontend can answer for a model and every awaited process is registered; the frontend.
 

@@ -122,7 +122,7 @@ class ForkLoop:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._become(parent, module, argv, env, log)
+            self._become(parent=parent, module=module, argv=argv, env=env, log=log)
         connection.children.add(pid)
         connection.send({"pid": pid})
 
@@ -148,7 +148,7 @@ class ForkLoop:
                     connection.children.discard(pid)
                     connection.send({"pid": pid, "exit": os.waitstatus_to_exitcode(status)})
 
-    def _become(self, parent: int, module: str, argv: list[str], env: dict[str, str | None], log: str) -> NoReturn:
+    def _become(self, *, parent: int, module: str, argv: list[str], env: dict[str, str | None], log: str) -> NoReturn:
         """Runs the child, which never returns into the server's stack."""
         status = 1
         try:

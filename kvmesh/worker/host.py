@@ -61,7 +61,7 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
 class _Announcement:
     """Registers the worker. It is the last part to start and the first to stop."""
 
-    def __init__(self, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+    def __init__(self, *, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
         self._worker = worker
         self._membership = membership
         self._server = server
@@ -106,7 +106,11 @@ async def serve_worker(
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
     registry = ConsulRegistry(settings.discovery)
     worker = Worker(
-        make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock, telemetry.tracing
+        make_engine(settings, role, clock),
+        identity=make_identity(settings, role),
+        settings=settings.worker,
+        clock=clock,
+        tracing=telemetry.tracing,
     )
     WorkerMetrics(worker, telemetry.registry)
     membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
@@ -123,7 +127,7 @@ async def serve_worker(
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
 
-    announcement = _Announcement(worker, membership, server, metrics)
+    announcement = _Announcement(worker=worker, membership=membership, server=server, metrics=metrics)
 
     async def drain() -> None:
         await membership.set_draining(True)

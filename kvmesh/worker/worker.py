@@ -107,6 +107,7 @@ class Worker:
     def __init__(
         self,
         engine: Engine,
+        *,
         identity: WorkerIdentity,
         settings: WorkerSettings,
         clock: Clock,

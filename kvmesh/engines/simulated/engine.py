@@ -61,7 +61,13 @@ class SimulatedEngine:
         self._events = EventOutlet(settings.kv_event_buffer_blocks, self._scheduler.pool.snapshot_events)
         self._pulls: Pulls | None = None
         if transport is not None:
-            self._pulls = Pulls(self._scheduler, transport, settings.pull_timeout_s, self._wake, self._on_defect)
+            self._pulls = Pulls(
+                scheduler=self._scheduler,
+                transport=transport,
+                timeout_s=settings.pull_timeout_s,
+                on_change=self._wake,
+                on_defect=self._on_defect,
+            )
         self._woken = asyncio.Event()
         self._leased = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []

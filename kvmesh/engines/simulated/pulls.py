@@ -25,6 +25,7 @@ class Pulls:
 
     def __init__(
         self,
+        *,
         scheduler: Scheduler,
         transport: KvTransport,
         timeout_s: float,

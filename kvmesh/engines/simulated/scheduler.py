@@ -80,7 +80,14 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._pulling: set[LegState] = set()
         self._prefilling: list[LegState] = []
-        self._decoding = Decoding(settings, card, token_range, self.memory, self.pool, self._preempt_one)
+        self._decoding = Decoding(
+            settings=settings,
+            card=card,
+            token_range=token_range,
+            memory=self.memory,
+            pool=self.pool,
+            preempt_one=self._preempt_one,
+        )
         self._finishes: list[EngineFinish] = []
         self._orders = 0
         self._has_preempted = False
@@ -113,7 +120,14 @@ class Scheduler:
                 reason="queue_full",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
-        leg = make_leg(request, self._orders, self.settings, self.card, self._range, self._writer)
+        leg = make_leg(
+            request,
+            order=self._orders,
+            settings=self.settings,
+            card=self.card,
+            token_range=self._range,
+            writer=self._writer,
+        )
         leg.submitted_at_s = now_s
         self._orders += 1
         if payload is not None and request.handle is not None:
@@ -282,7 +296,9 @@ class Scheduler:
             return 0
         take = min(budget, len(leg.tokens) - leg.computed)
         if take:
-            compute_prompt(leg, take, self.memory, self.pool, self.settings.block_size_tokens)
+            compute_prompt(
+                leg, take=take, memory=self.memory, pool=self.pool, block_size_tokens=self.settings.block_size_tokens
+            )
         self.prompt_tokens_total += take
         step.prefill_tokens += take
         if leg.computed == len(leg.tokens):
@@ -308,7 +324,7 @@ class Scheduler:
         total = (int(parts.sum()) + leg.constant) & SUM_MASK
         token_id = self._range.first_id + total % self._range.span
         if leg.is_steered:
-            token_id = steered(leg, len(leg.tokens), token_id, self._range)
+            token_id = steered(leg, position=len(leg.tokens), token_id=token_id, token_range=self._range)
         leg.tokens.append(token_id)
         total += len(leg.tokens) * token_id
         generated = self._decoding.generated(leg)
@@ -316,7 +332,7 @@ class Scheduler:
         if is_eos:
             token_id = self.card.eos_token_ids[0]
         step.add_token(leg.key, token_id)
-        add_logprob(leg, token_id, step, self.card)
+        add_logprob(leg, token_id=token_id, step=step, card=self.card)
         is_stopped = is_eos or is_stop(leg, token_id, generated)
         if not is_stopped and generated < leg.tokens_max:
             self._decoding.add(leg, total)
@@ -330,7 +346,14 @@ class Scheduler:
     def _hand_off(self, leg: LegState, now_s: float) -> None:
         assert self.peer is not None
         handle_id = f"{self.incarnation}-{leg.order}"
-        handle = make_handle(leg, handle_id, self.peer, self.compatibility_hash, self.memory, self.settings)
+        handle = make_handle(
+            leg,
+            handle_id=handle_id,
+            peer=self.peer,
+            compatibility_hash=self.compatibility_hash,
+            memory=self.memory,
+            settings=self.settings,
+        )
         self.leases.add(handle_id, leg.blocks, now_s + self.settings.lease_s)
         leg.blocks, leg.phase = [], Phase.DONE
         self._end(leg, FinishReason.HANDED_OFF, handle=handle)
@@ -349,7 +372,9 @@ class Scheduler:
         assert leg.request.handle is not None
         tokens, size = leg.request.handle.tokens, self.settings.block_size_tokens
         leg.payload = None
-        is_good = error is None and (not self.settings.verify_kv or is_intact(order, tokens, self.memory, size))
+        is_good = error is None and (
+            not self.settings.verify_kv or is_intact(order, tokens=tokens, memory=self.memory, block_size_tokens=size)
+        )
         if is_good:
             self._accept_pull(order, tokens)
         else:

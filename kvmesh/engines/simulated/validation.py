@@ -66,6 +66,7 @@ def read_handle(
 
 def make_leg(
     request: EngineRequest,
+    *,
     order: int,
     settings: SimulatedSettings,
     card: ModelCard,

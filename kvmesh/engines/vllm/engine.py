@@ -136,7 +136,7 @@ class VllmEngine:
         if len(self._keys) >= self._running_requests_max + settings.waiting_requests_max:
             raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
         adapter = self._adapters.get(request.generation.adapter)
-        leg = self._intake.make_leg(request, adapter, next(self._numbers), self._now())
+        leg = self._intake.make_leg(request, adapter=adapter, number=next(self._numbers), now=self._now())
         self._keys.add(request.key)
         thread.call(lambda: self._runner.add(leg))
 
@@ -300,7 +300,7 @@ class VllmEngine:
         self._translator.count_group(prefix_group(core.cache_group_kinds()))
         form = handle_form(core, self._settings)
         has_tokenizer = loads_tokenizer(self._settings)
-        self._runner = Runner(core, self._settings, form, self._now)
+        self._runner = Runner(core, settings=self._settings, form=form, now=self._now)
         card = model_card(core, self._settings)
         self._intake = Intake(
             core=core,
