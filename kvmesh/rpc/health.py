@@ -1,4 +1,4 @@
-"""What every server serves beside its own services: health, reflection and channelz."""
+"""Health, reflection and channelz, which every server serves."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a step writes into blocks: the checksum of their tokens, and the names of complete ones."""
+"""Writes blocks during a step: the checksum of their tokens, and the names of complete blocks."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Who holds which KV block: references, prefix cache, eviction, leases. No clock, no I/O.
+"""The block pool: references, prefix cache, eviction, leases. No clock, no I/O.
 
 Blocks are accounted for by the run: those that were taken, named and let go together are one entry until somebody wants only
 the first of them, so that a long prompt costs little more than a short one. They are neighbours in memory where there is room.

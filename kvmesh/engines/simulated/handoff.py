@@ -1,4 +1,4 @@
-"""Making a handle of a computed prompt, and judging the blocks that came by one."""
+"""Makes the handle of a computed prompt, and verifies the blocks that were pulled by a handle."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a scheduler step decides and gives."""
+"""The result of a scheduler step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class PullOrder:
 
 @dataclass(slots=True)
 class Step:
-    """What one step did."""
+    """The result of one step."""
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

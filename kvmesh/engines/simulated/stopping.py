@@ -1,4 +1,4 @@
-"""What an answer says beyond the arithmetic, and when it ends: limits, eos, stop tokens; and the log-probabilities of its tokens."""
+"""When an answer ends (limits, eos, stop tokens), tokens that constraints or biases force, and log-probabilities."""
 
 from kvmesh.core import ModelCard
 from kvmesh.engines.simulated.leg_state import LegState

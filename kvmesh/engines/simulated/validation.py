@@ -1,4 +1,4 @@
-"""What a leg must be before the scheduler takes it."""
+"""Checks legs before the scheduler accepts them."""
 
 from array import array
 

@@ -1,6 +1,6 @@
-"""The vLLM engine: the protocol's face on the event loop, vLLM on a thread of its own.
+"""The vLLM engine: the Engine interface on the event loop, vLLM on a thread of its own.
 
-A turn of the thread ends with at most one `call_soon_threadsafe`, which carries the StepOutput for all requests, the load
+An iteration of the thread ends with at most one `call_soon_threadsafe`, which carries the StepOutput for all requests, the load
 and the KV events together.
 """
 

@@ -1,4 +1,4 @@
-"""What a leg must be before vLLM sees it, and how it is written in vLLM's terms. Runs on the event loop."""
+"""Checks legs and translates them to vLLM's requests. Runs on the event loop."""
 
 from dataclasses import dataclass
 from typing import Any

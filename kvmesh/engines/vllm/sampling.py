@@ -1,4 +1,4 @@
-"""The mesh's sampling parameters as vLLM's.
+"""Translates sampling parameters to vLLM's.
 
 None takes the model's generation default. Emitted tokens are part of vLLM's prompt, therefore: `max_tokens` and
 `min_tokens` are lowered by their number; repetition penalty is right as it is (it counts prompt and output alike);
