@@ -315,10 +315,10 @@ class TestCancel:
     @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
     async def test_waiting_or_computing_the_prompt(self, fleet: Fleet, turns: int) -> None:
         """Invariant 3 before the first token, at several moments; a prefill leg leaves no lease."""
-        for driver, leg in ((fleet.alone, LegTask.GENERATE), (fleet.prefill, LegTask.PREFILL)):
+        for driver, task in ((fleet.alone, LegTask.GENERATE), (fleet.prefill, LegTask.PREFILL)):
             leased = driver.engine.load().kv_blocks_leased
             # Long enough that the answer does not end before the cancel, whatever stands between the two.
-            record = driver.submit(fleet.greedy(12, max_tokens=300), leg=leg)
+            record = driver.submit(fleet.greedy(12, max_tokens=300), task=task)
             for _ in range(turns):
                 await asyncio.sleep(0)
             driver.engine.cancel_nowait(record.key)

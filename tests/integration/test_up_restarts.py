@@ -58,6 +58,8 @@ async def restarted(mesh: RunningMesh, service: str, number: int = 0) -> int:
     await wait_until(
         lambda: any(line.startswith(f"kvmesh: {name} started again") for line in mesh.output), PATIENCE_S, name
     )
+    # A forked child has its parent's command line until it is ready to change it.
+    await wait_until(lambda: bool(set(mesh.pids(service)) - set(before)), PATIENCE_S, f"{name} among the processes")
     (new,) = set(mesh.pids(service)) - set(before)
     (line,) = [line for line in mesh.output if line.startswith(f"kvmesh: {name} (pid {before[number]})")]
     log = mesh.directory / f"{name}.log"

@@ -371,9 +371,25 @@ def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model:
         return await placed(ask, timeout_s=timeout_s)
 
     mesh.place = place_once  # type: ignore[method-assign]
-    _, answer = run(mesh, model, a_request())
+    _, answer = run(mesh, model, a_request(), place_timeout_s=2.0)
     assert isinstance(answer, LostError)
     assert answer.message == "first"
+
+
+@pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
+def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
+    """The only worker is away for some seconds; nothing was shown, so the client gets its answer all the same."""
+    mesh.faults = Faults(prefill=[LostError("first")])
+    placed, refusals = mesh.place, iter(range(12))
+
+    async def refuse_for_a_while(ask: Any, *, timeout_s: float) -> Any:
+        if ask.attempt and next(refusals, None) is not None:
+            raise UnavailableError("none left", reason=reason)
+        return await placed(ask, timeout_s=timeout_s)
+
+    mesh.place = refuse_for_a_while  # type: ignore[method-assign]
+    _, answer = run(mesh, model, a_request())
+    assert isinstance(answer, Answer)
 
 
 @pytest.mark.parametrize("choices", [1, 2])

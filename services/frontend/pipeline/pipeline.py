@@ -42,6 +42,12 @@ from services.frontend.text.stops import StopFinder
 
 _log = logging.getLogger(__name__)
 
+NO_WORKER_NOW = ("no_worker", "breakers_open")
+"""Refusals of the router that a worker's return ends."""
+PLACE_AGAIN_S = 0.25
+"""Time between two attempts to place a request that has lost its worker while no other one takes requests. Routers hear of a worker
+that came back, and of the end of a breaker's trial request, within this time; a refusal costs a router some microseconds."""
+
 
 class Pipeline:
     """Runs requests.
@@ -233,14 +239,20 @@ class Pipeline:
         first_failure: MeshError | None,
     ) -> Placed:
         try:
-            try:
-                return await self._ask(prepared, number, excluded, deadline_s)
-            except UnavailableError as error:
-                if error.reason != "no_worker" or not excluded:
-                    raise
-            # All that there are failed under this request. One that did may be another process by now.
-            excluded.clear()
-            return await self._ask(prepared, number, excluded, deadline_s)
+            wait_until_s = min(deadline_s, self.clock.now() + self.settings.place_timeout_s)
+            while True:
+                try:
+                    return await self._ask(prepared, number, excluded, deadline_s)
+                except UnavailableError as error:
+                    may_wait = first_failure is not None and self.clock.now() < wait_until_s
+                    if error.reason not in NO_WORKER_NOW or not (excluded or may_wait):
+                        raise
+                if excluded:
+                    # All workers that there are failed under this request. One that did may be another process by now.
+                    excluded.clear()
+                else:
+                    # A worker that comes back, or whose breaker lets one request at a time through, has room soon.
+                    await self.clock.sleep(PLACE_AGAIN_S)
         except UnavailableError as error:
             if deadline_s - self.clock.now() <= CLOCK_GRAIN_S:
                 # Nobody was missing: the client gave less time than the answer takes.
