@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 LATE_S = 0.2
-"""A timer that fires so much later than it was due shows that the process stood still: stopped, suspended, or starved."""
+"""A timer that fires so much late shows that the process was paused: stopped, suspended, or without CPU."""
 WAKING_S = 1.0
-"""What came while the process stood still lies unread in its sockets. It is read within this time, before silence is judged."""
+"""After a pause, messages that arrived meanwhile wait in the sockets. They are read within this time, before a peer counts as silent."""
 
 
 class Clock(Protocol):
@@ -46,13 +46,13 @@ class SystemClock:
 
 
 def stood_still(due_s: float, now_s: float) -> bool:
-    """True for a timer that was due at `due_s` and fires now: what it measured was not all silence of others."""
+    """True if a timer that was due at `due_s` fires so late that the process was paused. Part of the time was not silence of the peer."""
     return now_s - due_s >= LATE_S
 
 
 @asynccontextmanager
 async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
-    """`asyncio.timeout` that does not count the time in which this process stood still, up to `limit_s` of it."""
+    """`asyncio.timeout` that does not count time in which this process was paused, up to `limit_s` of it."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as timeout:
         timers: list[asyncio.TimerHandle] = []

@@ -132,7 +132,10 @@ def make_worker(engine: SimulatedSettings, settings: WorkerSettings) -> WorkerRi
     """An engine over the memory transport and its worker, not started."""
     clock = SystemClock()
     simulated = SimulatedEngine(engine, clock, MemoryTransport(KvNetwork(clock=clock)))
-    return WorkerRig(simulated, Worker(simulated, WorkerIdentity(worker_id="w1", epoch=EPOCH), settings, clock))
+    return WorkerRig(
+        simulated,
+        Worker(simulated, identity=WorkerIdentity(worker_id="w1", epoch=EPOCH), settings=settings, clock=clock),
+    )
 
 
 @asynccontextmanager

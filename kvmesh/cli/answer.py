@@ -52,7 +52,7 @@ async def answer_pieces(
 
 
 async def stream_answer(
-    url: str, model: str, messages: Sequence[Mapping[str, Any]], since_s: float | None = None, **options: Any
+    url: str, *, model: str, messages: Sequence[Mapping[str, Any]], since_s: float | None = None, **options: Any
 ) -> str:
     """Prints an answer as it comes and gives it back. With `since_s` it tells on stderr when the first token came."""
     parts: list[str] = []

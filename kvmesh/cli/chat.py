@@ -52,7 +52,7 @@ def _chat(settings: ChatSettings, url: str) -> int:
             continue
         messages.append({"role": "user", "content": line})
         try:
-            answer = asyncio.run(stream_answer(url, model, messages, api_key=api_key))
+            answer = asyncio.run(stream_answer(url, model=model, messages=messages, api_key=api_key))
             messages.append({"role": "assistant", "content": answer})
         except KeyboardInterrupt:
             print("\nkvmesh: stopped", file=sys.stderr)

@@ -38,7 +38,7 @@ class Forked:
         """Has it run `spec`. To be called once, in the event loop."""
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         order = {"module": spec.module, "argv": list(spec.argv), "env": dict(spec.env), "log": str(spec.log_path)}
-        # It may be gone already, which whoever waits for it learns.
+        # The process may have ended already; `wait` reports that.
         with self.link, suppress(OSError):
             self.link.sendall(json.dumps(order).encode())
         return Child(spec, self)

@@ -82,7 +82,7 @@ def place_on_gpus(
         },
         turns={each.name: each.turn for each in placements},
         env={} if has_order else BUS_ORDER,
-        lines=table(driver, devices, placements, shares),
+        lines=table(driver, devices=devices, placements=placements, shares=shares),
     )
 
 
@@ -105,7 +105,7 @@ def weight_bytes(model: Path) -> int:
 
 
 def table(
-    driver: Driver, devices: Sequence[Device], placements: Sequence[Placement], shares: Mapping[str, MemoryShare]
+    driver: Driver, *, devices: Sequence[Device], placements: Sequence[Placement], shares: Mapping[str, MemoryShare]
 ) -> Sequence[str]:
     """Which worker runs where, with which memory, and which devices are idle."""
     cuda = f", CUDA {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda[0] else ""

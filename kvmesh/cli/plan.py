@@ -60,7 +60,7 @@ class MeshShape:
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
-    """One specification per process. Ports not named are picked by the processes themselves and told to the registry."""
+    """One specification per process. Processes pick ports that are not named themselves and register them."""
     frontend_argv = (
         *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
         # Meshes on one machine must not run each other's batches.
@@ -71,10 +71,10 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
     router_argv = ("--policy", shape.policy, *shape.router_argv)
     if shape.hosts_router:
         routers = []
-        frontend = _service(shape, "gateway", (*frontend_argv, "--", *_common(shape), *router_argv))
+        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape), *router_argv))
     else:
-        routers = [_service(shape, "router", router_argv, number) for number in range(shape.routers)]
-        frontend = _service(shape, "frontend", frontend_argv)
+        routers = [_service(shape, "router", argv=router_argv, number=number) for number in range(shape.routers)]
+        frontend = _service(shape, "frontend", argv=frontend_argv)
     workers = [
         *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
         *(_worker(shape, "decode", number) for number in range(shape.decode)),
@@ -87,7 +87,7 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         ],
         routers=routers,
         frontends=[frontend],
-        planners=[_service(shape, "planner", ())] if shape.has_planner else [],
+        planners=[_service(shape, "planner", argv=())] if shape.has_planner else [],
     )
 
 
@@ -100,11 +100,11 @@ def _worker(shape: MeshShape, role: str, number: int) -> ChildSpec:
         *shape.engine_argv,
         *shape.role_argv.get(role, ()),
     )
-    return _service(shape, role, argv, number, shape.places.env)
+    return _service(shape, role, argv=argv, number=number, env=shape.places.env)
 
 
 def _service(
-    shape: MeshShape, service: str, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
+    shape: MeshShape, service: str, *, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
 ) -> ChildSpec:
     name = f"{service}-{number}"
     return ChildSpec(

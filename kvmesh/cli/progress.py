@@ -28,7 +28,7 @@ class Progress:
         print(f"kvmesh: {text}", file=self._stream, flush=True)
 
     async def wait_ready(
-        self, registry: Registry, names: Sequence[str], awaited: Sequence[str], started_at_s: float
+        self, registry: Registry, *, names: Sequence[str], awaited: Sequence[str], started_at_s: float
     ) -> Instance:
         """Until the frontend can answer for a model and every awaited process is registered; the frontend.
 
@@ -51,11 +51,11 @@ class Progress:
         return frontend
 
     async def _wait_service(self, registry: Registry, service: str, count: int, started_at_s: float) -> View:
-        told = 0
+        shown = 0
         async for view in registry.watch(service):
             ready = sum(instance.takes_requests for instance in view.instances)
-            if ready > told:
-                told = ready
+            if ready > shown:
+                shown = ready
                 took_s = time.monotonic() - started_at_s
                 self.say(f"{SERVICE_NAMES[service]:<8} {ready} of {count} ready after {took_s:.1f} s")
             if ready >= count:

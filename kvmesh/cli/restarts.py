@@ -6,7 +6,7 @@ FIRST_DELAY_S = 0.5
 DELAY_MAX_S = 30.0
 """Long enough that a child which loads a model for minutes does not keep the machine busy, short enough to watch."""
 DOUBLINGS_MAX = 30
-"""More would overflow nothing but help nobody: the delay is capped long before."""
+"""The delay reaches its cap long before; this only keeps the power small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,7 +201,7 @@ class Mesh:
         specs = [*plan.workers, *plan.routers, *plan.frontends, *plan.planners]
         names = [spec.name for spec in specs]
         awaited = [spec.name for spec in specs if not self._joins_later(spec)]
-        waiting = self._progress.wait_ready(registry, names, awaited, self._started_at_s)
+        waiting = self._progress.wait_ready(registry, names=names, awaited=awaited, started_at_s=self._started_at_s)
         limit_s = self._settings.ready_timeout_s
         watching = asyncio.create_task(self._show_loading(plan))
         try:
@@ -240,7 +240,12 @@ class Mesh:
             print(f"\n> {settings.greeting}", flush=True)
             messages = [{"role": "user", "content": settings.greeting}]
             await stream_answer(
-                url, model, messages, self._started_at_s, api_key=settings.api_key, max_tokens=GREETING_TOKENS_MAX
+                url,
+                model=model,
+                messages=messages,
+                since_s=self._started_at_s,
+                api_key=settings.api_key,
+                max_tokens=GREETING_TOKENS_MAX,
             )
             print(flush=True)
         except UnauthenticatedError as error:
@@ -253,7 +258,7 @@ class Mesh:
         return True
 
     async def _stop(self, keeper: Keeper) -> None:
-        """Frontends first, so that no request is taken that nobody can finish; workers last."""
+        """Stops frontends first, so that no request is accepted that cannot be finished, and workers last."""
         self._progress.say("stopping")
         remove_state(os.getpid())
         await stop_children(list(reversed(keeper.running())), self._settings.stop_timeout_s)

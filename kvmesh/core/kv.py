@@ -19,7 +19,7 @@ class KvTier(StrEnum):
 class KvHandle:
     """KV blocks held under a lease until pulled. Opaque to everybody but the adapter that wrote `payload`.
 
-    `lease_s` is the time left when this value was made or received; whoever passes it on takes off what it spent.
+    `lease_s` is the time left when this value was made or received; a process that forwards the handle subtracts the time that it kept it.
     """
 
     handle_id: str

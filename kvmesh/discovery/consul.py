@@ -178,8 +178,8 @@ class ConsulRegistry:
 
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
         """See `Registry.create_session`. Consul ends a session between one and two TTLs after its last renewal."""
-        limits.check_between("ttl_s", ttl_s, limits.SESSION_TTL_MIN_S, limits.SESSION_TTL_MAX_S)
-        limits.check_between("lock_delay_s", lock_delay_s, 0.0, limits.LOCK_DELAY_MAX_S)
+        limits.check_between("ttl_s", ttl_s, low=limits.SESSION_TTL_MIN_S, high=limits.SESSION_TTL_MAX_S)
+        limits.check_between("lock_delay_s", lock_delay_s, low=0.0, high=limits.LOCK_DELAY_MAX_S)
         body = {"Name": name, "TTL": to_text(ttl_s), "LockDelay": to_text(lock_delay_s), "Behavior": "release"}
         return wire.session_id((await self._call("PUT", "/v1/session/create", body=body)).body)
 

@@ -141,8 +141,12 @@ class EmbeddedAgent:
             client_max_size=VALUE_BYTES_MAX + 1024,
             middlewares=middlewares(settings),
         )
-        application.add_routes(ServiceRoutes(self._live, self._answering, node, settings).routes())
-        application.add_routes(KeyRoutes(self._live, self._answering, node, settings).routes())
+        application.add_routes(
+            ServiceRoutes(live=self._live, answering=self._answering, node=node, settings=settings).routes()
+        )
+        application.add_routes(
+            KeyRoutes(live=self._live, answering=self._answering, node=node, settings=settings).routes()
+        )
         return application
 
     async def _run(self, probes: Probes) -> None:

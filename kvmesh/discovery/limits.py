@@ -39,9 +39,9 @@ def check_registration(registration: Registration) -> None:
         raise _invalid("port", f"must be 1 to 65535, not {registration.port}")
     check_meta(registration.meta)
     check_tags(registration.tags)
-    check_between("check_interval_s", registration.check_interval_s, INTERVAL_MIN_S, math.inf)
-    check_between("ttl_s", registration.ttl_s, INTERVAL_MIN_S, math.inf)
-    check_between("deregister_after_s", registration.deregister_after_s, DEREGISTER_AFTER_MIN_S, math.inf)
+    check_between("check_interval_s", registration.check_interval_s, low=INTERVAL_MIN_S, high=math.inf)
+    check_between("ttl_s", registration.ttl_s, low=INTERVAL_MIN_S, high=math.inf)
+    check_between("deregister_after_s", registration.deregister_after_s, low=DEREGISTER_AFTER_MIN_S, high=math.inf)
 
 
 def check_service(service: str) -> None:
@@ -95,7 +95,7 @@ def check_value(value: bytes) -> None:
         raise _invalid("value", f"holds at most {VALUE_BYTES_MAX} bytes, not {len(value)}")
 
 
-def check_between(field: str, number: float, low: float, high: float) -> None:
+def check_between(field: str, number: float, *, low: float, high: float) -> None:
     """A finite number within bounds, both included."""
     if not math.isfinite(number) or not low <= number <= high:
         raise _invalid(field, f"must be at least {low:g}" + (f" and at most {high:g}" if math.isfinite(high) else ""))

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresenceStatistics:
-    """`is_registered`: as far as the last answer told."""
+    """`is_registered` is the state after the last answer of the registry."""
 
     is_registered: bool
     is_draining: bool
@@ -143,7 +143,7 @@ class Presence:
 
     async def _bring_about(self) -> None:
         try:
-            # Bounds the wait for another attempt too, so that nobody who sets something is held up for long.
+            # Also bounds the wait for a running attempt, so that callers of the setters return soon.
             async with asyncio.timeout(self._settings.attempt_timeout_s), self._one_at_a_time:
                 if not self._closing.is_set():
                     await self._bring_about_unless_forgotten()

@@ -1,4 +1,4 @@
-"""What the mesh asks of an engine. One adapter file per engine satisfies `Engine`; `tests/conformance` holds them to it.
+"""The interface of engines. One adapter package per engine implements `Engine`; `tests/conformance` tests each of them.
 
 An engine runs steps; after each step it yields one StepOutput for all its requests. Nothing is done per request per token
 outside the step. A request is named by `key`, an integer that the worker chooses and that is free again after its finish.
@@ -52,7 +52,7 @@ class EngineFinish(LegFinish):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What one engine step gave: entry i is request `keys[i]` with the next `counts[i]` ids of `token_ids`.
+    """The result of one engine step: entry i is request `keys[i]` with the next `counts[i]` ids of `token_ids`.
 
     `counts` None means one token per entry. `logprobs` holds, for keys that asked, one TokenLogprob per token of the entry.
     A prefill leg has no entry, only a finish. The lists belong to the receiver. `prompt_logprobs` holds, for keys that asked,
@@ -86,7 +86,7 @@ class EngineDescription:
     lease_s: float
     rendezvous_address: str = ""
     profile: PerformanceProfile | None = None
-    """How fast it is, as far as the engine knows."""
+    """Its speed, if the engine knows it."""
     removes_kv_from_ends: bool = False
     """Its KV events never store a block that is stored, and remove none before those that follow it."""
 
@@ -124,8 +124,9 @@ class Engine(Protocol):
         ...
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        """`steps` for a consumer that never waits: each output is given to `take` in the turn in which it is made, if that can
-        be. Raises what `take` raised."""
+        """Passes each output of `steps` to `take`, if possible in the same iteration of the event loop in which it is made.
+
+        Raises the exceptions of `take`."""
         ...
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
@@ -145,7 +146,7 @@ class Engine(Protocol):
         ...
 
     async def reset_cache(self) -> bool:
-        """Forgets cached blocks that nobody holds. False: requests hold blocks and nothing was done."""
+        """Evicts cached blocks without a holder. False: requests hold blocks and nothing was done."""
         ...
 
     async def sleep(self, level: int) -> None:

@@ -32,7 +32,7 @@ _MAGIC = b"NXL1"
 _written: list[Memory | None] = []
 """Memory of closed transports that a peer may still write to: never given back to the system."""
 LOOKS = 4
-"""How often a transfer is looked at before anybody is told that it takes longer."""
+"""How often a transfer is polled before the pull becomes asynchronous."""
 PAUSE_S = 0.0002
 """Before the second look at a transfer that the loop has posted."""
 _DEFAULT_ENVIRON = {
@@ -125,7 +125,7 @@ class NixlTransport:
         self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
         self._metadata = head + self._agent.get_agent_metadata()
-        self._register(self._spare)  # Nobody reads from it, so that handles need not tell of it.
+        self._register(self._spare)  # Peers do not read from it, so handles do not name it.
 
     def _register(self, memory: Memory) -> None:
         self._registrations.append(self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM"))
@@ -196,7 +196,7 @@ class NixlTransport:
             raise KvLostError("the KV transport did not start in time", reason="kv_pull_timeout") from error
 
     async def _abandon(self, posting: asyncio.Future[Any], peer: bytes) -> None:
-        """Ends a transfer that nobody waits for any more and that may not have been posted yet."""
+        """Ends a transfer whose caller was cancelled, possibly before it was posted."""
         try:
             handle = await posting
         except MeshError:
@@ -432,7 +432,7 @@ class NixlTransport:
             await asyncio.wait(self._pulls, timeout=left_s)
 
     def _destroy(self) -> None:
-        """Nobody can read from here afterwards; peers see a disconnect."""
+        """Makes the memory unreadable; peers see a disconnect."""
         agent, self._agent, self._memory = self._agent, None, None
         if agent is None:
             return

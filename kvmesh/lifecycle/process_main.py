@@ -14,7 +14,7 @@ EXIT_FAILED = 1
 
 
 def run_process(make_main: Callable[[], Awaitable[None]]) -> int:
-    """Runs a process's main coroutine; its exit status. A failure is told in one line, whatever made it.
+    """Runs a process's main coroutine and returns its exit status. Prints a failure in one line.
 
     A process that was started by `kvmesh up` dies with it.
     """

@@ -13,7 +13,7 @@ def set_title(words: Sequence[str], *, needed: int = 1) -> bool:
     """Writes over the words that this process was started with. False, and nothing is written, where the first `needed` have no
     room or a process cannot do that.
 
-    Whole words only, so that whoever looks for one does not find the half of it.
+    Whole words only, so that searches in the process list do not match half a word.
     """
     if not sys.platform.startswith("linux"):
         return False

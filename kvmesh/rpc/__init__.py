@@ -1,1 +1,1 @@
-"""gRPC: servers, channels, deadlines, the translation of failures and messages, and a transport in memory."""
+"""gRPC: servers, channels, deadlines, the translation of failures and messages."""

@@ -1,4 +1,4 @@
-"""Deadlines on their way through the mesh: what is left here is what the next hop gets."""
+"""Deadlines: the time left at one hop is the timeout of the next."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The first message of a stream, which must not be waited for without end."""
+"""Reads the first message of a stream within a time limit."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What every server serves beside its own services: health, reflection and channelz."""
+"""Health, reflection and channelz, which every server serves."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ class Health:
 
     @property
     def is_serving(self) -> bool:
-        """What watchers were told last."""
+        """The state that watchers received last."""
         return self._is_serving
 
     async def add_to(self, server: Any) -> None:

@@ -1,4 +1,4 @@
-"""The one table from the failure tree to HTTP."""
+"""Maps the errors of kvmesh.errors to HTTP status codes."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Writes of a stream that keep a distance: what comes up meanwhile shares a message."""
+"""Spaces the writes of a stream in time, so that what is queued meanwhile shares a message."""
 
 import asyncio
 from collections.abc import Callable

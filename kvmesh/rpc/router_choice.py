@@ -1,4 +1,4 @@
-"""Which routers a frontend keeps streams to, when there are more of them than streams. Pure.
+"""Chooses the routers that a frontend keeps streams to, if there are more routers than streams. Pure.
 
 Rendezvous hashing: each frontend ranks all routers by a hash of both ids and keeps to the highest. So every router gets its
 share of the frontends, also one that joins, and when one joins or leaves only the streams move that must.

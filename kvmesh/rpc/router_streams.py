@@ -1,4 +1,4 @@
-"""Which routers a frontend has streams to: kept, replaced when they break, moved when others are preferred."""
+"""Keeps a frontend's streams to routers: replaces broken ones and moves streams to preferred routers."""
 
 import asyncio
 import logging

@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 class RpcServer:
     """Serves the given services with health, reflection and channelz.
 
-    1. Between `start` and `set_serving(True)` it answers calls but says NOT_SERVING, so that nobody is sent to it.
+    1. Between `start` and `set_serving(True)` it answers calls but says NOT_SERVING, so that the registry sends no clients to it.
     2. `aclose` says NOT_SERVING, refuses new calls, gives those in flight `grace_s`, then cancels them.
     """
 
@@ -48,7 +48,7 @@ class RpcServer:
 
     @property
     def is_serving(self) -> bool:
-        """What health watchers were told last."""
+        """The state that health watchers received last."""
         return self._health.is_serving
 
     async def start(self) -> None:

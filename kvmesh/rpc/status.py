@@ -1,4 +1,4 @@
-"""The one translation between the failure tree and gRPC: ErrorDetail, google.rpc details, status code, and back."""
+"""Translates the errors of kvmesh.errors to gRPC status codes and details, and back."""
 
 import re
 from collections.abc import Mapping

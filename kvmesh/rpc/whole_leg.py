@@ -25,7 +25,7 @@ class WholeLeg:
 
 
 async def run_leg(link: LegLink, leg: Leg, *, timeout_s: float) -> WholeLeg:
-    """Runs a leg to its end and raises its failure. Cancelling it stops the leg; a handle that nobody receives is given back.
+    """Runs a leg to its end and raises its failure. Cancelling it stops the leg; a handle that is not received is released.
 
     DeadlineError when the worker does not end the leg in time. LostError when the worker cancelled it.
     """
@@ -74,7 +74,7 @@ class _Collector:
             self.ended.set_result(self._leg)
 
     def give_back(self) -> None:
-        """Releases the handle of a finish that nobody receives."""
+        """Releases the handle of a finish that the caller does not receive."""
         finish, self._leg.finish = self._leg.finish, None
         if finish is not None and finish.handle is not None:
             self._link.release_nowait(finish.handle.handle_id)

@@ -139,7 +139,7 @@ def specs(
                 for_people=for_people,
             )
         else:
-            spec = _spec(each, hint, default, (*path, each.name), docs.get(each.name, ""))
+            spec = _spec(each, hint=hint, default=default, path=(*path, each.name), doc=docs.get(each.name, ""))
             yield dataclasses.replace(spec, is_hidden=each.name in hidden or "internal" in each.metadata)
 
 
@@ -168,7 +168,7 @@ def _default(each: "dataclasses.Field[Any]", defaults: Any) -> Any:
     return REQUIRED
 
 
-def _spec(each: "dataclasses.Field[Any]", hint: Any, default: Any, path: tuple[str, ...], doc: str) -> Spec:
+def _spec(each: "dataclasses.Field[Any]", *, hint: Any, default: Any, path: tuple[str, ...], doc: str) -> Spec:
     metadata: Mapping[str, Any] = each.metadata
     base, is_optional = _base_type(hint, where=".".join(path))
     return Spec(

@@ -55,7 +55,7 @@ class Flags:
     def _value(self, flag: str, value: str | None, rest: list[str]) -> str | None:
         if value is not None:
             return value
-        # A word with a space in it is no flag: `--engine-args "--seed 1"` gives its flags on to somebody else.
+        # A word with a space in it is no flag: `--engine-args "--seed 1"` passes flags on to another process.
         if not rest or (rest[0].startswith("--") and " " not in rest[0]):
             self.problems.append(f"{flag} needs a value")
             return None

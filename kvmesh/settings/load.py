@@ -73,7 +73,7 @@ def load(
         _choose(spec, (flags.found, variables, in_file), values, problems)
     if problems:
         raise SettingsError(problems)
-    settings = _build(cls, values, (), problems)
+    settings = _build(cls, values=values, at=(), problems=problems)
     if problems:
         raise SettingsError(problems)
     return typing.cast(S, settings)
@@ -166,12 +166,13 @@ def _read_file(known: Sequence[Spec], path: str, problems: list[str]) -> Found:
         problems.append(f"{path}: is not TOML: {error}")
         return {}
     found: Found = {}
-    _read_table(tables, (), {spec.path for spec in known}, path, found, problems)
+    _read_table(tables, at=(), leaves={spec.path for spec in known}, file=path, found=found, problems=problems)
     return found
 
 
 def _read_table(
     table: Mapping[str, Any],
+    *,
     at: tuple[str, ...],
     leaves: set[tuple[str, ...]],
     file: str,
@@ -185,7 +186,7 @@ def _read_table(
             found[path] = (name, partial(from_file, value=value))
         elif any(leaf[: len(path)] == path for leaf in leaves):
             if isinstance(value, dict):
-                _read_table(value, path, leaves, file, found, problems)
+                _read_table(value, at=path, leaves=leaves, file=file, found=found, problems=problems)
             else:
                 problems.append(f"{name} must be a table")
         else:
@@ -193,10 +194,10 @@ def _read_table(
             problems.append(f"{name} is unknown" + (f"; did you mean {guess[0]}?" if guess else ""))
 
 
-def _build(cls: type, values: Mapping[tuple[str, ...], Any], at: tuple[str, ...], problems: list[str]) -> Any:
+def _build(cls: type, *, values: Mapping[tuple[str, ...], Any], at: tuple[str, ...], problems: list[str]) -> Any:
     hints = typing.get_type_hints(cls)
     arguments = {
-        each.name: _build(hints[each.name], values, (*at, each.name), problems)
+        each.name: _build(hints[each.name], values=values, at=(*at, each.name), problems=problems)
         if is_group(hints[each.name])
         else values[(*at, each.name)]
         for each in dataclasses.fields(cls)

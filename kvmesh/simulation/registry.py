@@ -169,8 +169,8 @@ class MemoryRegistry:
         await self._change(lambda state, now: state.keys.delete(key))
 
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
-        limits.check_between("ttl_s", ttl_s, limits.SESSION_TTL_MIN_S, limits.SESSION_TTL_MAX_S)
-        limits.check_between("lock_delay_s", lock_delay_s, 0.0, limits.LOCK_DELAY_MAX_S)
+        limits.check_between("ttl_s", ttl_s, low=limits.SESSION_TTL_MIN_S, high=limits.SESSION_TTL_MAX_S)
+        limits.check_between("lock_delay_s", lock_delay_s, low=0.0, high=limits.LOCK_DELAY_MAX_S)
         definition = SessionDefinition(name=name, ttl_s=ttl_s, lock_delay_s=lock_delay_s, deletes_keys=False)
         session_id = self._agent.new_session_id()
         await self._change(lambda state, now: state.sessions.create(session_id, definition, now))

@@ -49,7 +49,7 @@ class EventLogger:
         self._emit(logging.DEBUG, event, None, data)
 
     def info(self, event: str, **data: Any) -> None:
-        """For whoever runs the mesh: rare things, and one line per request."""
+        """For operators: rare events, and one line per request."""
         self._emit(logging.INFO, event, None, data)
 
     def warning(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
@@ -57,7 +57,7 @@ class EventLogger:
         self._emit(logging.WARNING, event, exc_info, data)
 
     def error(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
-        """Something is wrong and somebody should look."""
+        """Something is wrong and an operator should act."""
         self._emit(logging.ERROR, event, exc_info, data)
 
     def _emit(self, level: int, event: str, error: BaseException | None, data: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from kvmesh.telemetry.logging import LogFormat, LogLevel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
-    """What a process tells about itself, and to whom."""
+    """Logs, metrics and traces of a process."""
 
     log_level: LogLevel = setting(LogLevel.INFO, "Least severity that is logged.")
     log_format: LogFormat = setting(LogFormat.AUTO, "JSON lines, or text for people; auto: text on a terminal.")

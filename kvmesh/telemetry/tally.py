@@ -1,4 +1,4 @@
-"""Counters and histograms for what happens thousands of times per second: plain numbers until somebody scrapes.
+"""Counters and histograms for what happens thousands of times per second: plain numbers until they are scraped.
 
 Prometheus's own take a lock for every number that they add to. These belong to one thread, that of the event loop, which also
 answers scrapes.
@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Count:
-    """One number. Whoever counts adds to `value`."""
+    """One number. Callers add to `value`."""
 
     __slots__ = ("began_s", "value")
 

@@ -35,7 +35,7 @@ class Tracing:
         span_processor: "SpanProcessor | None" = None,
     ) -> None:
         self._timeout_s = settings.otlp_timeout_s
-        self._provider = _provider(settings, service, instance_id, span_processor)
+        self._provider = _provider(settings, service=service, instance_id=instance_id, processor=span_processor)
         self._tracer = None if self._provider is None else self._provider.get_tracer("kvmesh")
 
     @property
@@ -115,7 +115,7 @@ def _context_of(traceparent: str) -> otel_context.Context:
 
 
 def _provider(
-    settings: TelemetrySettings, service: str, instance_id: str, processor: "SpanProcessor | None"
+    settings: TelemetrySettings, *, service: str, instance_id: str, processor: "SpanProcessor | None"
 ) -> "TracerProvider | None":
     if not settings.otlp_endpoint and processor is None:
         return None

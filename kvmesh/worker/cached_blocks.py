@@ -1,14 +1,14 @@
-"""The blocks that lie in one place, with the block before each, in the order of storing: what a snapshot is made of."""
+"""The blocks cached on one rank and tier, each with its predecessor, in the order of storing. Snapshots are made from them."""
 
 from collections.abc import Iterator, Sequence
 
 RUN_BLOCKS_MAX = 1024
 Run = tuple[Sequence[int], int | None]
-"""Blocks that follow each other, and the one before them."""
+"""Consecutive blocks and the block before the first."""
 
 
 class CachedBlocks:
-    """For events of any kind: each block by itself."""
+    """Keeps each block by itself, for events in any order."""
 
     def __init__(self, parents: dict[int, int | None] | None = None) -> None:
         self._parents = parents or {}
@@ -20,13 +20,13 @@ class CachedBlocks:
         return CachedBlocks(self._parents.copy())
 
     def store(self, hashes: Sequence[int], parent: int | None) -> None:
-        """Adds a run; blocks that are here already stay where they are."""
+        """Adds a run. Blocks that are present keep their place in the order."""
         for block_hash in hashes:
             self._parents[block_hash] = parent
             parent = block_hash
 
     def remove(self, hashes: Sequence[int]) -> None:
-        """Takes blocks out; unknown ones are ignored."""
+        """Removes blocks. Unknown ones are ignored."""
         for block_hash in hashes:
             self._parents.pop(block_hash, None)
 
@@ -46,10 +46,10 @@ class CachedBlocks:
 
 
 class CachedRuns:
-    """For engines that never store a block twice and remove none before those that follow it: whole runs, which takes one
-    step for a long prompt's blocks where each by itself takes hundreds.
+    """Keeps whole runs, for engines that never store a block twice and never remove a block before its successors.
 
-    A run is found by its first block, whose place in the order it keeps when it loses its last ones, or by its last.
+    Storing or removing a long prompt takes one step instead of one per block. Runs are looked up by their first or their last block.
+    A run that is shortened keeps its place in the order.
     """
 
     def __init__(self, runs: dict[int, Run] | None = None) -> None:
@@ -64,13 +64,13 @@ class CachedRuns:
         return CachedRuns(self._runs.copy())
 
     def store(self, hashes: Sequence[int], parent: int | None) -> None:
-        """Adds a run, which is kept and must not be changed."""
+        """Adds a run. The sequence is kept, not copied; the caller must not change it."""
         self._runs[hashes[0]] = hashes, parent
         self._first_by_last[hashes[-1]] = hashes[0]
         self._count += len(hashes)
 
     def remove(self, hashes: Sequence[int]) -> None:
-        """Takes blocks out, the last of each run first. KeyError for one that is not the last."""
+        """Removes blocks, the last of each run first. KeyError for a block that is not the last of its run."""
         place = 0
         while place < len(hashes):
             first = self._first_by_last.pop(hashes[place])
@@ -85,12 +85,12 @@ class CachedRuns:
         self._count -= len(hashes)
 
     def runs(self) -> Iterator[Run]:
-        """All blocks, none before the one that it follows."""
+        """Yields all runs; a block never comes before its predecessor."""
         return iter(self._runs.values())
 
 
 def _equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many of the first numbers are the same."""
+    """Length of the common prefix."""
     if left == right:
         return len(left)
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

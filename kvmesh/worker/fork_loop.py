@@ -41,7 +41,7 @@ def die_with(parent_pid: int) -> None:
 
 
 def kill_group(pid: int, number: int) -> None:
-    """To a child and what it started; a child that has just been forked leads no group yet."""
+    """Signals a child and the processes that it started. A child that has just been forked leads no group yet."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -58,7 +58,7 @@ class Connection:
     children: set[int] = field(default_factory=set)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Blocks at most while the client's buffer is full; a client that is gone is noticed by its end of file."""
+        """Blocks while the client's buffer is full. A client that has ended is noticed by its end of file."""
         with contextlib.suppress(OSError):
             self.link.sendall(json.dumps(message).encode() + b"\n")
 
@@ -122,7 +122,7 @@ class ForkLoop:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._become(parent, module, argv, env, log)
+            self._become(parent=parent, module=module, argv=argv, env=env, log=log)
         connection.children.add(pid)
         connection.send({"pid": pid})
 
@@ -148,8 +148,8 @@ class ForkLoop:
                     connection.children.discard(pid)
                     connection.send({"pid": pid, "exit": os.waitstatus_to_exitcode(status)})
 
-    def _become(self, parent: int, module: str, argv: list[str], env: dict[str, str | None], log: str) -> NoReturn:
-        """The child: never returns into the server's stack."""
+    def _become(self, *, parent: int, module: str, argv: list[str], env: dict[str, str | None], log: str) -> NoReturn:
+        """Runs the child, which never returns into the server's stack."""
         status = 1
         try:
             os.setsid()
@@ -200,7 +200,7 @@ def set_environment(env: dict[str, str | None]) -> None:
 
 
 def reseed() -> None:
-    """Children of one server must not share random numbers. `uuid4` asks the kernel and needs nothing."""
+    """Children of one server must not share random numbers. `uuid4` reads the kernel's and needs no seed."""
     random.seed()  # noqa: TID251  # The global generator is what was inherited.
     # Where nothing has asked for numpy's generators yet they are not imported, and will draw their own seed.
     if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:

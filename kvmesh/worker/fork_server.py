@@ -32,7 +32,7 @@ class Child:
     exit: "asyncio.Future[int]"
 
     def send_signal(self, number: int = signal.SIGTERM) -> None:
-        """To the whole group. Nothing happens when it has ended."""
+        """Sends a signal to the whole group, unless the child has ended."""
         if not self.exit.done():
             kill_group(self.pid, number)
 
@@ -96,9 +96,9 @@ class ForkServer:
     async def spawn(
         self, module: str, argv: Sequence[str] = (), *, env: Mapping[str, str | None] | None = None, log: str = ""
     ) -> Child:
-        """Forks and runs `python -m module argv...`, output to the file `log`. `env` adds; None takes away.
+        """Forks and runs `python -m module argv...` with its output in the file `log`. `env` sets variables; None removes one.
 
-        Answers when the child exists; whether it is ready is between it and the caller.
+        Returns when the child exists. The caller finds out whether it is ready.
         """
         if self.has_ended:
             raise UnavailableError("the fork server has ended")
@@ -113,7 +113,7 @@ class ForkServer:
         return await asyncio.shield(child.exit)
 
     async def aclose(self) -> None:
-        """Kills what still runs, ends the server. Idempotent."""
+        """Kills the children that still run and ends the server. Idempotent."""
         for child in list(self._children.values()):
             child.send_signal(signal.SIGKILL)
         self._writer.close()
@@ -137,7 +137,7 @@ class ForkServer:
         except (OSError, ValueError):
             pass
         finally:
-            # Without the server nobody reports: its children die with it.
+            # The server reports the ends of its children, which die with it.
             for child in list(self._children.values()):
                 child.exit.set_result(-signal.SIGKILL)
             self._children.clear()

@@ -1,7 +1,7 @@
-"""Step frames of one Attach stream on their way out, built from the engine's lists.
+"""Builds the step frames of one Attach stream from the engine's lists and writes them.
 
-Steps that come faster than the stream takes them share a frame: a message costs both sides more than the tokens in it, above all
-the frontend, which then also writes a client's tokens in one chunk.
+Steps that come faster than the stream takes them share a frame. A message costs both sides more than the tokens in it. The frontend
+gains most, since it then writes a client's tokens in one chunk.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ RESULTS_PER_FRAME_MAX = 32
 
 
 class _WaitingStep(NamedTuple):
-    """A step that was not sent yet. One with log-probabilities is a message already and shares no frame: those of a prompt are
-    as long as the prompt."""
+    """A step that was not sent yet. A step with log-probabilities has its message already and shares no frame, since those of a
+    prompt are as long as the prompt."""
 
     step: int
     share: LinkStep
@@ -43,8 +43,8 @@ class _WaitingStep(NamedTuple):
 class FrameOutlet:
     """The worker's outlet to one frontend. At most `steps_max` steps wait, in order.
 
-    1. A frontend that lags further behind is cut off: its legs are cancelled and later steps are dropped, since a step after
-       a dropped one would leave a gap in somebody's tokens. The frontend learns of it when it reads again.
+    1. A frontend that lags further behind is disconnected: its legs are cancelled and later steps are dropped, since a step after
+       a dropped one would leave a gap in a leg's tokens. The frontend receives the error when it reads again.
     2. A handle that is not written to the stream is released.
     """
 
@@ -59,7 +59,7 @@ class FrameOutlet:
         self.link: Link = worker.open_link(self, legs_max)
 
     def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
-        """One step's share of this stream."""
+        """Queues one step's tokens and finishes for this stream."""
         if logprobs or share.prompt_logprobs:
             message = self._message(step, [share])
             self._add_logprobs(message.frame, share, logprobs)
@@ -190,7 +190,7 @@ def _has_result(finish: LegFinish) -> bool:
 
 
 def _split_results(waiting: _WaitingStep) -> Sequence[_WaitingStep]:
-    """The step in parts that each fit a frame; nearly always the step itself."""
+    """Splits a step with too many handles or embeddings into parts that each fit a frame."""
     share = waiting.share
     if len(share.finishes) <= RESULTS_PER_FRAME_MAX or waiting.message is not None:
         return (waiting,)

@@ -1,4 +1,4 @@
-"""Runs one worker as a process: engine, gRPC server, metrics, registry, in that order. The two roles differ in one servicer."""
+"""Runs one worker as a process: engine, gRPC server, metrics, registry, in that order."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ AddServicer = Callable[[Any, grpc.aio.Server], None]
 
 
 def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
-    """An id that is stable for the process, and an epoch that no earlier process of that id had."""
+    """An id that is stable for the process, and an epoch that differs from those of earlier processes with the same id."""
     worker_id = settings.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
     return WorkerIdentity(worker_id=worker_id, epoch=time.time_ns())
 
@@ -59,22 +59,22 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
 
 
 class _Announcement:
-    """The last part to start and the first to stop: from here on the mesh knows the worker."""
+    """Registers the worker. It is the last part to start and the first to stop."""
 
-    def __init__(self, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+    def __init__(self, *, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
         self._worker = worker
         self._membership = membership
         self._server = server
         self._metrics = metrics
 
     async def start(self) -> None:
-        """Serving first, so that the registry's first check passes."""
+        """Sets the health to SERVING first, so that the registry's first check passes."""
         self._membership.set_ports(port=self._server.port, metrics_port=self._metrics.port)
         await self._server.set_serving(True)
         await self._membership.start()
 
     async def aclose(self) -> None:
-        """Leaves the registry, then ends the streams, which would keep the server open for its whole grace."""
+        """Leaves the registry, then ends the streams, which would keep the server open for its whole grace period."""
         try:
             await self._membership.aclose()
         finally:
@@ -82,7 +82,7 @@ class _Announcement:
 
 
 class _Closing:
-    """Something that only needs closing, as a part."""
+    """The registry client as a part that only needs closing."""
 
     def __init__(self, registry: ConsulRegistry) -> None:
         self._registry = registry
@@ -97,7 +97,8 @@ class _Closing:
 async def serve_worker(
     settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer, admission: Admission
 ) -> None:
-    """Until told to stop, or the engine dies. Stopping drains: no new requests, those in flight finish in bounded time."""
+    """Serves until a signal or the engine's death. A signal drains the worker: it refuses new legs and finishes those in flight in
+    bounded time."""
     configure_logging(
         level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=f"kvmesh-{role.value}"
     )
@@ -105,7 +106,11 @@ async def serve_worker(
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
     registry = ConsulRegistry(settings.discovery)
     worker = Worker(
-        make_engine(settings, role, clock), make_identity(settings, role), settings.worker, clock, telemetry.tracing
+        make_engine(settings, role, clock),
+        identity=make_identity(settings, role),
+        settings=settings.worker,
+        clock=clock,
+        tracing=telemetry.tracing,
     )
     WorkerMetrics(worker, telemetry.registry)
     membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
@@ -122,7 +127,7 @@ async def serve_worker(
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
 
-    announcement = _Announcement(worker, membership, server, metrics)
+    announcement = _Announcement(worker=worker, membership=membership, server=server, metrics=metrics)
 
     async def drain() -> None:
         await membership.set_draining(True)
@@ -136,5 +141,5 @@ async def serve_worker(
 
 
 def start_timeout_s(settings: HostSettings) -> float:
-    """Longest start of a part: the engine's own limit comes first, and says more."""
+    """Longest start of a part. The engine's own limit is shorter, because its error says more."""
     return LifecycleSettings().start_timeout_s + ENGINES[settings.engine].start_timeout_s(settings.engine_settings)

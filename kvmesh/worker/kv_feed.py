@@ -1,10 +1,10 @@
-"""A worker's KV cache as others see it: epoch, sequence, snapshot on subscribe, history for those who resume.
+"""Publishes the contents of a worker's KV cache: a snapshot on subscription, then changes; a history for subscribers that resume.
 
-The log is a pure value; `KvFeed` adds the watchers. `sequence` counts batches within the epoch from 1; a snapshot carries the
+`KvLog` is plain state; `KvFeed` adds the subscribers. `sequence` counts batches within the epoch from 1. A snapshot carries the
 sequence of the last batch it contains.
 
-A subscriber with a snapshot costs the worker one copy of its dictionaries (30 ms for a million blocks) when it subscribes, and
-then a part at a time, as fast as the subscriber reads. What happens meanwhile waits in the subscriber's buffer.
+A snapshot costs one copy of the dictionaries (30 ms for a million blocks) when a subscriber joins. Its parts are made one at a time,
+as fast as the subscriber reads. Changes that happen meanwhile wait in the subscriber's buffer.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from kvmesh.worker.cached_blocks import Cached, CachedBlocks, CachedRuns
 
 EVENTS_PER_MESSAGE = 4096
 BLOCKS_PER_MESSAGE = 2048
-"""A router applies a message in one go, about 1 ms, which placing has to wait. The contract allows 65 536 per event."""
+"""A router applies a message without yielding, in about 1 ms, during which it places nothing. The contract allows 65 536 per event."""
 
 HISTORY_BATCHES_MAX = 4096
 """Batches kept for routers that resume."""
@@ -28,7 +28,7 @@ HISTORY_BLOCKS_MAX = 1 << 15
 WATCH_BUFFER_BATCHES = 8192
 """Batches that a slow router may lag behind before its watch is ended."""
 EVENT_BLOCKS = 4
-"""An event itself takes the memory of so many blocks in it: with short prompts there is one for each or every other block."""
+"""An event takes the memory of so many blocks. With short prompts there is an event for every block or two."""
 
 
 def split_events(events: Iterable[KvEvent], blocks_max: int = BLOCKS_PER_MESSAGE) -> Iterator[list[KvEvent]]:
@@ -47,7 +47,7 @@ def split_events(events: Iterable[KvEvent], blocks_max: int = BLOCKS_PER_MESSAGE
 
 
 def _short_runs(events: Iterable[KvEvent], blocks_max: int) -> Iterator[KvEvent]:
-    """The same changes in runs of at most `blocks_max` blocks."""
+    """Splits events with more than `blocks_max` blocks."""
     for event in events:
         if isinstance(event, KvCleared) or len(event.block_hashes) <= blocks_max:
             yield event
@@ -75,7 +75,7 @@ class KvLog:
     history_max: int
     message_blocks_max: int = BLOCKS_PER_MESSAGE
     stores_whole_runs: bool = False
-    """The engine never stores a block twice and removes none before those that follow it."""
+    """See `KvFeed.expect_whole_runs`."""
     history_blocks_max: int = HISTORY_BLOCKS_MAX
     sequence: int = 0
     _places: _Places = field(default_factory=dict)
@@ -83,7 +83,7 @@ class KvLog:
     _history_blocks: int = 0
 
     def append(self, events: Sequence[KvEvent]) -> KvBatch:
-        """Applies changes and gives the batch that tells of them."""
+        """Applies changes and returns their batch."""
         for event in events:
             self._apply(event)
         self.sequence += 1
@@ -109,9 +109,9 @@ class KvLog:
                     del self._places[key]
 
     def since(self, epoch: int | None, sequence: int | None) -> Iterator[KvBatch]:
-        """What a subscriber must hear first: the batches it missed, or a snapshot when they are not all here.
+        """The first batches for a subscriber: those it missed, or a snapshot if the history lacks some.
 
-        A snapshot is of this moment, however late it is read.
+        A snapshot shows the cache at the time of this call, however late it is read.
         """
         if epoch == self.epoch and sequence is not None and sequence <= self.sequence:
             missed = [batch for batch in self._history if batch.sequence > sequence]
@@ -143,7 +143,7 @@ class KvLog:
 
 
 def _weight(batch: KvBatch) -> int:
-    """Its blocks, and those that its events count as."""
+    """Size of a batch in blocks, see EVENT_BLOCKS."""
     blocks = sum(0 if isinstance(event, KvCleared) else len(event.block_hashes) for event in batch.events)
     return blocks + EVENT_BLOCKS * len(batch.events)
 
@@ -155,7 +155,7 @@ def _runs(places: _Places) -> Iterator[KvStored]:
 
 
 class KvFeed:
-    """The log and its watchers. One task appends; any number watch, each behind a bounded buffer."""
+    """The log and its subscribers. One task appends; each subscriber has a bounded buffer."""
 
     def __init__(
         self,
@@ -178,19 +178,22 @@ class KvFeed:
         self._closed: MeshError | None = None
 
     def append_nowait(self, events: Sequence[KvEvent]) -> None:
-        """Applies changes and tells all watchers; one that lags behind its buffer is ended."""
+        """Applies changes and sends them to all watchers. Ends a watcher whose buffer is full."""
         for part in split_events(events, self._log.message_blocks_max):
-            self._tell(self._log.append(part))
+            self._publish(self._log.append(part))
 
     def close_nowait(self, error: MeshError) -> None:
-        """Ends all watches with `error` after what is in their buffers, and every later one at once. The first call counts."""
+        """Ends all watches with `error` after their buffered batches, and later watches at once. The first call counts."""
         self._closed = self._closed or error
         watchers, self._watchers = self._watchers, {}
         for queue in watchers.values():
             queue.put_nowait(None)
 
     def expect_whole_runs(self) -> None:
-        """The engine never stores a block twice and removes none before those that follow it. Before its first event only."""
+        """Declares that the engine never stores a block twice and never removes a block before its successors.
+
+        Whole runs are kept then, instead of single blocks. Call it before the first event.
+        """
         self._log.stores_whole_runs = True
 
     @property
@@ -201,7 +204,7 @@ class KvFeed:
     def watchers_count(self) -> int:
         return len(self._watchers)
 
-    def _tell(self, batch: KvBatch) -> None:
+    def _publish(self, batch: KvBatch) -> None:
         for number, queue in list(self._watchers.items()):
             if queue.qsize() >= self._buffer_max:
                 del self._watchers[number]
@@ -214,7 +217,8 @@ class KvFeed:
         return self._log.blocks_count()
 
     async def watch(self, epoch: int | None = None, sequence: int | None = None) -> AsyncIterator[KvBatch]:
-        """What the subscriber missed, then every batch in order. OverloadedError when it does not keep up."""
+        """Yields the batches that the subscriber missed or a snapshot, then every batch in order. OverloadedError if its buffer
+        overflows."""
         if self._closed is not None:
             raise self._closed
         queue: asyncio.Queue[KvBatch | None] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""A worker in the registry: what it says of itself, its drain mark, its role."""
+"""Registers a worker: its description, its drain mark, its role."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ LABEL_PREFIX = "label-"
 
 
 class _CardPublishingRegistry:
-    """A registry that hears the card again with every registration: one that forgot the instance has forgotten that too."""
+    """Publishes the worker's description with every registration: a registry that lost the instance has lost the description too."""
 
     def __init__(self, registry: Registry, publish: Callable[[], Awaitable[None]]) -> None:
         self._registry = registry
@@ -31,15 +31,15 @@ class _CardPublishingRegistry:
         return getattr(self._registry, name)
 
     async def register(self, registration: Registration) -> None:
-        """The card is there before the instance is."""
+        """Publishes the description first, so that it exists when routers see the instance."""
         await self._publish()
         await self._registry.register(registration)
 
 
 class Membership:
-    """Keeps the registry's picture of one worker true. Meta holds what is looked at often, the key-value store the rest.
+    """Keeps one worker registered. The instance's meta holds what routers read often; the key-value store holds the whole description.
 
-    `make_presence` is for simulations, which give the presence their own clock and generator.
+    Simulations pass `make_presence` to give the presence their own clock and generator.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Membership:
         self._presence: Presence | None = None
 
     def set_ports(self, *, port: int, metrics_port: int) -> None:
-        """Tells where the servers listen, once they do. Before `start`."""
+        """Sets the ports that the servers listen on. Call it before `start`."""
         self._port, self._metrics_port = port, metrics_port
 
     def worker_ref(self) -> WorkerRef:
-        """The worker as placements name it."""
+        """The worker's reference in placements."""
         identity = self._worker.identity
         return WorkerRef(worker_id=identity.worker_id, address=f"{self._host}:{self._port}", epoch=identity.epoch)
 
@@ -122,16 +122,13 @@ class Membership:
         return json.dumps(record, sort_keys=True).encode()
 
     async def start(self) -> None:
-        """Registers; from now on heartbeats go out. The card is there before the instance is.
-
-        A registry that cannot be reached yet is tried again by the presence: nobody could find the worker anyway.
-        """
+        """Registers the worker and starts its heartbeats. The presence retries while the registry cannot be reached."""
         registry = cast(Registry, _CardPublishingRegistry(self._registry, self.publish))
         self._presence = self._make_presence(registry, self.registration())
         await self._presence.start()
 
     async def publish(self) -> None:
-        """Tells the registry what changed in the card."""
+        """Writes the description to the registry's key-value store."""
         await self._registry.put(CARD_PREFIX + self._worker.identity.worker_id, self.card())
 
     async def set_draining(self, is_draining: bool) -> None:
@@ -141,7 +138,7 @@ class Membership:
             await self._presence.set_draining(is_draining, reason="drain requested")
 
     async def set_role(self, role: Role) -> Role:
-        """The role that is served. One process serves one role's contract, so another role is UnsupportedError."""
+        """Returns the role. UnsupportedError for another role, since a process serves the contract of one role."""
         if role is not self._worker.description.role:
             raise UnsupportedError(
                 f"this process serves {self._worker.description.role.value}; start one for {role.value}",
@@ -155,6 +152,6 @@ class Membership:
         if self._presence is not None:
             presence, self._presence = self._presence, None
             await presence.aclose()
-            # The registry forgets the instance; a card without one is harmless.
+            # A description without an instance is harmless.
             with contextlib.suppress(MeshError):
                 await self._registry.delete(CARD_PREFIX + self._worker.identity.worker_id)

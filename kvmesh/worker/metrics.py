@@ -15,7 +15,7 @@ GAUGES = {
     "kv_blocks_used": "KV blocks in use by requests, leased ones included.",
     "kv_blocks_free": "KV blocks that no request holds.",
     "kv_blocks_total": "All KV blocks.",
-    "kv_blocks_leased": "KV blocks held for handles that nobody pulled yet.",
+    "kv_blocks_leased": "KV blocks held for handles that were not pulled yet.",
 }
 COUNTERS = {
     "prompt_tokens_total": "Prompt tokens computed.",
@@ -55,7 +55,7 @@ class WorkerMetrics(Collector):
                 statistics.leases,
                 "Handles whose KV blocks are held: neither pulled, released nor expired.",
             ),
-            ("kv_announced_blocks", statistics.kv_blocks_announced, "Cached KV blocks as routers are told."),
+            ("kv_announced_blocks", statistics.kv_blocks_announced, "Cached KV blocks as published to routers."),
         ):
             gauge = GaugeMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)
             gauge.add_metric(labels, value)

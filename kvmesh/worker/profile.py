@@ -1,4 +1,4 @@
-"""How fast a worker says it is: what its engine knows, and over it what the settings say."""
+"""A worker's performance profile: the engine's figures, overridden by the settings."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -8,7 +8,7 @@ from kvmesh.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """Measured figures of a worker, told to routers. What is not set stays as the engine knows it, else routers learn it."""
+    """Measured figures of a worker, which routers use. Figures that are not set come from the engine, or routers learn them."""
 
     prefill_base_s: float | None = setting(None, "seconds of a prefill that do not depend on its length", min=0)
     prefill_s_per_token: float | None = setting(None, "seconds per prompt token to compute", min=1e-12)
@@ -26,9 +26,9 @@ class ProfileSettings:
 
 
 def profile_of(engine: PerformanceProfile | None, settings: ProfileSettings) -> PerformanceProfile | None:
-    """None when nothing is known."""
-    told = {each.name: getattr(settings, each.name) for each in fields(ProfileSettings)}
+    """None if neither the engine nor the settings give a figure."""
+    given = {each.name: getattr(settings, each.name) for each in fields(ProfileSettings)}
     profile = replace(
-        engine or PerformanceProfile(), **{name: value for name, value in told.items() if value is not None}
+        engine or PerformanceProfile(), **{name: value for name, value in given.items() if value is not None}
     )
     return None if profile == PerformanceProfile() else profile

@@ -24,7 +24,7 @@ LATE_RATIO = 1.25
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one worker, whatever its role. Drain and role changes go through `membership`, which the registry hears of."""
+    """Serves one worker, whatever its role. Drain and role changes go through `membership`, which updates the registry."""
 
     def __init__(self, worker: Worker, membership: Membership, clock: Clock) -> None:
         self._worker = worker
@@ -48,8 +48,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def WatchLoad(
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
-        """The newest record, then one per interval in which requests or memory moved, one per PROGRESS_INTERVAL_S in which
-        only work went on, and at least one per `load_interval_s`."""
+        """Sends the newest record, then one per interval in which requests or memory changed, one per PROGRESS_INTERVAL_S in
+        which only steps were made, and at least one per `load_interval_s`."""
         asked_s = optional_duration(request, "interval")
         interval_s = INTERVAL_DEFAULT_S if asked_s is None else asked_s
         if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
@@ -63,9 +63,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             if records.passes(load, self._clock.now(), is_draining=self._worker.is_draining):
                 yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
             elif not (load.running_requests or load.waiting_requests or load.kv_blocks_used or self._worker.legs):
-                # Nothing has changed since this look and nothing will before something begins, which is told with what
-                # follows at once. Not after a record was given: who took it may have let something begin meanwhile.
-                # Blocks in use end without a step and without a ring: leases, and pulls that outlive their requests.
+                # The worker is idle. The next leg notifies the signal, so nothing is missed by waiting longer.
+                # Only after a record that was not sent: the loop may have started a leg while a record was being written.
+                # Blocks in use are freed without a notification: by leases, and by pulls that outlive their requests.
                 await signal.wait(0, quiet_s)
             if not self._worker.ended.is_set():
                 await signal.wait(pause_s, LATE_RATIO * pause_s)
@@ -107,7 +107,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def ResetCache(
         self, request: pb.ResetCacheRequest, context: ServicerContext[Any, Any]
     ) -> pb.ResetCacheResponse:
-        """Forgets cached blocks that nobody holds."""
+        """Evicts cached blocks without a holder."""
         return pb.ResetCacheResponse(is_reset=await self._worker.engine.reset_cache())
 
     async def Sleep(self, request: pb.SleepRequest, context: ServicerContext[Any, Any]) -> pb.SleepResponse:

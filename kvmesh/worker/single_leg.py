@@ -1,4 +1,4 @@
-"""One leg for one caller, who takes its steps one after the other: plain clients of Generate."""
+"""Runs one leg for one caller: the implementation of Generate."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,7 +15,7 @@ SLOT = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegStep:
-    """What one step gave the leg. `finish` comes last, alone."""
+    """One step's results for the leg. The last one holds only `finish`."""
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] | None = None
@@ -24,7 +24,8 @@ class LegStep:
 
 
 async def stream_leg(worker: Worker, leg: Leg, *, timeout_s: float | None) -> AsyncIterator[LegStep]:
-    """Steps of one leg up to its finish. An error finish is raised. Leaving early cancels the leg and releases its handle."""
+    """Yields the steps of one leg up to its finish. Raises the error of a failed leg. Closing the iterator early cancels the leg and
+    releases its handle."""
     outlet = _StepQueue()
     link = worker.open_link(outlet)
     outlet.link_number = link.number
@@ -47,7 +48,7 @@ async def stream_leg(worker: Worker, leg: Leg, *, timeout_s: float | None) -> As
 
 
 class _StepQueue:
-    """Outlet with one leg. Bounded by the leg's tokens."""
+    """Outlet for one leg. Its length is bounded by the leg's tokens."""
 
     def __init__(self) -> None:
         self.steps: asyncio.Queue[LegStep | MeshError] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""Who asked for what: links, slots and the keys an engine knows them by. Pure bookkeeping, no I/O and no time of its own.
+"""Links, their slots, and the keys of their legs in the engine. Plain state: no I/O, and time is an argument.
 
 An engine key is `link number * 2^32 + slot`, so a step's keys become slots by masking and no per-request look-up is needed.
 """
@@ -84,7 +84,7 @@ class LegTable:
         return len(self._deadlines)
 
     def links(self) -> tuple[int, ...]:
-        """Links with live legs, those included whose caller is gone and whose cancels are on their way."""
+        """Links with live legs, including closed links whose cancelled legs have not finished."""
         return tuple(self._legs_of_links)
 
     def get(self, key: int) -> LegRecord | None:
@@ -106,14 +106,14 @@ class LegTable:
         return [key for key in self._legs if key >> SLOT_BITS == link]
 
     def clear(self) -> None:
-        """Forgets all legs: the engine that owed their finishes is dead."""
+        """Removes all legs, when the engine has died."""
         self._legs.clear()
         self._leg_ids.clear()
         self._legs_of_links.clear()
         self._deadlines.clear()
 
     def collect_overdue(self, now_s: float) -> list[int]:
-        """Keys whose deadline passed, each once."""
+        """Returns keys whose deadline has passed, each once."""
         overdue: list[int] = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             deadline_s, key = heappop(self._deadlines)

@@ -56,19 +56,19 @@ class WorkerStatistics:
 
 
 class Outlet(Protocol):
-    """Where one link's steps go. Called from the step loop; must not block."""
+    """Receives the steps of one link. Its methods run in the step loop and must not block."""
 
     def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
-        """One step's share; `logprobs` is keyed by engine key."""
+        """Takes one step's tokens and finishes for the link. `logprobs` is keyed by engine key."""
         ...
 
     def on_lost(self, error: MeshError) -> None:
-        """The engine died or the worker stops; no step will come after it."""
+        """Called once, after the last step, when the engine has died or the worker stops."""
         ...
 
 
 class Link:
-    """One caller's slots on the worker. Closing it cancels whatever it still has in the engine."""
+    """One caller's slots on the worker. Closing it cancels the caller's legs."""
 
     def __init__(self, worker: "Worker", number: int, outlet: Outlet, legs_max: int | None = None) -> None:
         self._worker = worker
@@ -86,27 +86,28 @@ class Link:
         self._worker.cancel_nowait(key_of(self.number, slot))
 
     def has_leg(self, slot: int) -> bool:
-        """True while a leg on this slot is owed its finish."""
+        """True until the finish of the slot's leg was delivered."""
         return self._worker.has_leg(key_of(self.number, slot))
 
     def close_nowait(self) -> None:
-        """Cancels all legs and hears no more. Idempotent."""
+        """Cancels all legs and drops later steps. Idempotent."""
         self._worker.close_link_nowait(self.number)
 
 
 class Worker:
-    """Owns the engine and everything that is known about its legs.
+    """Owns the engine and the state of its legs.
 
-    `start` before anything else; `run` ends when the engine dies. All methods run on one event loop.
+    Call `start` first; `run` returns when the engine dies. All methods run on one event loop.
 
-    1. Every accepted leg's link hears exactly one finish of it or one `on_lost`, unless the link was closed.
-    2. A handle reaches a link or is released at once; none is left to its lease because nobody heard of it.
-    3. Once the engine is dead or the worker stops, `ended` is set, watches end, and nothing is accepted any more.
+    1. The link of an accepted leg receives exactly one finish for it or one `on_lost`, unless the link was closed.
+    2. A handle is delivered to a link or released at once. No handle waits for its lease to expire because nobody received it.
+    3. Once the engine is dead or the worker stops, `ended` is set, watches end, and legs are refused.
     """
 
     def __init__(
         self,
         engine: Engine,
+        *,
         identity: WorkerIdentity,
         settings: WorkerSettings,
         clock: Clock,
@@ -149,7 +150,7 @@ class Worker:
         ]
 
     async def _supervised(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs one of the worker's loops. Without any of them legs would hang: a defect ends the worker as its engine's death does."""
+        """Runs one of the worker's loops. An unexpected exception ends the worker, since legs would hang without the loop."""
         try:
             await work
         except Exception as error:
@@ -165,7 +166,7 @@ class Worker:
 
     @property
     def is_draining(self) -> bool:
-        """True while no new requests are taken."""
+        """True while new legs are refused."""
         return bool(self._draining)
 
     @property
@@ -174,7 +175,7 @@ class Worker:
         return len(self._legs)
 
     def open_link(self, outlet: Outlet, legs_max: int | None = None) -> Link:
-        """A new caller with slots of its own, and at most `legs_max` legs at a time. Once `ended` is set it hears of that now."""
+        """Opens a link with slots of its own and at most `legs_max` legs at a time. Calls `on_lost` now if `ended` is set."""
         link = Link(self, self._next_link, outlet, legs_max)
         if self._end is not None:
             outlet.on_lost(self._end)
@@ -183,7 +184,7 @@ class Worker:
         return link
 
     def submit_nowait(self, link: int, slot: int, leg: Leg, timeout_s: float | None) -> None:
-        """Checks a leg, then hands it to the engine; nothing is remembered when it is refused."""
+        """Checks a leg and submits it to the engine. A refused leg leaves no state."""
         self._check_open()
         self._check_link(link)
         self._check_leg(link, slot, leg)
@@ -236,7 +237,7 @@ class Worker:
             )
 
     def _life_s(self, timeout_s: float | None) -> float:
-        """How long a leg may live. 0 is a deadline that has passed, which is not the same as none."""
+        """Seconds that a leg may run. `timeout_s` 0 is a deadline that has passed; None means that there is none."""
         if timeout_s is None:
             return self.settings.request_timeout_s
         if timeout_s <= 0:
@@ -244,7 +245,7 @@ class Worker:
         return min(timeout_s, self.settings.request_timeout_s)
 
     def _check_leg(self, link: int, slot: int, leg: Leg) -> None:
-        """Checks what the worker knows; the engine checks the generation itself."""
+        """Checks model, slot and id. The engine checks the generation."""
         model = self.description.model
         if leg.generation.model != model.name:
             raise NotFoundError(f"this worker serves {model.name}", reason="model_not_found", field="generation.model")
@@ -256,17 +257,17 @@ class Worker:
             raise InvalidRequestError("a leg of this id is running", field="leg_id", reason="leg_id_in_use")
 
     def has_leg(self, key: int) -> bool:
-        """True while the engine owes the leg's finish."""
+        """True until the engine has finished the leg."""
         return self._legs.get(key) is not None
 
     def cancel_nowait(self, key: int) -> None:
-        """Stops a leg. A handle that it makes all the same is released."""
+        """Stops a leg. If it produces a handle before it stops, the handle is released."""
         if (record := self._legs.get(key)) is not None:
             record.is_cancelled = True
             self.engine.cancel_nowait(key)
 
     def close_link_nowait(self, number: int) -> None:
-        """Cancels a link's legs; their finishes are swallowed."""
+        """Cancels a link's legs and drops their finishes."""
         if self._links.pop(number, None) is None:
             return
         for key in self._legs.keys_of_link(number):
@@ -277,7 +278,7 @@ class Worker:
         return self.engine.release_nowait(handle_id)
 
     def with_lease_left(self, finish: EngineFinish) -> EngineFinish:
-        """The finish as it is sent now: its handle's lease has become shorter since the engine made it."""
+        """The finish with its handle's remaining lease time, which has become shorter since the engine made the handle."""
         if finish.handle is None:
             return finish
         expires_at_s = self._leases.expires_at_s(finish.handle.handle_id)
@@ -336,7 +337,7 @@ class Worker:
         return replace(finish, handle=handle)
 
     def _discard_handle(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
-        """The finish of a leg whose cancel crossed with its handle."""
+        """Releases the handle of a leg that was cancelled while the engine made it."""
         self.engine.release_nowait(handle.handle_id)
         return replace(finish, reason=FinishReason.CANCELLED, handle=None)
 
@@ -351,7 +352,7 @@ class Worker:
         self._idle.set()
 
     def _end_streams(self, error: MeshError) -> None:
-        """Nothing that is served from here goes on; gRPC's server would give streams that stand its whole grace."""
+        """Ends all streams. gRPC's server would otherwise wait its whole grace period for them."""
         self._end = error
         self.ended.set()
         self.load_signal.notify_all()
@@ -361,7 +362,7 @@ class Worker:
             link.outlet.on_lost(error)
 
     def stop_nowait(self) -> None:
-        """Ends all streams and what is still in flight as lost; the drain is over. The engine is closed by `aclose`."""
+        """Ends all streams, and legs in flight as lost. `aclose` closes the engine."""
         self._is_closing = True
         self.set_draining(True, "stopping")
         stopping = LostError("the worker is stopping", reason="worker_stopping", where=self.identity.worker_id)
@@ -375,7 +376,7 @@ class Worker:
                 self._kv_batcher.put_nowait(events)
 
     def _publish_kv(self, events: Sequence[KvEvent]) -> None:
-        """For a timer, whose failures nobody would see: routers would go by a cache that is not so."""
+        """Runs in a timer callback, so it must handle its errors: routers would otherwise use a stale view of the cache."""
         try:
             self.kv_feed.append_nowait(events)
         except Exception as error:
@@ -398,22 +399,22 @@ class Worker:
             self.engine.cancel_nowait(key)
 
     def set_draining(self, is_draining: bool, reason: str = "draining") -> None:
-        """Refuses new requests from now on, or takes them again. A worker that stops takes none again."""
+        """Refuses new legs, or accepts them again. A worker that stops never accepts again."""
         self._draining = reason if is_draining or self._is_closing else ""
         self.load_signal.notify()
 
     async def wait_idle(self) -> None:
-        """Until no leg is in the engine."""
+        """Waits until no leg is in the engine."""
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Until the engine ends. Raises why, unless `aclose` ended it."""
+        """Waits until the engine ends. Raises the cause, unless `aclose` ended it."""
         await self.ended.wait()
         if self._lost is not None and not self._is_closing:
             raise self._lost
 
     async def drain(self, timeout_s: float | None = None) -> int:
-        """Refuses new requests and waits for those in flight; how many are left when the time is over."""
+        """Refuses new legs and waits for those in flight. Returns the number left after `timeout_s`."""
         self.set_draining(True)
         limit_s = self.settings.drain_timeout_s if timeout_s is None else timeout_s
         try:
@@ -424,7 +425,7 @@ class Worker:
         return len(self._legs)
 
     def load(self) -> LoadRecord:
-        """The engine's load with the worker's identity on it; the sequence counts up with every call."""
+        """The engine's load with the worker's identity. Each call increments the sequence."""
         self._load_sequence += 1
         return replace(
             self.engine.load(),
@@ -446,13 +447,13 @@ class Worker:
         )
 
     async def aclose(self) -> None:
-        """Fails what is left as lost, frees leased KV, ends the engine. Idempotent."""
+        """Fails legs in flight as lost, frees leased KV, closes the engine. Idempotent."""
         self.stop_nowait()
         for handle_id in self._leases.handle_ids():
             self.release_nowait(handle_id)
         await self.engine.aclose()
         if self._tasks:
-            # The engine's last words are on their way to whoever waits for a finish.
+            # Delivers the engine's last finishes.
             await asyncio.wait(self._tasks[:1], timeout=LAST_STEPS_S)
         for task in self._tasks:
             task.cancel()

@@ -59,7 +59,9 @@ class SimulatedWorker:
         self.killed_at_s = 0.0
         self._transport = MemoryTransport(world.kv_network)
         self.engine = _TracedEngine(world, f"{worker_id}/{epoch}", engine, self._transport)
-        self.worker = Worker(self.engine, WorkerIdentity(worker_id=worker_id, epoch=epoch), worker, world.clock)
+        self.worker = Worker(
+            self.engine, identity=WorkerIdentity(worker_id=worker_id, epoch=epoch), settings=worker, clock=world.clock
+        )
         self.registry = world.agent.registry()
         self.membership = Membership(
             self.worker, self.registry, host=worker_id, uses_tls=False, make_presence=world.make_presence

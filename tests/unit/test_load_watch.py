@@ -65,7 +65,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
 
         def worker_of(transport: MemoryTransport, role: str, name: str) -> Worker:
             engine = SimulatedEngine(SimulatedSettings(role=role, pull_timeout_s=1.0, lease_s=5.0), clock, transport)
-            return Worker(engine, WorkerIdentity(worker_id=name, epoch=1), settings, clock)
+            return Worker(engine, identity=WorkerIdentity(worker_id=name, epoch=1), settings=settings, clock=clock)
 
         prefill = worker_of(MemoryTransport(network), "prefill", "p")
         decode = worker_of(_SlowTransport(network), "decode", "d")

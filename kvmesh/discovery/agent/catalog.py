@@ -89,13 +89,13 @@ class Catalog:
         if check is None or service is None or ttl_s is None:
             raise NotFoundError(f'CheckID "{check_id}" does not have associated TTL')
         check.expires_at = now + ttl_s
-        self._set(service, check, status, output, now)
+        self._set(service, check=check, status=status, output=output, now=now)
 
     def record(self, check_id: str, status: Health, output: str, now: float) -> None:
         """Takes the result of a check that the agent ran. Nothing happens when the check is gone by now."""
         check, service = self._found(check_id)
         if check is not None and service is not None:
-            self._set(service, check, status, output, now)
+            self._set(service, check=check, status=status, output=output, now=now)
 
     def set_maintenance(self, service_id: str, is_enabled: bool, reason: str) -> None:
         """Sets or removes the maintenance mark. A mark that stands keeps its reason, as in Consul."""
@@ -122,7 +122,7 @@ class Catalog:
         for service, check in list(self._all_checks()):
             if check.expires_at is not None and check.expires_at <= now:
                 check.expires_at = None
-                self._set(service, check, Health.CRITICAL, _OVERDUE, now)
+                self._set(service, check=check, status=Health.CRITICAL, output=_OVERDUE, now=now)
         for service, check in list(self._all_checks()):
             removal_at = _removal_at(check)
             if removal_at is not None and removal_at <= now:
@@ -140,7 +140,7 @@ class Catalog:
         service = self._services.get(self._service_of_check.get(check_id, ""))
         return (service.checks.get(check_id), service) if service is not None else (None, None)
 
-    def _set(self, service: Service, check: Check, status: Health, output: str, now: float) -> None:
+    def _set(self, service: Service, *, check: Check, status: Health, output: str, now: float) -> None:
         check.output = output[:_OUTPUT_LENGTH_MAX]
         if status is check.status:
             return

@@ -17,7 +17,7 @@ from kvmesh.errors import InvalidRequestError
 class KeyRoutes:
     """Keys, locks and sessions."""
 
-    def __init__(self, live: LiveState, answering: Answering, node: shapes.Node, settings: AgentSettings) -> None:
+    def __init__(self, *, live: LiveState, answering: Answering, node: shapes.Node, settings: AgentSettings) -> None:
         self._live = live
         self._answering = answering
         self._node = node

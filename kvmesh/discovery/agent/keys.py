@@ -91,7 +91,7 @@ class Keys:
         return True
 
     def drop_session(self, session_id: str, *, deletes_keys: bool, lock_delay_s: float, now: float) -> None:
-        """Frees what an ended session held. Nobody takes these locks for `lock_delay_s`."""
+        """Releases the locks of an ended session. They cannot be acquired for `lock_delay_s`."""
         for record in [record for record in self._records.values() if record.session == session_id]:
             if deletes_keys:
                 self.delete(record.key)

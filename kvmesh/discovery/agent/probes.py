@@ -1,4 +1,4 @@
-"""gRPC health checks: one task per check asks grpc.health.v1 every interval and records what it hears."""
+"""gRPC health checks: one task per check calls grpc.health.v1 every interval and records the result."""
 
 import asyncio
 import logging

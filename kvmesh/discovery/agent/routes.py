@@ -21,7 +21,7 @@ T = TypeVar("T")
 class ServiceRoutes:
     """/v1/agent, /v1/catalog, /v1/health and /v1/status."""
 
-    def __init__(self, live: LiveState, answering: Answering, node: shapes.Node, settings: AgentSettings) -> None:
+    def __init__(self, *, live: LiveState, answering: Answering, node: shapes.Node, settings: AgentSettings) -> None:
         self._live = live
         self._answering = answering
         self._node = node

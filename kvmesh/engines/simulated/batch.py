@@ -1,4 +1,4 @@
-"""The decode batch as columns: one step for all its legs is a few passes over plain lists.
+"""The decode batch as columns: a step for all its legs is a few passes over plain lists.
 
 A step comes after a pause in which others had the processor, and numpy's code is in no cache then: its handful of operations
 costs more than an addition for each of 32 legs.

@@ -1,4 +1,4 @@
-"""Blocks by the run: what lies side by side in several places is told and moved as one piece.
+"""Runs of blocks: neighbours in several places are described and moved as one piece.
 
 Most prompts are one run, and numpy's calls cost more than what they do then.
 """

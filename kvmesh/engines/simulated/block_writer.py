@@ -1,4 +1,4 @@
-"""What a step writes into blocks: the checksum of their tokens, and the names of complete ones."""
+"""Writes blocks during a step: the checksum of their tokens, and the names of complete blocks."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def names_of(leg: LegState, block_size_tokens: int) -> list[int]:
     return block_hashes(leg.tokens, block_size_tokens, seed=leg.seed_hash)
 
 
-def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, block_size_tokens: int) -> None:
+def compute_prompt(leg: LegState, *, take: int, memory: KvMemory, pool: BlockPool, block_size_tokens: int) -> None:
     """Writes the KV of the next `take` tokens and names the blocks that became full."""
     first, end = leg.computed // block_size_tokens, leg.computed + take
     last = -(-end // block_size_tokens)
@@ -44,7 +44,7 @@ def compute_prompt(leg: LegState, take: int, memory: KvMemory, pool: BlockPool, 
 
 
 def seal_blocks(
-    legs: Sequence[LegState], totals: Sequence[int], memory: KvMemory, pool: BlockPool, block_size_tokens: int
+    legs: Sequence[LegState], *, totals: Sequence[int], memory: KvMemory, pool: BlockPool, block_size_tokens: int
 ) -> None:
     """Completes the blocks that decoding legs have just filled, those of legs where it is complete already excepted.
 

@@ -1,10 +1,10 @@
-"""Who holds which KV block: references, prefix cache, eviction, leases. No clock, no I/O.
+"""The block pool: references, prefix cache, eviction, leases. No clock, no I/O.
 
 Blocks are accounted for by the run: those that were taken, named and let go together are one entry until somebody wants only
 the first of them, so that a long prompt costs little more than a short one. They are neighbours in memory where there is room.
 
 Invariants:
-1. Every block is exactly one of free, cached (named, nobody holds it), held (by requests), leased (held by a handle).
+1. Every block is exactly one of free, cached (named, without a holder), held (by requests), leased (held by a handle).
 2. A name maps to at most one block, and that block's content is complete.
 3. `take_events` replayed from the start gives the set of named blocks; none is removed before those that follow it.
 4. A block that is not free belongs to exactly one run; all blocks of a run are in the same state.
@@ -79,7 +79,7 @@ class BlockPool:
         self._named: dict[int, _Run] = {}
         """By the first of their names."""
         self._idle: OrderedDict[_Run, None] = OrderedDict()
-        """Named runs that nobody holds, those unused longest first."""
+        """Cached runs without a holder, least recently used first."""
         self._idle_blocks = 0
         self._leased = 0
         self._events: list[KvEvent] = []
@@ -113,7 +113,7 @@ class BlockPool:
         return found
 
     def idle_among(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks nobody holds, which holding them would take from `available`."""
+        """How many of these blocks have no holder. Holding them reduces `available` by that number."""
         idle = place = 0
         while place < len(blocks):
             run = self._runs[blocks[place]]
@@ -261,7 +261,7 @@ class BlockPool:
             place += len(own)
 
     def forget_idle(self) -> None:
-        """Forgets all cached blocks that nobody holds."""
+        """Evicts all cached blocks without a holder."""
         for run in list(self._idle):
             self._free.give(self._forget(run, len(run.blocks)))
         if not self._named:

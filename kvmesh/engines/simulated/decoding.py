@@ -26,6 +26,7 @@ class Decoding:
 
     def __init__(
         self,
+        *,
         settings: SimulatedSettings,
         card: ModelCard,
         token_range: TokenRange,
@@ -93,7 +94,12 @@ class Decoding:
         """What constrained and biased legs say next, by slot."""
         batch = self._batch
         return {
-            leg.slot: steered(leg, len(leg.tokens) + batch.unflushed(leg), batch.natural(leg), self._range)
+            leg.slot: steered(
+                leg,
+                position=len(leg.tokens) + batch.unflushed(leg),
+                token_id=batch.natural(leg),
+                token_range=self._range,
+            )
             for leg in self._steered
         }
 
@@ -105,7 +111,7 @@ class Decoding:
                 ends[leg] = token_ids[leg.slot] = self._card.eos_token_ids[0]
         for leg in self._watched:
             token_id = token_ids[leg.slot]
-            add_logprob(leg, token_id, step, self._card)
+            add_logprob(leg, token_id=token_id, step=step, card=self._card)
             if is_stop(leg, token_id, self.generated(leg)):
                 ends[leg] = token_id
         return ends
@@ -124,7 +130,13 @@ class Decoding:
         self._batch.flush(legs)
         full = [leg for leg in legs if (len(leg.tokens) - 1) % self._size == 0]
         if full:
-            seal_blocks(full, self._batch.totals(full), self._memory, self._pool, self._size)
+            seal_blocks(
+                full,
+                totals=self._batch.totals(full),
+                memory=self._memory,
+                pool=self._pool,
+                block_size_tokens=self._size,
+            )
 
     def _plan_growth(self, leg: LegState) -> None:
         """When the leg's blocks are full: after as many steps as its newest token is short of the end of its blocks."""

@@ -61,7 +61,13 @@ class SimulatedEngine:
         self._events = EventOutlet(settings.kv_event_buffer_blocks, self._scheduler.pool.snapshot_events)
         self._pulls: Pulls | None = None
         if transport is not None:
-            self._pulls = Pulls(self._scheduler, transport, settings.pull_timeout_s, self._wake, self._on_defect)
+            self._pulls = Pulls(
+                scheduler=self._scheduler,
+                transport=transport,
+                timeout_s=settings.pull_timeout_s,
+                on_change=self._wake,
+                on_defect=self._on_defect,
+            )
         self._woken = asyncio.Event()
         self._leased = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,7 +105,7 @@ class SimulatedEngine:
         if isinstance(fault, Die):
             self._fail(self._faults.death)
             if self._transport is not None:
-                # A dead process's memory is gone with it, so peers must not be able to read on.
+                # Peers must not be able to read the memory of a dead process.
                 self._tasks.append(asyncio.create_task(self._transport.aclose(), name="kv-transport-death"))
         self._wake()
 
@@ -135,7 +141,7 @@ class SimulatedEngine:
         """What it is; the same before and after `start`, loaded adapters aside."""
         now = (self._scheduler.adapters, self._role)
         if self._description is None or self._described != now:
-            # Asked for with every request, changed by hand.
+            # Read with every request, but changed only by adapters and roles.
             self._description, self._described = self._describe(), now
         return self._description
 
@@ -256,7 +262,7 @@ class SimulatedEngine:
         return True
 
     async def sleep(self, level: int) -> None:
-        """Pauses all requests and forgets cached blocks that nobody holds, at every level from 1."""
+        """Pauses all requests and evicts cached blocks without a holder, at every level from 1."""
         if level < 1:
             raise UnsupportedError("sleep levels begin at 1", field="level")
         self._is_asleep = True
@@ -318,7 +324,7 @@ class SimulatedEngine:
 
     async def _run_once(self) -> None:
         if self._is_asleep:
-            # No step, but who cancels a request of a sleeping engine is answered.
+            # Cancels are answered while the engine sleeps, without a step.
             if (ended := self._scheduler.take_finishes()).has_output:
                 self._deliver(ended)
             await self._wait_woken()

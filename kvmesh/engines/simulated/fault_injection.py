@@ -1,4 +1,4 @@
-"""Faults that can be put into a simulated engine. What is drawn by chance is drawn from the settings' seed."""
+"""Faults that tests inject into a simulated engine. Random ones are drawn from the settings' seed."""
 
 from dataclasses import dataclass
 from random import Random

@@ -1,4 +1,4 @@
-"""Which blocks of a pool are free, by where they lie: who takes many gets neighbours, so that they are moved as one piece.
+"""The free blocks of a pool, by position. An allocation of many blocks gets neighbours, which NIXL moves as one range.
 
 Blocks are taken in rounds through the memory. They come back about in the order in which they were taken, so that what lies ahead
 is free in long stretches, if only a part of the memory is free at all.

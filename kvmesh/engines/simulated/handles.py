@@ -1,4 +1,4 @@
-"""What a handle's payload says: where the blocks lie and how to know that they are still the right ones."""
+"""The payload of a handle: the position of the blocks, and the stamps that show whether they still hold the prompt."""
 
 import struct
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Making a handle of a computed prompt, and judging the blocks that came by one."""
+"""Makes the handle of a computed prompt, and verifies the blocks that were pulled by a handle."""
 
 import numpy as np
 
@@ -12,7 +12,13 @@ from kvmesh.engines.simulated.step import PullOrder
 
 
 def make_handle(
-    leg: LegState, handle_id: str, peer: bytes, compatibility_hash: str, memory: KvMemory, settings: SimulatedSettings
+    leg: LegState,
+    *,
+    handle_id: str,
+    peer: bytes,
+    compatibility_hash: str,
+    memory: KvMemory,
+    settings: SimulatedSettings,
 ) -> KvHandle:
     """The handle of a leg whose prompt is computed. The worker adds its id and epoch."""
     _, stamps = memory.guards(leg.blocks)
@@ -42,7 +48,7 @@ def _runs(blocks: list[int], stamps: Numbers) -> list[Run]:
     return runs_of(np.array(blocks, np.int64), stamps)
 
 
-def is_intact(order: PullOrder, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
+def is_intact(order: PullOrder, *, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
     """Every pulled block is the expected one in the expected filling, and all together have the writer's checksum.
 
     What was read for this is left in `leg.parts`.

@@ -1,4 +1,4 @@
-"""Step outputs and KV events on their way to the one consumer of each."""
+"""Buffers of step outputs and of KV events between the engine and their consumers."""
 
 import asyncio
 from collections import deque
@@ -27,7 +27,7 @@ class StepOutlet:
         return len(self._outputs) < self._steps_max
 
     def put_nowait(self, output: StepOutput) -> None:
-        """Adds an output, past the bound when need be, or gives it to who takes them at once."""
+        """Adds an output, beyond the bound if necessary, or passes it to the consumer of `deliver`."""
         if self._take is None:
             self._outputs.append(output)
             _resolve(self._filled)
@@ -40,7 +40,7 @@ class StepOutlet:
                 self._filled.set_exception(error)
 
     def close_nowait(self, error: MeshError | None = None) -> None:
-        """Nothing comes after what is in the buffer but, when given, this error."""
+        """Ends the outputs after those in the buffer, with `error` if given."""
         self._closed, self._error = True, error
         _resolve(self._filled)
         _resolve(self._emptied)
@@ -66,7 +66,7 @@ class StepOutlet:
             await self._filled
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        """All outputs in order: those that wait now, all others as they are put."""
+        """Passes all outputs to `take` in order: the buffered ones now, later ones as they are added."""
         while self._outputs:
             take(self._outputs.popleft())
         _resolve(self._emptied)
@@ -82,7 +82,7 @@ class StepOutlet:
 
 
 class EventOutlet:
-    """KV events for one reader. What a slow reader has not taken is replaced by a snapshot when it grows too large."""
+    """KV events for one reader. Events that a slow reader has not taken are replaced by a snapshot when they become too many."""
 
     def __init__(self, blocks_max: int, snapshot: Callable[[], list[KvEvent]]) -> None:
         self._blocks_max = blocks_max

@@ -10,7 +10,7 @@ from kvmesh.errors import KvLostError, MeshError
 from kvmesh.kv.transport import KvTransport
 
 RELEASED = b"release:"
-"""Begins a message to a source, which goes on with the handles that nobody will pull again, divided by spaces."""
+"""Prefix of a message to a source. The ids of handles that will not be pulled follow, separated by spaces."""
 OVERDUE_S = 0.25
 """How long after its time-out a pull may take to stop. A transport cannot stop one from a peer that stands still."""
 CLOSE_S = 1.0
@@ -25,6 +25,7 @@ class Pulls:
 
     def __init__(
         self,
+        *,
         scheduler: Scheduler,
         transport: KvTransport,
         timeout_s: float,

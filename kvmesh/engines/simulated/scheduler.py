@@ -69,9 +69,9 @@ class Scheduler:
         self.pool = BlockPool(settings.kv_blocks, settings.kv_blocks // SPARE_PART)
         self.leases = Leases(self.pool)
         self.releases: list[tuple[bytes, str]] = []
-        """Handles, by the source's metadata, that nobody will pull any more; the engine takes them."""
+        """Handles that will not be pulled, with the source's metadata. The engine removes them when it has told the source."""
         self.aborted_pulls: list[LegState] = []
-        """Legs whose pull must be stopped; the engine takes them."""
+        """Legs whose pull must be stopped. The engine removes them when it has stopped the pull."""
         self.prompt_tokens_total = self.output_tokens_total = 0
         self.cached_tokens_total = self.transferred_tokens_total = self.preempted_total = 0
         self._range = token_range
@@ -80,7 +80,14 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._pulling: set[LegState] = set()
         self._prefilling: list[LegState] = []
-        self._decoding = Decoding(settings, card, token_range, self.memory, self.pool, self._preempt_one)
+        self._decoding = Decoding(
+            settings=settings,
+            card=card,
+            token_range=token_range,
+            memory=self.memory,
+            pool=self.pool,
+            preempt_one=self._preempt_one,
+        )
         self._finishes: list[EngineFinish] = []
         self._orders = 0
         self._has_preempted = False
@@ -113,7 +120,14 @@ class Scheduler:
                 reason="queue_full",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
-        leg = make_leg(request, self._orders, self.settings, self.card, self._range, self._writer)
+        leg = make_leg(
+            request,
+            order=self._orders,
+            settings=self.settings,
+            card=self.card,
+            token_range=self._range,
+            writer=self._writer,
+        )
         leg.submitted_at_s = now_s
         self._orders += 1
         if payload is not None and request.handle is not None:
@@ -156,7 +170,7 @@ class Scheduler:
         )
 
     def _leave(self, leg: LegState) -> None:
-        """Takes a leg out of whatever phase it is in and drops its blocks."""
+        """Removes a leg from its phase and drops its blocks."""
         phase, leg.phase = leg.phase, Phase.DONE
         self._give_up_handle(leg)
         if phase is Phase.PULLING:
@@ -172,7 +186,7 @@ class Scheduler:
         leg.blocks = []
 
     def _give_up_handle(self, leg: LegState) -> None:
-        """Tells the source, at the next chance, that nobody will pull."""
+        """Queues a message to the source that the handle will not be pulled."""
         if leg.payload is not None and leg.request.handle is not None:
             self.releases.append((leg.payload.peer, leg.request.handle.handle_id))
         leg.payload = None
@@ -206,7 +220,7 @@ class Scheduler:
             budget -= self._prefill(admitted, budget, step, now_s)
 
     def take_finishes(self) -> Step:
-        """A step that does nothing but tell of ended legs."""
+        """A step with the finishes of ended legs only."""
         step = Step(finishes=self._finishes)
         self._finishes = []
         return step
@@ -282,7 +296,9 @@ class Scheduler:
             return 0
         take = min(budget, len(leg.tokens) - leg.computed)
         if take:
-            compute_prompt(leg, take, self.memory, self.pool, self.settings.block_size_tokens)
+            compute_prompt(
+                leg, take=take, memory=self.memory, pool=self.pool, block_size_tokens=self.settings.block_size_tokens
+            )
         self.prompt_tokens_total += take
         step.prefill_tokens += take
         if leg.computed == len(leg.tokens):
@@ -308,7 +324,7 @@ class Scheduler:
         total = (int(parts.sum()) + leg.constant) & SUM_MASK
         token_id = self._range.first_id + total % self._range.span
         if leg.is_steered:
-            token_id = steered(leg, len(leg.tokens), token_id, self._range)
+            token_id = steered(leg, position=len(leg.tokens), token_id=token_id, token_range=self._range)
         leg.tokens.append(token_id)
         total += len(leg.tokens) * token_id
         generated = self._decoding.generated(leg)
@@ -316,7 +332,7 @@ class Scheduler:
         if is_eos:
             token_id = self.card.eos_token_ids[0]
         step.add_token(leg.key, token_id)
-        add_logprob(leg, token_id, step, self.card)
+        add_logprob(leg, token_id=token_id, step=step, card=self.card)
         is_stopped = is_eos or is_stop(leg, token_id, generated)
         if not is_stopped and generated < leg.tokens_max:
             self._decoding.add(leg, total)
@@ -330,7 +346,14 @@ class Scheduler:
     def _hand_off(self, leg: LegState, now_s: float) -> None:
         assert self.peer is not None
         handle_id = f"{self.incarnation}-{leg.order}"
-        handle = make_handle(leg, handle_id, self.peer, self.compatibility_hash, self.memory, self.settings)
+        handle = make_handle(
+            leg,
+            handle_id=handle_id,
+            peer=self.peer,
+            compatibility_hash=self.compatibility_hash,
+            memory=self.memory,
+            settings=self.settings,
+        )
         self.leases.add(handle_id, leg.blocks, now_s + self.settings.lease_s)
         leg.blocks, leg.phase = [], Phase.DONE
         self._end(leg, FinishReason.HANDED_OFF, handle=handle)
@@ -338,7 +361,7 @@ class Scheduler:
     # Pulls and leases
 
     def pull_ended(self, order: PullOrder, error: KvLostError | None) -> bool:
-        """A pull is over, well or not, and touches no blocks any more. True: the source is still to be told to free its own."""
+        """Takes the end of a pull, which no longer writes to any block. True: the source must be told to free its blocks."""
         leg = order.leg
         self._pulling.discard(leg)
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
@@ -349,17 +372,19 @@ class Scheduler:
         assert leg.request.handle is not None
         tokens, size = leg.request.handle.tokens, self.settings.block_size_tokens
         leg.payload = None
-        is_good = error is None and (not self.settings.verify_kv or is_intact(order, tokens, self.memory, size))
+        is_good = error is None and (
+            not self.settings.verify_kv or is_intact(order, tokens=tokens, memory=self.memory, block_size_tokens=size)
+        )
         if is_good:
             self._accept_pull(order, tokens)
         else:
             leg.was_recomputed = True
         self._begin_prompt(leg)
-        # Nobody reads a failed handle again: kept to its lease, its blocks would be missing where prompts wait for them.
+        # A failed handle is not read again. Its blocks would be missing at the source until the lease ends.
         return True
 
     def pull_overdue(self, order: PullOrder) -> None:
-        """A pull has run out of time and may still write: its leg waits for other blocks and computes the prompt itself."""
+        """Gives up a pull that is overdue and may still write. Its leg waits for other blocks and computes the prompt."""
         leg = order.leg
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
             return

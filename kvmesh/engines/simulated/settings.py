@@ -109,7 +109,7 @@ class SimulatedSettings:
         return tokens_max
 
     def performance(self) -> PerformanceProfile | None:
-        """Its step times as routers are told. None when no time passes in steps."""
+        """The step times that are registered with routers. None when steps take no time."""
         if not self.time_factor:
             return None
         profile, factor = self.profile, self.time_factor

@@ -1,4 +1,4 @@
-"""What a scheduler step decides and gives."""
+"""The result of a scheduler step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class PullOrder:
 
 @dataclass(slots=True)
 class Step:
-    """What one step did."""
+    """The result of one step."""
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Step:
 
     @property
     def has_output(self) -> bool:
-        """True when somebody must hear of it."""
+        """True when the step produced tokens or finishes."""
         return bool(self.keys or self.finishes)
 
     @property
     def has_progress(self) -> bool:
-        """False: another step would do the same, until something changes from outside."""
+        """False: another step would do nothing either, until a leg arrives or a pull ends."""
         return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls)
 
     def add_rounds(self, rounds: Sequence[tuple[list[int], list[int]]]) -> None:

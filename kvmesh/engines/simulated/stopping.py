@@ -1,4 +1,4 @@
-"""What an answer says beyond the arithmetic, and when it ends: limits, eos, stop tokens; and the log-probabilities of its tokens."""
+"""When an answer ends (limits, eos, stop tokens), tokens that constraints or biases force, and log-probabilities."""
 
 from kvmesh.core import ModelCard
 from kvmesh.engines.simulated.leg_state import LegState
@@ -7,7 +7,7 @@ from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.tokens import biased, made_up_logprob
 
 
-def steered(leg: LegState, position: int, token_id: int, token_range: TokenRange) -> int:
+def steered(leg: LegState, *, position: int, token_id: int, token_range: TokenRange) -> int:
     """What a steered leg says at this position where the arithmetic says `token_id`."""
     if leg.script is not None:
         return leg.scripted(position)
@@ -44,7 +44,7 @@ def score_prompt(leg: LegState, step: Step, card: ModelCard) -> None:
     ]
 
 
-def add_logprob(leg: LegState, token_id: int, step: Step, card: ModelCard) -> None:
+def add_logprob(leg: LegState, *, token_id: int, step: Step, card: ModelCard) -> None:
     """The token's log-probability, if the leg asked for it."""
     asked = leg.request.generation.sampling.logprobs
     if asked is not None:

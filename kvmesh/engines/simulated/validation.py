@@ -1,4 +1,4 @@
-"""What a leg must be before the scheduler takes it."""
+"""Checks legs before the scheduler accepts them."""
 
 from array import array
 
@@ -66,6 +66,7 @@ def read_handle(
 
 def make_leg(
     request: EngineRequest,
+    *,
     order: int,
     settings: SimulatedSettings,
     card: ModelCard,

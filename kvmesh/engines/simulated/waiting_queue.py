@@ -8,7 +8,7 @@ SLACK = 64
 
 
 class WaitingQueue:
-    """Legs in phase WAITING. One that left this phase is skipped; it must be reported with `discount`."""
+    """Legs in phase WAITING. Legs that left the phase are skipped; the caller reports them with `discount`."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], LegState]] = []
@@ -37,7 +37,7 @@ class WaitingQueue:
         self.discount(heappop(self._heap)[1])
 
     def discount(self, leg: LegState) -> None:
-        """Counts out a leg that is about to leave the queue, or was cancelled in it."""
+        """Subtracts a leg that leaves the queue or was cancelled in it."""
         self._live -= 1
         self.prompt_tokens -= len(leg.tokens)
         if len(self._heap) > 2 * self._live + SLACK:

@@ -1,4 +1,4 @@
-"""LoRA adapters: only those that vLLM has loaded are ever named to it, since a bad path in a request kills the engine."""
+"""LoRA adapters. Requests name only adapters that vLLM has loaded, because a bad path in a request kills the engine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

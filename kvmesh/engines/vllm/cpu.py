@@ -1,4 +1,4 @@
-"""What vLLM's CPU engine lacks: requests that compile nothing, seeds that survive chunked prompts, adapters that stay apart.
+"""Repairs of vLLM's CPU engine: no compiler at run time, seeds that survive chunked prompts, adapters that stay separate.
 
 `prepare_runner` is written against the V1 model runner of vLLM 0.32 and replaces methods of the instance it gets.
 """

@@ -1,4 +1,4 @@
-"""What a built engine says of itself."""
+"""The description of a built engine: model card, capabilities, compatibility hash."""
 
 import hashlib
 import json

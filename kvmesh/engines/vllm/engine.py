@@ -1,6 +1,6 @@
-"""The vLLM engine: the protocol's face on the event loop, vLLM on a thread of its own.
+"""The vLLM engine: the Engine interface on the event loop, vLLM on a thread of its own.
 
-A turn of the thread ends with at most one `call_soon_threadsafe`, which carries the StepOutput for all requests, the load
+An iteration of the thread ends with at most one `call_soon_threadsafe`, which carries the StepOutput for all requests, the load
 and the KV events together.
 """
 
@@ -136,7 +136,7 @@ class VllmEngine:
         if len(self._keys) >= self._running_requests_max + settings.waiting_requests_max:
             raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
         adapter = self._adapters.get(request.generation.adapter)
-        leg = self._intake.make_leg(request, adapter, next(self._numbers), self._now())
+        leg = self._intake.make_leg(request, adapter=adapter, number=next(self._numbers), now=self._now())
         self._keys.add(request.key)
         thread.call(lambda: self._runner.add(leg))
 
@@ -300,7 +300,7 @@ class VllmEngine:
         self._translator.count_group(prefix_group(core.cache_group_kinds()))
         form = handle_form(core, self._settings)
         has_tokenizer = loads_tokenizer(self._settings)
-        self._runner = Runner(core, self._settings, form, self._now)
+        self._runner = Runner(core, settings=self._settings, form=form, now=self._now)
         card = model_card(core, self._settings)
         self._intake = Intake(
             core=core,
@@ -383,7 +383,7 @@ class VllmEngine:
         try:
             if self._core is not None:
                 self._core.close()
-        except Exception:  # The last word of the thread: nobody is left to raise to.
+        except Exception:  # The thread ends here; there is no caller to raise to.
             LOG.exception("engine_close_failed")
         finally:
             self._post_call(self._finish_streams)
@@ -392,7 +392,7 @@ class VllmEngine:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
-            # The loop is closed: nobody waits any more.
+            # The loop is closed, so no caller waits.
             if self._thread is not None:
                 self._thread.stop()
 

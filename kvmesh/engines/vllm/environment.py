@@ -1,4 +1,4 @@
-"""What must be set in the process before torch, vllm and nixl are imported. Set once; a user's own values stay."""
+"""Environment variables that must be set before torch, vllm and nixl are imported. A user's own values stay."""
 
 import importlib
 import importlib.metadata

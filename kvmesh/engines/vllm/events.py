@@ -1,4 +1,4 @@
-"""vLLM's cache events as the mesh's: its hashes stay inside, ours are computed from the token ids that events carry."""
+"""Translates vLLM's cache events. Block hashes of the mesh are computed from the token ids of the events."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which engines may exchange KV: a hash over everything that must be equal, the content of the model's files included."""
+"""The KV compatibility hash: covers everything that must be equal for two engines to exchange KV, including the model's files."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a handle's payload says, and whether it may be pulled here."""
+"""Packs and checks the payload of handles."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Hold words: how a reader learns that the blocks it pulled were held until the last byte came.
+"""Hold words: prove to a reader that the blocks it pulled were held until the last byte arrived.
 
 The engine keeps one 64-bit word per handed-out prompt in memory that NIXL peers may read. The word is the hold's number
 while its blocks are held, and 0 from the moment before they are freed. A reader pulls the blocks, then the word. Reading

@@ -1,4 +1,4 @@
-"""What a leg must be before vLLM sees it, and how it is written in vLLM's terms. Runs on the event loop."""
+"""Checks legs and translates them to vLLM's requests. Runs on the event loop."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ class Intake:
     has_tokenizer: bool
     defaults: dict[str, Any]
 
-    def make_leg(self, request: EngineRequest, adapter: Any, number: int, now: float) -> LegState:
+    def make_leg(self, request: EngineRequest, *, adapter: Any, number: int, now: float) -> LegState:
         """A leg ready to run. `number` is new for each, since vLLM knows a request as long as its blocks are leased.
 
         Raises InvalidRequestError, UnsupportedError or KvLostError; nothing is left behind.
@@ -55,7 +55,9 @@ class Intake:
         return LegState(
             request=request,
             inner_id=inner_id,
-            core_request=self._core_request(inner_id, request, tokens, parameters, adapter),
+            core_request=self._core_request(
+                inner_id, request=request, tokens=tokens, parameters=parameters, adapter=adapter
+            ),
             prompt_tokens=len(tokens),
             prompt=prompt,
             parameters=parameters,
@@ -106,6 +108,7 @@ class Intake:
     def _core_request(
         self,
         inner_id: str,
+        *,
         request: EngineRequest,
         tokens: list[int],
         parameters: dict[str, Any] | None,

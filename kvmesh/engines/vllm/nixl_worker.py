@@ -1,4 +1,4 @@
-"""What kvmesh adds to vLLM's worker, in whichever process it runs: freeing KV that vLLM itself would hold.
+"""Extends vLLM's worker, in whichever process it runs: frees KV that vLLM itself would hold.
 
 vLLM mixes this class into its worker (`worker_extension_cls`) and calls it through `collective_rpc`. It is written against
 the NIXL pull connector of vLLM 0.32 and uses its insides; each method says which promise of vLLM's it relies on.

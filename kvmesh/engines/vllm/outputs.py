@@ -1,4 +1,4 @@
-"""vLLM's outputs of a step as the mesh's."""
+"""Translates vLLM's step outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -114,7 +114,7 @@ class Server:
         named = {"session": message["session"]} if "session" in message else {}
         try:
             return named | self._operations[message["op"]](message)
-        except Exception as error:  # noqa: BLE001 (told to whoever asked)
+        except Exception as error:  # noqa: BLE001 (sent to the caller)
             return named | {"error": f"{type(error).__name__}: {error}"[:500]}
 
     def _open(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Server:
 
 
 def serve(server: Server, lines: IO[str], out: IO[str]) -> None:
-    """Until the input ends: whoever started the process is gone then."""
+    """Runs until the input ends, which means that the parent process has ended."""
     tools, reasonings = ToolParserManager.list_registered(), ReasoningParserManager.list_registered()
     print(json.dumps({"tools": sorted(tools), "reasonings": sorted(reasonings)}), file=out, flush=True)
     for line in lines:

@@ -1,4 +1,4 @@
-"""Imports what an engine needs, once, with the garbage collector off: two million objects are made, none is garbage."""
+"""Imports vLLM once, in the fork server, with the garbage collector off: two million objects are made, none is garbage."""
 
 import contextlib
 import gc

@@ -55,7 +55,7 @@ def unmet_constraint() -> InvalidRequestError:
 class Runner:
     """Owns all legs. `now` is monotonic seconds. Every method belongs to the engine thread."""
 
-    def __init__(self, core: VllmCore, settings: VllmSettings, form: HandleForm, now: Callable[[], float]) -> None:
+    def __init__(self, core: VllmCore, *, settings: VllmSettings, form: HandleForm, now: Callable[[], float]) -> None:
         self._core = core
         self._settings = settings
         self._form = form

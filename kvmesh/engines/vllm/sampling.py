@@ -1,4 +1,4 @@
-"""The mesh's sampling parameters as vLLM's.
+"""Translates sampling parameters to vLLM's.
 
 None takes the model's generation default. Emitted tokens are part of vLLM's prompt, therefore: `max_tokens` and
 `min_tokens` are lowered by their number; repetition penalty is right as it is (it counts prompt and output alike);
@@ -54,7 +54,7 @@ def decode_arguments(generation: Generation, defaults: Mapping[str, Any]) -> dic
 
 
 def prefill_arguments() -> dict[str, Any]:
-    """A prefill leg samples one token that nobody sees."""
+    """A prefill leg samples one token, which is dropped."""
     return {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
 
 

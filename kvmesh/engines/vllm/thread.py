@@ -75,7 +75,7 @@ class EngineThread:
             while not self._is_stopping:
                 self._take_commands(wait_s)
                 wait_s = self._turn()
-        except BaseException as error:  # noqa: BLE001  # The boundary of the thread: whoever waits for it is told.
+        except BaseException as error:  # noqa: BLE001  # The boundary of the thread: `died` reports the error.
             self._died(error)
         finally:
             self._ended()

@@ -1,4 +1,4 @@
-"""What routers tell each other. Both directions of SyncPeers carry the same fields."""
+"""Messages between routers. Both directions of SyncPeers carry the same fields."""
 
 from typing import TypeVar
 

@@ -1,4 +1,4 @@
-"""What planners tell."""
+"""Plans of planners: what they observe and want."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Asks, placements, reports, and what routers tell of their workers."""
+"""Placement requests, placements, reports, and routers' views of their workers."""
 
 import sys
 from array import array

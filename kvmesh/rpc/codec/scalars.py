@@ -29,7 +29,7 @@ def fill_duration(duration: Duration, seconds: float) -> None:
 
 
 def to_positive_duration(seconds: float) -> Duration:
-    """Seconds as a Duration that stays above 0, for fields that must be: what is over is told as 1 ns."""
+    """Seconds as a Duration that stays above 0, for fields that must be positive: 0 and less become 1 ns."""
     return to_duration(max(1 / _NANOS, seconds))
 
 
