@@ -22,7 +22,7 @@ async def test_a_trace_crosses_every_hop(tmp_path: Path) -> None:
             url = f"{mesh.url}/v1/chat/completions"
             async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as response:
                 assert response.status == 200
-            wanted = {"request", "place", "prefill leg", "decode leg"}
+            wanted = {"request", "place", "prefill leg", "generate leg"}
 
             def missing() -> set[str]:
                 return wanted - {span.name for span in collector.of_trace(trace_id)}

@@ -56,7 +56,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.held: list[Chain] = []
         self.leased: list[Chain] = []
         self.names: set[int] = set()
-        self.log = KvLog(epoch=1, history_max=1, is_by_run=True)
+        self.log = KvLog(epoch=1, history_max=1, stores_whole_runs=True)
 
     @rule(target=chains, family=st.integers(0, 3), length=st.integers(1, 6), named=st.integers(0, 6))
     def admit(self, family: int, length: int, named: int) -> Chain:
