@@ -22,7 +22,7 @@ from services.frontend.access.caller import current_caller
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.attempt import RETRIABLE
 from services.frontend.pipeline.prepare import tokens_of
-from services.frontend.pipeline.replacing import Replacing
+from services.frontend.pipeline.placements import Replacing
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 

@@ -34,7 +34,7 @@ from services.frontend.pipeline.call_end import call_end
 from services.frontend.pipeline.choice import Choice
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
-from services.frontend.pipeline.replacing import Replacing
+from services.frontend.pipeline.placements import Replacing
 from services.frontend.pipeline.request import Answer, Conversation, Outlet, Request
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
