@@ -25,8 +25,10 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes
+from kvmesh.rpc.clients import EmbedResult
 from services.frontend.api.openai.bodies import error_headers
 from services.frontend.models import ServedModel, StaticModels
+from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Answer, Conversation, Ending, Request
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
@@ -390,6 +392,30 @@ def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model
     mesh.place = refuse_for_a_while  # type: ignore[method-assign]
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, Answer)
+
+
+@pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
+def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
+    """As for generations: the worker is lost before the vectors are there, and the only other one is away for some seconds."""
+    mesh.faults = Faults(link=[LostError("first")])
+    placed, refusals = mesh.place, iter(range(12))
+
+    async def refuse_for_a_while(ask: Any, *, timeout_s: float) -> Any:
+        if ask.attempt and next(refusals, None) is not None:
+            raise UnavailableError("none left", reason=reason)
+        return await placed(ask, timeout_s=timeout_s)
+
+    mesh.place = refuse_for_a_while  # type: ignore[method-assign]
+    embedding_model = replace(model, features=model.features | {"embeddings"})
+
+    async def main() -> EmbedResult:
+        pipeline = make_pipeline(mesh, StaticModels([embedding_model]))
+        request = EmbedRequest(asked=a_request(), inputs=["Hello", [1, 2, 3]])
+        return await pipeline.embed(request, began_s=pipeline.clock.now())
+
+    assert len(run_virtual(main()).vectors) == 2
+    assert [ask.attempt for ask in mesh.asks] == [0, 1]
+    check_nothing_left(mesh)
 
 
 @pytest.mark.parametrize("choices", [1, 2])

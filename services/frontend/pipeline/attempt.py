@@ -1,7 +1,7 @@
 """One placement of one request: prefill, submit, wait for the end, settle with the router."""
 
 import asyncio
-from collections.abc import Callable
+from random import Random
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
 from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, ReportKind, Role, Usage, WorkerRef
@@ -19,12 +19,10 @@ from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.codec.legs import spend_lease
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
 from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.placements import CLOCK_GRAIN_S, RETRIABLE
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.settings import PipelineSettings
 
-# Failures after which the same request may go well elsewhere, or once more.
-RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
-CLOCK_GRAIN_S = 1e-3
 IDLE_TIMEOUT = "idle_timeout"
 
 
@@ -47,7 +45,7 @@ class Attempt:
         router: RouterLink,
         clock: Clock,
         settings: PipelineSettings,
-        room: Callable[[], int],
+        generator: Random,
     ) -> None:
         self._prepared = prepared
         self._placed = placed
@@ -58,7 +56,7 @@ class Attempt:
         self._router = router
         self._clock = clock
         self._settings = settings
-        self._room = room
+        self._random = generator
         self._began_s = clock.now()
         self._choices: list[Choice] = []
         self._open = 0
@@ -211,7 +209,7 @@ class Attempt:
 
     async def _start_rendezvous(self, i: int, prefill: LegLink, decode: LegLink) -> None:
         """Both legs at once; the decode leg is stopped when the prefill leg fails."""
-        rendezvous = _rendezvous(self._placement.rendezvous_address, self._room(), prefill.worker)
+        rendezvous = _rendezvous(self._placement.rendezvous_address, prefill.worker, room=self._random.getrandbits(63))
         self._submit(i, decode, rendezvous=rendezvous)
         await self._run_prefill(i, prefill, LegTask.PREFILL, rendezvous=rendezvous)
 
@@ -358,7 +356,7 @@ class Attempt:
         )
 
 
-def _rendezvous(address: str, room: int, prefill: WorkerRef) -> Rendezvous:
+def _rendezvous(address: str, prefill: WorkerRef, *, room: int) -> Rendezvous:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InternalError(f"the router gave no rendezvous address for {prefill.worker_id}")

@@ -5,48 +5,33 @@ for prompts up to `inline_characters_max`: it runs as it is in a whole-mesh simu
 """
 
 import asyncio
-import itertools
-import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
 from kvmesh.errors import (
-    DeadlineError,
     InvalidRequestError,
-    MeshError,
-    NotFoundError,
     OverloadedError,
     UnavailableError,
-    UnsupportedError,
 )
-from kvmesh.rpc.clients import EmbedResult, LegLinks, Placed, RouterLink
+from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.parser_process.relay import relayed
-from services.frontend.pipeline.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
+from services.frontend.pipeline.attempt import Attempt
 from services.frontend.pipeline.call_end import call_end
 from services.frontend.pipeline.choice import Choice
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
+from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
-from services.frontend.pipeline.placements import Replacing
 from services.frontend.pipeline.request import Answer, Conversation, Outlet, Request
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.stops import StopFinder
-
-_log = logging.getLogger(__name__)
-
-NO_WORKER_NOW = ("no_worker", "breakers_open")
-"""Refusals of the router that a worker's return ends."""
-PLACE_AGAIN_S = 0.25
-"""Time between two attempts to place a request that has lost its worker while no other one takes requests. Routers hear of a worker
-that came back, and of the end of a breaker's trial request, within this time; a refusal costs a router some microseconds."""
 
 
 class Pipeline:
@@ -204,87 +189,39 @@ class Pipeline:
     async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
         deadline_s = began_s + self._limit_s(prepared.request)
-        excluded: list[str] = []
-        first_failure: MeshError | None = None
-        replacing = Replacing(self.settings)
-        for number in itertools.count():
-            placed = await self._place(prepared, number, excluded, deadline_s, first_failure)
-            attempt = run.attempt = self._attempt(prepared, placed, number, deadline_s)
+        placements = RequestPlacements(
+            prepared.request,
+            prepared.ask,
+            router=self._router,
+            clock=self.clock,
+            settings=self.settings,
+            deadline_s=deadline_s,
+        )
+        while True:
+            attempt = run.attempt = Attempt(
+                prepared,
+                await placements.place(),
+                number=placements.number,
+                deadline_s=deadline_s,
+                links=self._links,
+                router=self._router,
+                clock=self.clock,
+                settings=self.settings,
+                generator=self._random,
+            )
             try:
                 await attempt.run(run.choices(attempt))
             except RETRIABLE as error:
-                first_failure = first_failure or error
-                end = replacing.end_of(error)
-                if end is not None and end is not error:
-                    raise end from error
-                if end is error or (attempt.has_shown and not run.is_whole):
-                    raise
+                placements.check_retry(
+                    error,
+                    failed_worker_id=attempt.failed_worker_id,
+                    is_answer_shown=attempt.has_shown and not run.is_whole,
+                )
                 run.restart()
-                if attempt.failed_worker_id:
-                    excluded.append(attempt.failed_worker_id)
-                data = {"request_id": prepared.request.request_id, "reason": error.reason, "where": error.where}
-                _log.warning("request_placed_again", extra={"data": data})
             else:
                 return Answer(usage=run.usage(attempt), ttft_s=run.ttft_s)
             finally:
                 run.metrics.output_tokens.value += attempt.output_tokens()
-        raise AssertionError("the last failure raises")
-
-    async def _place(
-        self,
-        prepared: Prepared,
-        number: int,
-        excluded: list[str],
-        deadline_s: float,
-        first_failure: MeshError | None,
-    ) -> Placed:
-        try:
-            wait_until_s = min(deadline_s, self.clock.now() + self.settings.place_timeout_s)
-            while True:
-                try:
-                    return await self._ask(prepared, number, excluded, deadline_s)
-                except UnavailableError as error:
-                    may_wait = first_failure is not None and self.clock.now() < wait_until_s
-                    if error.reason not in NO_WORKER_NOW or not (excluded or may_wait):
-                        raise
-                if excluded:
-                    # All workers that there are failed under this request. One that did may be another process by now.
-                    excluded.clear()
-                else:
-                    # A worker that comes back, or whose breaker lets one request at a time through, has room soon.
-                    await self.clock.sleep(PLACE_AGAIN_S)
-        except UnavailableError as error:
-            if deadline_s - self.clock.now() <= CLOCK_GRAIN_S:
-                # Nobody was missing: the client gave less time than the answer takes.
-                raise DeadlineError("the request's time is over") from error
-            if first_failure is not None:
-                # That nothing else is there says less than what happened on the worker that was.
-                raise first_failure from error
-            error.retry_after_s = error.retry_after_s or self.settings.retry_after_s
-            raise
-        except (NotFoundError, UnsupportedError) as error:
-            error.field = prepared.request.named(error.field)
-            raise
-
-    async def _ask(self, prepared: Prepared, number: int, excluded: Sequence[str], deadline_s: float) -> Placed:
-        left_s = max(1e-3, deadline_s - self.clock.now())
-        ask = prepared.ask
-        if number:
-            ask = replace(ask, timeout_s=left_s, excluded_worker_ids=tuple(excluded), attempt=number)
-        return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
-
-    def _attempt(self, prepared: Prepared, placed: Placed, number: int, deadline_s: float) -> Attempt:
-        return Attempt(
-            prepared,
-            placed,
-            number=number,
-            deadline_s=deadline_s,
-            links=self._links,
-            router=self._router,
-            clock=self.clock,
-            settings=self.settings,
-            room=lambda: self._random.getrandbits(63),
-        )
 
     def _limit_s(self, request: Request) -> float:
         limit_s = self.settings.request_timeout_s
