@@ -16,7 +16,7 @@ from kvmesh.telemetry import event_logger
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import VLLM, ParserNames
 from services.frontend.settings import ModelSettings
-from services.frontend.text.hub_files import model_directory
+from services.frontend.text.model_files import model_directory
 from services.frontend.text.text_model import TextModel, load_text_model
 
 _log = event_logger(__name__)

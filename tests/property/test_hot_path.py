@@ -21,7 +21,7 @@ from services.frontend.api.openai.chunks import ChatChunks, Chunks, CompletionCh
 from services.frontend.api.openai.completion_request import read_completion
 from services.frontend.metrics import ModelGaps
 from services.frontend.models import ServedModel
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.choice_sink import Choice
 from services.frontend.pipeline.request import Ending
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.detokenise import Detokenisers

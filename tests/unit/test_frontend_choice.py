@@ -3,7 +3,7 @@
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, Usage
 from services.frontend.metrics import ModelGaps
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.choice_sink import Choice
 from services.frontend.pipeline.request import Ending
 from services.frontend.text.detokenise import Detokenisers
 from services.frontend.text.stops import StopFinder

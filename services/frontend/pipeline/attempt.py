@@ -18,7 +18,7 @@ from kvmesh.errors import (
 from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.codec.legs import spend_lease
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.choice_sink import Choice
 from services.frontend.pipeline.placements import CLOCK_GRAIN_S, RETRIABLE
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.settings import PipelineSettings

@@ -24,7 +24,7 @@ from services.frontend.models import Models
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
 from services.frontend.pipeline.call_end import call_end
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.choice_sink import Choice
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of

@@ -13,7 +13,7 @@ from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.telemetry import event_logger
 from services.frontend.pipeline.request import Conversation, Message
 from services.frontend.text.call_style import CallStyle, find_style
-from services.frontend.text.content_style import ContentStyle, find_content_style
+from services.frontend.text.message_style import ContentStyle, find_content_style
 from services.frontend.text.sandbox import LimitedEnvironment, TemplateLimits
 
 _log = event_logger(__name__)
@@ -24,7 +24,7 @@ PROBE_STEPS_MAX = 100_000
 class ChatTemplate:
     """One model's template. `special_tokens` (bos_token, eos_token...) are its variables.
 
-    Earlier tool calls and contents are given the way the template wants them (see `call_style` and `content_style`).
+    Earlier tool calls and contents are given the way the template wants them (see `call_style` and `message_style`).
     `tool_source`: the template for conversations with tools, where the model has one of its own for them.
     """
 

@@ -18,8 +18,8 @@ from services.frontend.parsers.select import AUTO, Selection, select
 from services.frontend.pipeline.request import Conversation
 from services.frontend.text.detokenise import Detokeniser, Detokenisers
 from services.frontend.text.fast_tokenise import FastTokenizer, load_fast, reference_ids
-from services.frontend.text.remember import Remembering, cuts_of
 from services.frontend.text.sandbox import TemplateLimits
+from services.frontend.text.segment_token_cache import Remembering, cuts_of
 from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.token_names import TokenNames
 

@@ -11,7 +11,14 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from kvmesh.clock import SystemClock
 from services.frontend.pipeline.request import Conversation
 from services.frontend.text.fast_tokenise import TEXTS, reference_ids
-from services.frontend.text.remember import SEGMENT_CHARACTERS_MIN, AnyOf, Remembering, cuts_of, safe_cuts, segments
+from services.frontend.text.segment_token_cache import (
+    SEGMENT_CHARACTERS_MIN,
+    AnyOf,
+    Remembering,
+    cuts_of,
+    safe_cuts,
+    segments,
+)
 from services.frontend.text.text_model import load_text_model
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
