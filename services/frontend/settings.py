@@ -14,8 +14,7 @@ from services.frontend.access.settings import AccessSettings
 from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.api.kserve.settings import KserveSettings
 from services.frontend.api.responses.settings import ResponsesSettings
-from services.frontend.parser_process.process import check_installed
-from services.frontend.parser_process.settings import RemoteSettings
+from services.frontend.parser_process.process import ParserProcessSettings, check_installed
 from services.frontend.parsers.select import ParserNames
 from services.frontend.text.sandbox import TemplateLimits
 
@@ -141,7 +140,7 @@ class ModelSettings:
         min=0,
     )
     template: TemplateLimits = field(default_factory=TemplateLimits)
-    parser_process: RemoteSettings = field(default_factory=RemoteSettings)
+    parser_process: ParserProcessSettings = field(default_factory=ParserProcessSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from services.frontend.text.fast_tokenise import TEXTS, FastTokenizer, first_difference, load_fast, reference_ids
-from services.frontend.text.quick_pattern import CONTRACTIONS, LETTERS, quickened
+from services.frontend.text.fast_tokenise import (
+    CONTRACTIONS,
+    LETTERS,
+    TEXTS,
+    FastTokenizer,
+    first_difference,
+    load_fast,
+    quickened,
+    reference_ids,
+)
 
 pytest.importorskip("fastokens")
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,12 +18,11 @@ from services.frontend.parsers.feed import (
     Reader,
     Steps,
 )
-from services.frontend.parsers.hermes import close_call
 from services.frontend.parsers.json_text import inner, quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, Part
 from services.frontend.parsers.python_text import DEPTH_MAX, malformed
-from services.frontend.parsers.readers import unexpected
+from services.frontend.parsers.readers import close_call, unexpected
 from services.frontend.parsers.typed_values import ANYTHING, to_json, types_of
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'

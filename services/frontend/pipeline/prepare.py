@@ -13,7 +13,7 @@ from services.frontend.access.caller import current_caller
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Conversation, Request, text_of
 from services.frontend.settings import PipelineSettings
-from services.frontend.text.continuing import cut_after_final_message
+from services.frontend.text.templates import cut_after_final_message
 
 STRUCTURED_OUTPUT = "structured_output"
 # Fields of the sampling and the capability that they need, in the closed words of the support matrix.

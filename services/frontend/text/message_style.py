@@ -1,24 +1,84 @@
-"""How a chat template wants the content of messages: as a text or as a list of parts, and whether it may be None.
+"""The shape in which a chat template expects messages: their content, and the earlier tool calls of the assistant.
 
-Hugging Face gives templates what the client sent. Many templates know texts only and would print a list as Python writes
-it; some loop over parts and show nothing of a text. Which it is, per role, is tried out once per template: templates loop in
-too many ways (over macros' parameters, slices, filtered lists) for their source to tell.
+Hugging Face passes templates what the client sent. Many templates support only plain strings and would print a list in Python's
+notation; others loop over content parts and show nothing of a plain string. Arguments of tool calls are objects by convention;
+some models' own templates concatenate them with strings and so need JSON text, and some show calls only in messages without
+content. Each template is probed once when it is loaded: templates loop in too many ways (over parameters of macros, slices,
+filtered lists) to derive the shape from their source.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from services.frontend.pipeline.request import Message, text_of
-from services.frontend.text.call_style import PROBE
+
+Render = Callable[[Sequence[Message]], str | None]
+"""Renders messages; returns None if the template raises."""
+_NAME, _VALUE = "probed_function", "probed_value"
+PROBE: Sequence[Message] = (
+    {"role": "user", "content": "question"},
+    {
+        "role": "assistant",
+        "content": "",
+        # Nine characters, since Mistral's templates insist on them.
+        "tool_calls": [
+            {"id": "abc012345", "type": "function", "function": {"name": _NAME, "arguments": {"key": _VALUE}}},
+        ],
+    },
+    {"role": "tool", "content": "result", "tool_call_id": "abc012345", "name": _NAME},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStyle:
+    """`is_text`: arguments are JSON text. `is_bare`: the content of a message with calls and without text is None."""
+
+    is_text: bool = False
+    is_bare: bool = False
+
+    def apply(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Returns the messages with tool calls in this style; the same object if nothing changes."""
+        if not (self.is_text or self.is_bare):
+            return messages
+        return [self._message(message) if message.get("tool_calls") else message for message in messages]
+
+    def _message(self, message: Message) -> Message:
+        changed = dict(message)
+        if self.is_bare and not changed.get("content"):
+            changed["content"] = None
+        if self.is_text:
+            changed["tool_calls"] = [_with_text(call) for call in message["tool_calls"]]
+        return changed
+
+
+CALL_STYLES = (CallStyle(), CallStyle(is_text=True), CallStyle(is_bare=True), CallStyle(is_text=True, is_bare=True))
+
+
+def _with_text(call: Message) -> Message:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def find_call_style(render: Render) -> CallStyle:
+    """Returns the first style with which the template shows a call and its arguments."""
+    for style in CALL_STYLES:
+        text = render(style.apply(PROBE))
+        if text is not None and _NAME in text and _VALUE in text:
+            return style
+    return CALL_STYLES[0]
+
 
 _FIRST, _SECOND = "probed first", "probed second"
 _QUESTION: Message = {"role": "user", "content": "question"}
 _LEAKS = ('"text"', "'text'")
-"""In a prompt that shows a list instead of its parts."""
+"""Occur in a prompt that shows the list itself instead of its parts."""
 _NONE = "None"
 
-# Where the probed message stands among others; templates insist on an order of roles.
+# Messages before and after the probed one: many templates refuse other orders of roles.
 _PLACES: Mapping[str, tuple[Sequence[Message], Sequence[Message]]] = {
     "user": ((), ()),
     "system": ((), (_QUESTION,)),
@@ -27,15 +87,12 @@ _PLACES: Mapping[str, tuple[Sequence[Message], Sequence[Message]]] = {
     "tool": (PROBE[:2], ()),
 }
 
-Render = Callable[[Sequence[Message]], str | None]
-"""Makes a prompt; None where the template fails."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentStyle:
-    """`parts`: roles whose parts are shown one by one. `only_parts`: roles of which nothing else is shown.
+    """`parts`: roles whose content may be a list of parts. `only_parts`: roles whose content must be one.
 
-    `takes_none`: whether the assistant's content may be None in a message with calls, and in one without.
+    `takes_none`: whether the assistant's content may be None, by whether the message has tool calls.
     """
 
     parts: frozenset[str] = frozenset()
@@ -43,7 +100,7 @@ class ContentStyle:
     takes_none: Mapping[bool, bool]
 
     def apply(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages as the template wants them; the same ones where nothing differs."""
+        """Returns the messages with content in this style; the same object if nothing changes."""
         if not self.only_parts and all(type(message["content"]) is str for message in messages):
             return messages
         return [self._message(message) for message in messages]
@@ -57,12 +114,8 @@ class ContentStyle:
         return message if role in self.parts else {**message, "content": text_of(content)}
 
 
-PLAIN = ContentStyle(takes_none={True: False, False: False})
-"""Texts only."""
-
-
 def find_content_style(render: Render) -> ContentStyle:
-    """What a template makes of texts, parts and None."""
+    """Probes the template with strings, parts and None for each role."""
     parts, only_parts = set(), set()
     for role in _PLACES:
         shown = _probe(render, role, _parts(_FIRST, _SECOND))
@@ -89,7 +142,7 @@ def _parts(*texts: str) -> list[dict[str, str]]:
 
 
 def _takes_none(render: Render, *, has_calls: bool) -> bool:
-    """Whether a message without content is rendered, and nothing is shown in its place."""
+    """Whether the template renders a message without content, and does not show the word None in its place."""
     before, after = (PROBE[:1], PROBE[2:]) if has_calls else _PLACES["assistant"]
     own = PROBE[1] if has_calls else {"role": "assistant"}
     absent, empty = (render([*before, {**own, "content": content}, *after]) for content in (None, ""))

@@ -1,11 +1,10 @@
-"""A model's files as the frontend needs them: from a directory, the hub's cache, or the hub, without the weights."""
+"""Finds a model's tokenizer, template and configuration: in a directory, in the hub's cache, or on the hub. Never the weights."""
 
 import os
 import re
 from pathlib import Path
 
 from kvmesh.errors import UnavailableError, UnsupportedError
-from services.frontend.text.text_model import find_directory
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TEXT_FILES = (
@@ -20,14 +19,14 @@ TEXT_FILES = (
     "chat_template*",
     "additional_chat_templates/*",
 )
-"""Tokenizer, template and configuration: some megabytes, where the weights are gigabytes."""
+"""Some megabytes together; the weights have gigabytes."""
 OFFLINE = ("1", "on", "true", "yes")
 
 
 def model_directory(source: str, revision: str, cache_dir: str) -> Path:
-    """The directory of a model's text files. Blocks while a hub model's are fetched into the cache.
+    """Returns the directory of a model's text files. Blocks while it downloads those of a hub model into the cache.
 
-    UnsupportedError when the model is nowhere, UnavailableError when the hub cannot be reached.
+    Raises UnsupportedError if the model does not exist, UnavailableError if the hub cannot be reached.
     """
     try:
         return find_directory(source, revision, cache_dir)
@@ -38,15 +37,40 @@ def model_directory(source: str, revision: str, cache_dir: str) -> Path:
 
 
 def _fetch(source: str, revision: str, cache_dir: str) -> Path:
-    from huggingface_hub import snapshot_download  # Takes half a second, and few frontends need it.
+    from huggingface_hub import snapshot_download  # The import takes half a second, and few frontends need it.
 
     try:
         folder = snapshot_download(
             source, revision=revision or None, cache_dir=cache_dir or None, allow_patterns=list(TEXT_FILES)
         )
-    except Exception as error:  # The client raises dozens of classes, of its own and of its HTTP library.
+    except Exception as error:  # The client raises dozens of classes, its own and those of its HTTP library.
         text = " ".join(str(error).split())[:300]
         raise UnavailableError(
             f"the tokenizer of {source} cannot be fetched from the hub: {text}", reason="model_files_unreachable"
         ) from error
     return Path(folder)
+
+
+def find_directory(source: str, revision: str, cache_dir: str) -> Path:
+    """Returns `source` if it is a directory, else its snapshot in the Hugging Face cache. Downloads nothing."""
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        return directory
+    cache = Path(cache_dir).expanduser() if cache_dir else _default_cache()
+    model = cache / f"models--{source.replace('/', '--')}"
+    for name in (revision, "main"):
+        reference = model / "refs" / name if name else model / "refs" / "main"
+        commit = reference.read_text().strip() if reference.is_file() else name
+        if commit and (snapshot := model / "snapshots" / commit).is_dir():
+            return snapshot
+    raise UnsupportedError(
+        f"{source} is neither a directory here nor in the Hugging Face cache {cache}; the frontend needs its tokenizer",
+        reason="model_files_missing",
+    )
+
+
+def _default_cache() -> Path:
+    """By Hugging Face's rule: HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub."""
+    if found := os.environ.get("HF_HUB_CACHE"):
+        return Path(found)
+    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"

@@ -1,7 +1,6 @@
 """A model directory as the frontend uses it: tokenizer, chat template, generation defaults."""
 
 import json
-import os
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -170,31 +169,6 @@ def load_text_model(
         template_source=source + tool_source,
         remembered_characters_max=remembered_characters_max,
     )
-
-
-def find_directory(source: str, revision: str, cache_dir: str) -> Path:
-    """The directory of a model: itself, or its snapshot in the Hugging Face cache. Nothing is downloaded."""
-    directory = Path(source).expanduser()
-    if directory.is_dir():
-        return directory
-    cache = Path(cache_dir).expanduser() if cache_dir else _default_cache()
-    model = cache / f"models--{source.replace('/', '--')}"
-    for name in (revision, "main"):
-        reference = model / "refs" / name if name else model / "refs" / "main"
-        commit = reference.read_text().strip() if reference.is_file() else name
-        if commit and (snapshot := model / "snapshots" / commit).is_dir():
-            return snapshot
-    raise UnsupportedError(
-        f"{source} is neither a directory here nor in the Hugging Face cache {cache}; the frontend needs its tokenizer",
-        reason="model_files_missing",
-    )
-
-
-def _default_cache() -> Path:
-    """Hugging Face's own rule: HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub."""
-    if found := os.environ.get("HF_HUB_CACHE"):
-        return Path(found)
-    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
