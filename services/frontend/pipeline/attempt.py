@@ -18,7 +18,7 @@ from kvmesh.errors import (
 from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.codec.legs import spend_lease
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
-from services.frontend.pipeline.choice_sink import Choice
+from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.placements import CLOCK_GRAIN_S, RETRIABLE
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.settings import PipelineSettings
@@ -58,7 +58,7 @@ class Attempt:
         self._settings = settings
         self._random = generator
         self._began_s = clock.now()
-        self._choices: list[Choice] = []
+        self._choices: list[ChoiceSink] = []
         self._open = 0
         self._has_token = False
         self._uses_decode = False
@@ -84,7 +84,7 @@ class Attempt:
         """The worker to leave out next time; empty when it is not to blame."""
         return self._failed_worker_id
 
-    async def run(self, choices: list[Choice]) -> None:
+    async def run(self, choices: list[ChoiceSink]) -> None:
         """Until every choice has ended. Raises the first failure; cancelling it stops everything."""
         self._choices = choices
         self._open = len(choices)
@@ -305,7 +305,7 @@ class Attempt:
             if self._uses_decode:
                 self._tell(ReportKind.FIRST_TOKEN)
 
-    def on_over(self, choice: Choice, error: MeshError | None) -> None:
+    def on_over(self, choice: ChoiceSink, error: MeshError | None) -> None:
         """A choice is over, well or not."""
         if self._ended.done():
             return

@@ -7,12 +7,12 @@ from kvmesh.core import FinishReason, LegFinish, TokenLogprob
 from kvmesh.errors import LostError, MeshError
 from services.frontend.metrics import ModelGaps
 from services.frontend.pipeline.call_end import CallEnd
-from services.frontend.pipeline.request import Ending, Outlet
+from services.frontend.pipeline.request import AnswerSink, Ending
 from services.frontend.text.detokenise import Detokeniser
 from services.frontend.text.stops import StopFinder
 
 
-class Choice:
+class ChoiceSink:
     """Sink of one decode leg.
 
     1. After `close` or the end nothing reaches the outlet.
@@ -31,7 +31,7 @@ class Choice:
     def __init__(
         self,
         number: int,
-        outlet: Outlet,
+        outlet: AnswerSink,
         detokeniser: Detokeniser,
         *,
         stops: StopFinder | CallEnd | None,
@@ -41,7 +41,7 @@ class Choice:
         clock: Clock,
         gaps: ModelGaps,
         on_first: Callable[[], None],
-        on_over: Callable[["Choice", MeshError | None], None],
+        on_over: Callable[["ChoiceSink", MeshError | None], None],
     ) -> None:
         self._number = number
         self._outlet = outlet

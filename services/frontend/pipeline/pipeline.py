@@ -24,11 +24,11 @@ from services.frontend.models import Models
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
 from services.frontend.pipeline.call_end import call_end
-from services.frontend.pipeline.choice_sink import Choice
+from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
-from services.frontend.pipeline.request import Answer, Conversation, Outlet, Request
+from services.frontend.pipeline.request import AnswerSink, Conversation, Request, RequestResult
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.stops import StopFinder
@@ -104,7 +104,7 @@ class Pipeline:
         hashes = await hashes_of(token_ids, request, model)
         return prepare(request, model, token_ids, hashes, attempt_timeout_s=self._timeout_s(request, began_s))
 
-    async def run(self, prepared: Prepared, outlet: Outlet, *, began_s: float) -> Answer:
+    async def run(self, prepared: Prepared, outlet: AnswerSink, *, began_s: float) -> RequestResult:
         """Runs a request to its end; its text goes to `outlet`. `began_s`: when the client's request arrived.
 
         Raises the failure that ended it. Cancelling it cancels everything on every hop.
@@ -115,7 +115,7 @@ class Pipeline:
         async with relayed(process, prepared.request.request_id, outlet) as relay:
             return await self._run_admitted(prepared, relay, began_s)
 
-    async def _run_admitted(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
+    async def _run_admitted(self, prepared: Prepared, outlet: AnswerSink, began_s: float) -> RequestResult:
         request_id = prepared.request.request_id
         run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
@@ -158,7 +158,7 @@ class Pipeline:
             if not self._in_flight:
                 self._idle.set()
 
-    async def _run_traced(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
+    async def _run_traced(self, run: "_Run", prepared: Prepared, began_s: float) -> RequestResult:
         """The same under a span, which router and workers get as their parent."""
         attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
         with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
@@ -186,7 +186,7 @@ class Pipeline:
             raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
         self._in_flight.add(request_id)
 
-    async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
+    async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> RequestResult:
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
         deadline_s = began_s + self._limit_s(prepared.request)
         placements = RequestPlacements(
@@ -219,7 +219,7 @@ class Pipeline:
                 )
                 run.restart()
             else:
-                return Answer(usage=run.usage(attempt), ttft_s=run.ttft_s)
+                return RequestResult(usage=run.usage(attempt), ttft_s=run.ttft_s)
             finally:
                 run.metrics.output_tokens.value += attempt.output_tokens()
 
@@ -248,21 +248,21 @@ class _Run:
     """What stays the same over the attempts of one request."""
 
     def __init__(
-        self, prepared: Prepared, outlet: Outlet, metrics: FrontendMetrics, clock: Clock, began_s: float
+        self, prepared: Prepared, outlet: AnswerSink, metrics: FrontendMetrics, clock: Clock, began_s: float
     ) -> None:
         self._prepared = prepared
         self._outlet = outlet
         self.metrics = metrics.of_model(prepared.model.name)
         self._clock = clock
         self._began_s = began_s
-        self._choices: list[Choice] = []
+        self._choices: list[ChoiceSink] = []
         self.ttft_s: float | None = None
         self.attempt: Attempt | None = None
         """The newest one. Only the last one can have shown anything; what others received is nobody's usage."""
 
     @property
     def is_whole(self) -> bool:
-        """See Outlet."""
+        """See AnswerSink."""
         return self._outlet.is_whole
 
     def restart(self) -> None:
@@ -275,7 +275,7 @@ class _Run:
         """What the request has used so far, whichever way it ended: nothing before it was placed."""
         return self.usage(self.attempt) if self.attempt is not None else Usage()
 
-    def choices(self, attempt: Attempt) -> list[Choice]:
+    def choices(self, attempt: Attempt) -> list[ChoiceSink]:
         """Fresh choices for an attempt; nothing of an earlier one was shown, so its first token was none."""
         self.ttft_s = None
 
@@ -289,7 +289,7 @@ class _Run:
         sampling = prepared.request.sampling
         kept = _marks_of(prepared)
         self._choices = [
-            Choice(
+            ChoiceSink(
                 i,
                 self._outlet,
                 model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),

@@ -113,7 +113,7 @@ class Ending:
     output_tokens: int = 0
 
 
-class Outlet(Protocol):
+class AnswerSink(Protocol):
     """Receives a request's answer as it comes. Called once per choice and engine step; must not block or raise."""
 
     @property
@@ -150,7 +150,7 @@ class Outlet(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RequestResult:
     """Totals of a request that ended well."""
 
     usage: Usage

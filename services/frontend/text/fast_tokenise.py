@@ -79,7 +79,7 @@ def load_fast(path: Path, reference: Tokenizer) -> FastTokenizer | None:
 
     try:
         text = path.read_text(encoding="utf-8")
-        fast = fastokens.Tokenizer.from_json_str(quickened(text) or text)
+        fast = fastokens.Tokenizer.from_json_str(add_word_alternative(text) or text)
         differing = first_difference(fast, reference)
     except BaseException as error:
         # Whatever it cannot read the reference reads; see `encode` for panics.
@@ -117,7 +117,7 @@ def _mixtures(texts: Sequence[str]) -> Iterator[str]:
         yield "".join(pieces)
 
 
-def quickened(tokenizer_json: str) -> str | None:
+def add_word_alternative(tokenizer_json: str) -> str | None:
     """The same tokenizer in a form that is quicker; None where there is nothing to gain.
 
     Where a match begins with a letter, or with a space before one, no contraction does, for they begin with an apostrophe, and the

@@ -4,7 +4,7 @@ A text can be cut before certain special tokens without changing any token: toke
 treat what lies between them by itself. Chat templates put such tokens between messages. So a prompt is cut there into segments, and a
 segment that was seen before is not tokenised again, whoever's conversation it was in: a long system prompt counts as well.
 
-Where to cut is told by the tokenizer's own rules (`safe_cuts`) and proven on samples when a model is loaded (`cuts_of`).
+Where to cut is told by the tokenizer's own rules (`find_safe_cuts`) and proven on samples when a model is loaded (`find_cuts`).
 """
 
 import re
@@ -25,7 +25,7 @@ SAMPLES = (
 )  # fmt: skip
 
 
-class Remembering:
+class SegmentTokenCache:
     """Encodes like `encode`, which may be any function that can be cut before `cuts`. For any thread.
 
     1. It holds segments of at most `characters_max` characters together; the least recently used go first.
@@ -34,7 +34,7 @@ class Remembering:
 
     def __init__(self, encode: Encode, cuts: Sequence[str], *, characters_max: int) -> None:
         self._encode = encode
-        self._cut = AnyOf(cuts)
+        self._cut = CutFinder(cuts)
         self._characters_max = characters_max
         self._segments: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._characters = 0
@@ -78,7 +78,7 @@ class Remembering:
         return found
 
 
-class AnyOf:
+class CutFinder:
     """What finds the next of some strings in one pass, however many there are."""
 
     def __init__(self, cuts: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ class AnyOf:
         return self._cut.search(text, begin)
 
 
-def segments(text: str, cut: AnyOf) -> Iterator[str]:
+def segments(text: str, cut: CutFinder) -> Iterator[str]:
     """The text in segments of at least SEGMENT_CHARACTERS_MIN, each but the first beginning with a cut; at least one segment.
 
     Where a segment ends depends on what comes before only, so that a text and its continuation begin with the same segments.
@@ -104,9 +104,9 @@ def segments(text: str, cut: AnyOf) -> Iterator[str]:
     yield text[begin:]
 
 
-def cuts_of(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Sequence[str]:
+def find_cuts(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Sequence[str]:
     """Where prompts of a chat template may be cut; empty when nothing is safe or a sample shows that it is not."""
-    safe = [cut for cut in safe_cuts(tokenizer.get_added_tokens_decoder().values()) if cut in template_source]
+    safe = [cut for cut in find_safe_cuts(tokenizer.get_added_tokens_decoder().values()) if cut in template_source]
     cuts = safe[:CUTS_MAX]
     for cut in cuts:
         for before in SAMPLES:
@@ -116,7 +116,7 @@ def cuts_of(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Seque
     return cuts
 
 
-def safe_cuts(added: Iterable[AddedToken]) -> list[str]:
+def find_safe_cuts(added: Iterable[AddedToken]) -> list[str]:
     """Added tokens that are found in a text before anything else happens to it, whatever stands before them.
 
     Not those that swallow white space on their left, that must stand alone, or that are looked for in the normalised text; nor

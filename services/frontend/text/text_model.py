@@ -18,7 +18,7 @@ from services.frontend.pipeline.request import Conversation
 from services.frontend.text.detokenise import Detokeniser, Detokenisers
 from services.frontend.text.fast_tokenise import FastTokenizer, load_fast, reference_ids
 from services.frontend.text.sandbox import TemplateLimits
-from services.frontend.text.segment_token_cache import Remembering, cuts_of
+from services.frontend.text.segment_token_cache import SegmentTokenCache, find_cuts
 from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.token_names import TokenNames
 
@@ -66,11 +66,11 @@ class TextModel:
             raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
         return self._template.render(conversation, field=field)
 
-    def _make_memory(self, template_source: str, characters_max: int) -> Remembering | None:
+    def _make_memory(self, template_source: str, characters_max: int) -> SegmentTokenCache | None:
         if not characters_max:
             return None
-        cuts = cuts_of(self._tokenizer, template_source, self._encode)
-        return Remembering(self._encode, cuts, characters_max=characters_max) if cuts else None
+        cuts = find_cuts(self._tokenizer, template_source, self._encode)
+        return SegmentTokenCache(self._encode, cuts, characters_max=characters_max) if cuts else None
 
     def _encode(self, text: str) -> "array[int]":
         return self.tokenise(text, adds_special_tokens=False)
