@@ -30,7 +30,7 @@ class Heard:
         self.endings.append(ending)
 
 
-def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> Choice:
+def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> ChoiceSink:
     choice = ChoiceSink(
         0,
         heard,

@@ -1,4 +1,4 @@
-"""Embedding requests on their way through the mesh: tokens, one placement, one leg per input, perhaps once more elsewhere."""
+"""Runs embedding requests: tokenises the inputs, places the request, runs one leg per input on the chosen worker."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,10 +29,10 @@ LEGS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest:
-    """Texts or token ids to be turned into vectors.
+    """Texts or token ids to embed.
 
-    `asked` carries the model and everything that requests share; its prompt and sampling are not used. `dimensions` None: the
-    model's own. `inputs_name`: the client's name of the inputs, for error messages.
+    `asked` carries the model and the fields that all requests share; its prompt and sampling are not used. `dimensions` None:
+    the model's own. `inputs_name`: the client's name of the inputs, for error messages.
     """
 
     asked: Request
@@ -42,7 +42,7 @@ class EmbedRequest:
 
 
 class Embedder:
-    """Runs embedding requests. Owns nothing; the router hears exactly one end of each placement."""
+    """Runs embedding requests. Has no state. The router receives exactly one end of each placement."""
 
     def __init__(self, links: LegLinks, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
         self._links = links
@@ -51,14 +51,14 @@ class Embedder:
         self._settings = settings
 
     async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
-        """The inputs as token ids. Raises what is wrong with the request."""
+        """Checks the request and tokenises its inputs. Raises errors of the client."""
         self._check(request, model)
         return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
 
     async def run(
         self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], *, deadline_s: float
     ) -> EmbedResult:
-        """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
+        """Returns the vectors in the order of the inputs. Cancelling it cancels the legs."""
         placements = RequestPlacements(
             request.asked,
             _ask(request, model, inputs, timeout_s=max(1e-3, deadline_s - self._clock.now())),
@@ -162,7 +162,7 @@ class Embedder:
             )
 
     async def _run_legs(self, link: LegLink, legs: Iterable[Leg], deadline_s: float) -> EmbedResult:
-        """All embeddings. The first failure ends the others."""
+        """Runs the legs, LEGS_MAX at a time. The first failure cancels the others."""
         room = asyncio.Semaphore(LEGS_MAX)
 
         async def run(leg: Leg) -> LegFinish:

@@ -1,7 +1,7 @@
-"""The way of a request through the mesh, without HTTP and without gRPC.
+"""Runs requests through the mesh. Knows neither HTTP nor gRPC.
 
-Uses the event loop's timers and the injected clock only, makes its ids from the injected generator, and starts no thread
-for prompts up to `inline_characters_max`: it runs as it is in a whole-mesh simulation on virtual time.
+It uses only the event loop's timers and the injected clock, makes ids with the injected generator, and starts no thread for
+prompts up to `inline_characters_max`. So the same code runs in a whole-mesh simulation on virtual time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
-from services.frontend.pipeline.call_end import call_end
+from services.frontend.pipeline.call_end import make_stop_finder
 from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
@@ -35,10 +35,11 @@ from services.frontend.text.stops import StopFinder
 
 
 class Pipeline:
-    """Runs requests.
+    """Invariants:
 
-    1. `run` leaves nothing behind: no leg, no reservation, no handle, whichever way it ends.
-    2. A request is placed again only while its outlet has neither text nor an end of any choice, or is whole and begins anew.
+    1. However `run` ends, it leaves no leg, no reservation and no handle behind.
+    2. A request is placed again only while its sink has received neither text nor an end of any choice, or if the sink can
+       restart (`is_whole`).
     3. At most `requests_max` requests are in flight.
     """
 
@@ -72,20 +73,20 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Requests in flight."""
+        """Number of requests."""
         return len(self._in_flight)
 
     @property
     def is_draining(self) -> bool:
-        """True from the moment at which no new requests should come."""
+        """True from the time at which clients should use another frontend."""
         return self._is_draining
 
     def new_id(self) -> str:
-        """An id that no other request has."""
+        """Returns a random request id of 128 bits."""
         return f"{self._random.getrandbits(128):032x}"
 
     async def drain(self) -> None:
-        """Says that it is not ready, refuses new requests after `drain_notice_s`, and waits for those in flight."""
+        """Reports not ready, refuses new requests after `drain_notice_s`, and waits for those in flight."""
         self._is_draining = True
         await self.clock.sleep(self.settings.drain_notice_s)
         self._refuses = True
@@ -94,7 +95,7 @@ class Pipeline:
             await self._idle.wait()
 
     async def prepare(self, request: Request, *, began_s: float) -> Prepared:
-        """Checks and tokenises. Raises what the client did wrong, before anything is asked of the mesh."""
+        """Checks and tokenises a request. Raises errors of the client before the request takes any resource of the mesh."""
         self._check_room()
         self.access.check(request)
         model = self.models.find(request.model)
@@ -105,9 +106,9 @@ class Pipeline:
         return prepare(request, model, token_ids, hashes, attempt_timeout_s=self._timeout_s(request, began_s))
 
     async def run(self, prepared: Prepared, outlet: AnswerSink, *, began_s: float) -> RequestResult:
-        """Runs a request to its end; its text goes to `outlet`. `began_s`: when the client's request arrived.
+        """Runs a request to its end; the sink receives the answer. `began_s`: when the client's request arrived.
 
-        Raises the failure that ended it. Cancelling it cancels everything on every hop.
+        Raises the failure that ended the request. Cancelling it cancels the request on every hop.
         """
         process = prepared.model.text.parser_process
         if process is None:
@@ -117,7 +118,7 @@ class Pipeline:
 
     async def _run_admitted(self, prepared: Prepared, outlet: AnswerSink, began_s: float) -> RequestResult:
         request_id = prepared.request.request_id
-        run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
+        run = RequestRun(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
         try:
             permit = self.access.enter(
@@ -136,7 +137,7 @@ class Pipeline:
                 self._idle.set()
 
     async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
-        """Vectors of texts or token ids; see `Embedder`. Counts as one request in flight."""
+        """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
         asked = request.asked
         self.access.check(asked)
         model = self.models.find(asked.model)
@@ -158,8 +159,8 @@ class Pipeline:
             if not self._in_flight:
                 self._idle.set()
 
-    async def _run_traced(self, run: "_Run", prepared: Prepared, began_s: float) -> RequestResult:
-        """The same under a span, which router and workers get as their parent."""
+    async def _run_traced(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
+        """Runs the request in a span. Router and workers get it as their parent."""
         attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
         with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
             traceparent = current_traceparent()
@@ -186,7 +187,7 @@ class Pipeline:
             raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
         self._in_flight.add(request_id)
 
-    async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> RequestResult:
+    async def _run(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
         deadline_s = began_s + self._limit_s(prepared.request)
         placements = RequestPlacements(
@@ -231,8 +232,8 @@ class Pipeline:
         return max(1e-3, began_s + self._limit_s(request) - self.clock.now())
 
 
-def _marks_of(prepared: Prepared) -> frozenset[str]:
-    """Special tokens that whoever reads the answer needs in its text."""
+def _parser_marks(prepared: Prepared) -> frozenset[str]:
+    """Special tokens that the parsers need in the answer's text."""
     prompt = prepared.request.prompt
     if not isinstance(prompt, Conversation):
         return frozenset()
@@ -244,8 +245,8 @@ def _stop_finder(request: Request) -> StopFinder | None:
     return StopFinder(stops, includes_stop=request.includes_stop) if stops else None
 
 
-class _Run:
-    """What stays the same over the attempts of one request."""
+class RequestRun:
+    """State of one request that outlives its attempts."""
 
     def __init__(
         self, prepared: Prepared, outlet: AnswerSink, metrics: FrontendMetrics, clock: Clock, began_s: float
@@ -258,7 +259,7 @@ class _Run:
         self._choices: list[ChoiceSink] = []
         self.ttft_s: float | None = None
         self.attempt: Attempt | None = None
-        """The newest one. Only the last one can have shown anything; what others received is nobody's usage."""
+        """The newest one. Only the last attempt can have passed on anything; tokens of the others are not usage of the client."""
 
     @property
     def is_whole(self) -> bool:
@@ -266,17 +267,17 @@ class _Run:
         return self._outlet.is_whole
 
     def restart(self) -> None:
-        """Takes back what a failed attempt gave to the outlet."""
+        """Discards what a failed attempt passed to the sink."""
         if self._outlet.is_whole:
             for choice in range(self._prepared.request.choices):
                 self._outlet.on_restart(choice)
 
     def spent(self) -> Usage:
-        """What the request has used so far, whichever way it ended: nothing before it was placed."""
+        """Usage up to now, also of a request that failed; empty before the first placement."""
         return self.usage(self.attempt) if self.attempt is not None else Usage()
 
     def choices(self, attempt: Attempt) -> list[ChoiceSink]:
-        """Fresh choices for an attempt; nothing of an earlier one was shown, so its first token was none."""
+        """Creates the sinks of an attempt. The time to first token starts anew: the client saw nothing of an earlier attempt."""
         self.ttft_s = None
 
         def on_first() -> None:
@@ -287,13 +288,13 @@ class _Run:
 
         prepared, model = self._prepared, self._prepared.model
         sampling = prepared.request.sampling
-        kept = _marks_of(prepared)
+        kept = _parser_marks(prepared)
         self._choices = [
             ChoiceSink(
                 i,
                 self._outlet,
                 model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
-                stops=call_end(prepared.request, _stop_finder(prepared.request)),
+                stops=make_stop_finder(prepared.request, _stop_finder(prepared.request)),
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,
                 includes_stop=prepared.request.includes_stop,
@@ -307,7 +308,7 @@ class _Run:
         return self._choices
 
     def usage(self, attempt: Attempt) -> Usage:
-        """Totals: the prompt counts once, however many choices there are."""
+        """Totals of the request. The prompt counts once for all choices."""
         finish = self._choices[0].finish if self._choices else None
         decode = finish.usage if finish is not None else Usage()
         return Usage(
