@@ -93,10 +93,6 @@ class PipelineSettings:
         "Longest wait for a router, except in its queue; also the longest wait for a worker that replaces a lost one.",
         min=0.01,
     )
-        10.0,
-        "Longest wait for a router, except in its queue; also the longest wait for a worker that replaces a lost one.",
-        min=0.01,
-    )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
