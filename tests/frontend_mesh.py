@@ -181,7 +181,13 @@ class FakeMesh:
     def start(self, leg: Leg, sink: LegSink, worker: WorkerRef) -> Callable[[], None]:
         """Runs a leg in a task; the function cancels it. Its sink gets one finish, whatever happens."""
         assert leg.leg_id not in self.running, "leg ids are unique among live legs"
-        run = self._prefill(leg, worker) if leg.task is LegTask.PREFILL else self._generate(leg, sink)
+        match leg.task:
+            case LegTask.PREFILL:
+                run = self._prefill(leg, worker)
+            case LegTask.EMBED:
+                run = self._embed(leg)
+            case _:
+                run = self._generate(leg, sink)
         task = self.running[leg.leg_id] = asyncio.get_running_loop().create_task(run)
 
         def end(task: asyncio.Task[LegFinish]) -> None:
@@ -208,6 +214,11 @@ class FakeMesh:
             self.prefilling -= 1
         usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=4)
         return LegFinish(reason=FinishReason.HANDED_OFF, usage=usage, handle=self._handle(leg, worker))
+
+    async def _embed(self, leg: Leg) -> LegFinish:
+        await asyncio.sleep(self.step_s)
+        usage = Usage(prompt_tokens=len(leg.generation.token_ids))
+        return LegFinish(reason=FinishReason.STOP, usage=usage, embedding=[0.5, 0.5])
 
     def _hangs(self) -> bool:
         after = self.faults.prefill_hangs_after

@@ -40,11 +40,11 @@ from services.frontend.settings import FrontendSettings
 
 
 class RouterPart(RouterLink, Part, Protocol):
-    """A way to ask routers that begins and ends with the process."""
+    """A RouterLink that starts and stops with the process."""
 
 
 class Frontend:
-    """All parts of the process, and the order in which they come and go. It asks routers of the registry, unless given one."""
+    """The parts of the process and their order of start and stop. `router` None: routers are found in the registry."""
 
     def __init__(
         self, settings: FrontendSettings, clock: Clock, generator: Random, *, router: RouterPart | None = None
@@ -54,8 +54,7 @@ class Frontend:
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
         self.registry: Registry = ConsulRegistry(settings.discovery)
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
-        pace_s = settings.pipeline.message_pace_s
-        self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock, pace_s=pace_s)
+        self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
         self.router: RouterPart = router or GrpcRouterLink(
             self.registry,
             self.channels,
@@ -102,54 +101,54 @@ class Frontend:
             settings.telemetry.metrics_port,
             is_healthy=lambda: bool(self.models.served()) and not self.pipeline.is_draining,
         )
-        self.announcement = _Announcement(self)
+        self.registration = FrontendRegistration(self)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        # The parts of the other APIs start after the server, so batches are asked for when a call comes.
+        # Batches start after the server, so each call looks them up.
         servicer = InferenceServicer(self.pipeline, lambda: self.apps.batches.calls)
         add_InferenceServiceServicer_to_server(servicer, server)
         if self.settings.kserve.is_on:
             add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline, self.settings.kserve), server)
 
     async def run(self, *, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-        """Until `stop`. Stopping: not ready first, then requests in flight finish, then everything closes in reverse."""
+        """Runs until `stop`. Then it reports not ready, finishes requests in flight, and closes its parts in reverse order."""
         parts: list[Part] = [
             self.telemetry.tracing,
-            _Closing(self),
+            ConnectionCloser(self),
             self.access,
             self.router,
             self.models,
             self.metrics_server,
             self.server,
             *self.apps.parts,
-            _Joining(self),
+            SharedPortDelay(self),
             self.http,
-            self.announcement,
+            self.registration,
         ]
         await run_parts(parts, stop=stop, hurry=hurry, drain=self._drain, settings=self.settings.lifecycle)
 
     async def _drain(self) -> None:
         draining = asyncio.ensure_future(self.pipeline.drain())
         await self.server.set_serving(False)
-        await self.announcement.set_draining()
+        await self.registration.set_draining()
         await draining
 
     async def aclose(self) -> None:
-        """What is closed after everything that used it."""
+        """Closes links, channels and the registry, after every part that uses them."""
         await self.links.aclose()
         await self.channels.aclose()
         await self.registry.aclose()
 
 
-class _Announcement:
-    """The last part to start and the first to stop: from here on the mesh knows the frontend."""
+class FrontendRegistration:
+    """Registers the frontend. The last part to start and the first to stop."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
         self._presence: Presence | None = None
 
     async def start(self) -> None:
-        """Serving first, so that the registry's first check passes."""
+        """Sets the health service to serving first, so that the registry's first check passes."""
         frontend = self._frontend
         await frontend.server.set_serving(True)
         registration = Registration(
@@ -164,24 +163,24 @@ class _Announcement:
         await self._presence.start()
 
     async def set_draining(self) -> None:
-        """Marks the frontend in the registry."""
+        """Marks the frontend as draining in the registry."""
         if self._presence is not None:
             await self._presence.set_draining(True, reason="stopping")
 
     async def aclose(self) -> None:
-        """Leaves the registry."""
+        """Deregisters the frontend."""
         if self._presence is not None:
             await self._presence.aclose()
 
 
-class _Joining:
-    """Before a process shares a port with others: it waits until it can answer what it will be given."""
+class SharedPortDelay:
+    """Delays a process that joins a shared port until it has a model, since the kernel sends it requests at once."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
 
     async def start(self) -> None:
-        """Bounded, because a mesh without a worker needs somebody to say so."""
+        """Waits for at most `share_after_s`: a mesh without workers must still answer with errors."""
         settings = self._frontend.settings.http
         if settings.shares_port:
             with suppress(TimeoutError):
@@ -192,8 +191,8 @@ class _Joining:
         """Nothing to do."""
 
 
-class _Closing:
-    """The parts that need no start, as one part: closed last."""
+class ConnectionCloser:
+    """Closes the parts that need no start. Closed last."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
@@ -202,12 +201,12 @@ class _Closing:
         """Nothing to do."""
 
     async def aclose(self) -> None:
-        """Ends links, channels and the registry's connections."""
+        """See Frontend.aclose."""
         await self._frontend.aclose()
 
 
 def instance_id(settings: FrontendSettings) -> str:
-    """What the process is registered as, and what routers know it by."""
+    """Returns the id under which the process registers and connects to routers."""
     return settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
 
 
@@ -219,8 +218,8 @@ async def serve(settings: FrontendSettings) -> None:
 
 
 def main() -> int:
-    """The process."""
-    # The tokenizer library would otherwise start a pool of threads for single prompts.
+    """Runs the process; returns its exit status."""
+    # Otherwise the tokenizer library starts a pool of threads for single prompts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = load_or_exit(FrontendSettings, program="python -m services.frontend", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="frontend")

@@ -1,4 +1,4 @@
-"""The frontend's instruments. The planner reads them by these names."""
+"""Metrics of the frontend. The planner reads them by name."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ UNKNOWN_MODEL = "unknown"
 
 
 class GapHistogram(Collector):
-    """Inter-token gaps by model, as `kvmesh_frontend_itl_seconds`.
+    """Inter-token latency by model, as `kvmesh_frontend_itl_seconds`.
 
-    One observation per chunk is on the hot path; the library's histogram takes a lock and walks the buckets for each.
+    Each chunk is one observation, on the hot path. The library's histogram takes a lock and walks the buckets each time.
     """
 
     NAME = "kvmesh_frontend_itl_seconds"
@@ -26,14 +26,14 @@ class GapHistogram(Collector):
         self._models: dict[str, ModelGaps] = {}
 
     def of_model(self, model: str) -> "ModelGaps":
-        """The counts of one served model."""
+        """Returns the counts of one served model."""
         gaps = self._models.get(model)
         if gaps is None:
             gaps = self._models[model] = ModelGaps()
         return gaps
 
     def collect(self) -> Iterator[Metric]:
-        """One histogram with a label per model."""
+        """See Collector."""
         family = HistogramMetricFamily(self.NAME, "Time between two tokens of a choice.", labels=["model"])
         for model, gaps in list(self._models.items()):
             family.add_metric([model], gaps.cumulative(), gaps.sum_s)
@@ -41,10 +41,10 @@ class GapHistogram(Collector):
 
 
 class ModelGaps:
-    """Counts per bucket. Not shared between threads.
+    """Counts per bucket of one model. Not thread-safe.
 
-    Tokens of one frame mostly came as long after those before them: whoever sees the gap `last_s` again may add to `repeats`
-    instead of observing it.
+    Tokens of one frame mostly have the same gap to the tokens before them. A caller that sees the gap `last_s` again may
+    increment `repeats` instead of calling `observe`.
     """
 
     __slots__ = ("_at", "_counts", "_sum_s", "last_s", "repeats")
@@ -58,12 +58,12 @@ class ModelGaps:
 
     @property
     def sum_s(self) -> float:
-        """All gaps together."""
+        """Sum of all gaps."""
         self._settle()
         return self._sum_s
 
     def observe(self, gap_s: float, tokens: int) -> None:
-        """`tokens` came `gap_s` after the one before them."""
+        """Records `tokens` tokens that came `gap_s` after the previous one."""
         self._settle()
         self.last_s = gap_s / tokens
         self._at = bisect_left(DURATION_BUCKETS_S, self.last_s)
@@ -76,7 +76,7 @@ class ModelGaps:
         self._sum_s += repeats * self.last_s
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Counts at or below each bound, as Prometheus wants them."""
+        """Returns the number of gaps at or below each bound, in Prometheus' form."""
         self._settle()
         total, buckets = 0, []
         for bound, count in zip((*DURATION_BUCKETS_S, float("inf")), self._counts, strict=True):
@@ -89,9 +89,9 @@ class FrontendMetrics:
     """Labels are served models and status codes only."""
 
     def __init__(self, instruments: Instruments, in_flight: Callable[[], float] = lambda: 0.0) -> None:
-        self.requests = instruments.tally("requests", "Requests by outcome (HTTP status).", ["model", "code"])
+        self.requests = instruments.tally("requests", "Requests that ended, by HTTP status.", ["model", "code"])
         self.ttft = instruments.spreads("ttft_seconds", "Time to the first token.", ["model"])
-        self.prompt_tokens = instruments.tally("prompt_tokens", "Prompt tokens of requests begun.", ["model"])
+        self.prompt_tokens = instruments.tally("prompt_tokens", "Prompt tokens of started requests.", ["model"])
         self.output_tokens = instruments.tally("output_tokens", "Tokens received from workers.", ["model"])
         self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
         self.gaps = GapHistogram()
@@ -99,7 +99,7 @@ class FrontendMetrics:
         self._models: dict[str, ModelMetrics] = {}
 
     def of_model(self, model: str) -> "ModelMetrics":
-        """The instruments of one served model; looking each up by its label costs more than counting."""
+        """Returns the metrics of one served model. Looking each up by its label costs more than counting."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = ModelMetrics(self, model)
@@ -107,7 +107,7 @@ class FrontendMetrics:
 
 
 class ModelMetrics:
-    """What is counted for every request of a model."""
+    """Metrics that every request of one model updates."""
 
     __slots__ = ("gaps", "output_tokens", "prompt_tokens", "ttft")
 

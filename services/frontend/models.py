@@ -1,4 +1,4 @@
-"""Which models are served, read from the registry: workers, their cards, and each model's tokenizer and template."""
+"""The served models: follows workers and their model cards in the registry, and loads tokenizers and chat templates."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from kvmesh.telemetry import event_logger
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import VLLM, ParserNames
 from services.frontend.settings import ModelSettings
-from services.frontend.text.hub_files import model_directory
+from services.frontend.text.model_files import model_directory
 from services.frontend.text.text_model import TextModel, load_text_model
 
 _log = event_logger(__name__)
@@ -24,8 +24,8 @@ CARD_PREFIX = "kvmesh/workers/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """What a worker says of its model, from the registry's key-value store."""
+class ModelCard:
+    """A worker's description of its model, in the registry's key-value store."""
 
     name: str
     source: str
@@ -39,7 +39,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that can be asked. `adapter` is set where the asked name is that of a LoRA adapter."""
+    """A model that takes requests. `adapter` is set if it was found by the name of a LoRA adapter."""
 
     name: str
     text: TextModel
@@ -53,29 +53,29 @@ class ServedModel:
     created_s: int = 0
     adapter: str = ""
     source: str = ""
-    """The model's directory or repository, as its workers name it."""
+    """Directory or hub repository of the model, as its workers name it."""
 
 
 class Models(Protocol):
-    """Where the pipeline looks models up."""
+    """Finds served models by name."""
 
     def find(self, name: str) -> ServedModel:
-        """A served model by its name or by an adapter's. NotFoundError, or UnavailableError while it loads or has no worker."""
+        """Finds a served model by its name or by an adapter's. Raises NotFoundError, or UnavailableError while it has no worker."""
         ...
 
     def served(self) -> Sequence[ServedModel]:
-        """All models that can be asked now, by name."""
+        """Returns all models that take requests now, sorted by name."""
         ...
 
 
 def with_adapters(models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
-    """The models, and each of their adapters under its own name; a model's name wins."""
+    """Adds each adapter under its own name. A model's name takes precedence."""
     adapters = {name: replace(model, adapter=name, adapters=()) for model in models.values() for name in model.adapters}
     return adapters | dict(models)
 
 
 class StaticModels:
-    """A fixed set, for simulations and tests."""
+    """A fixed set of models, for simulations and tests."""
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models = with_adapters({model.name: model for model in models})
@@ -90,7 +90,7 @@ class StaticModels:
 
 
 def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
-    """By name, or by the name of an adapter. NotFoundError."""
+    """Finds a model by its name or by an adapter's. Raises NotFoundError."""
     model = models.get(name)
     if model is not None:
         return model
@@ -98,10 +98,10 @@ def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
 
 
 class DiscoveredModels:
-    """Follows the registry. A running part: `run` watches until cancelled.
+    """Models of the workers in the registry. `run` follows them until cancelled.
 
-    A model is served while a decode worker takes requests, its card is known and its files are loaded. What was loaded
-    stays loaded, so that a model whose last worker left comes back at once.
+    A model is served while a decode worker takes requests, its card is known and its files are loaded. Files stay loaded, so
+    that a model whose last worker left is served again at once when a worker returns.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class DiscoveredModels:
         self._parsers = parsers or ParserNames()
         self._clock = clock
         self._views: dict[str, Sequence[Instance]] = {PREFILL: (), DECODE: ()}
-        self._cards: dict[str, tuple[str, Card]] = {}
+        self._cards: dict[str, tuple[str, ModelCard]] = {}
         self._texts: dict[tuple[str, str, str], TextModel] = {}
         self._served: dict[str, ServedModel] = {}
         self._created_s: dict[str, int] = {}
@@ -125,35 +125,35 @@ class DiscoveredModels:
         """See Models."""
         if name not in self._served and (problem := self._problem(name)):
             raise UnavailableError(
-                f"the model cannot be asked now: {problem}", field="model", reason="no_worker", retry_after_s=1.0
+                f"the model takes no requests now: {problem}", field="model", reason="no_worker", retry_after_s=1.0
             )
         return find_model(self._served, name)
 
     def _problem(self, name: str) -> str:
-        """Why a model that may well exist cannot be asked; empty when it does not exist."""
+        """Why a known model takes no requests; empty if it does not exist."""
         if name in self._problems:
             return self._problems[name]
         if name in self._created_s:
-            return "its workers are gone"
-        return "" if self._served or self._problems else "no worker is there yet"
+            return "it has no workers"
+        return "" if self._served or self._problems else "there is no worker yet"
 
     def served(self) -> Sequence[ServedModel]:
         """See Models."""
         return [model for name, model in sorted(self._served.items()) if not model.adapter]
 
     def problems(self) -> Mapping[str, str]:
-        """Why known models cannot be asked."""
+        """Why known models take no requests, by model."""
         return dict(self._problems)
 
     async def start(self) -> None:
-        """Nothing to wait for: models come and go."""
+        """Does nothing: a frontend without models refuses requests."""
 
     async def wait_served(self) -> None:
-        """Until a model could be asked for the first time."""
+        """Waits until a model is served for the first time."""
         await self._serves.wait()
 
     async def aclose(self) -> None:
-        """Ends parser processes; `run` is cancelled by whoever runs it."""
+        """Ends parser processes. The runner cancels `run`."""
         for text in self._texts.values():
             if text.parser_process is not None:
                 await text.parser_process.aclose()
@@ -194,7 +194,7 @@ class DiscoveredModels:
             self._changed.set()
 
     async def _refresh(self) -> bool:
-        """Brings `_served` to what the views say. False: something failed that may mend itself."""
+        """Updates `_served` from the views. Returns False if something failed that a later attempt may succeed with."""
         names = {each.meta.get("model", "") for instances in self._views.values() for each in instances} - {""}
         listed = {each.instance_id for instances in self._views.values() for each in instances}
         self._cards = {worker_id: card for worker_id, card in self._cards.items() if worker_id in listed}
@@ -208,13 +208,13 @@ class DiscoveredModels:
                 continue
             served[name] = model
         served = with_adapters(served)
-        self._tell_changes(served, problems)
+        self._log_changes(served, problems)
         self._served, self._problems = served, problems
         if served:
             self._serves.set()
         return not problems
 
-    def _tell_changes(self, served: Mapping[str, ServedModel], problems: Mapping[str, str]) -> None:
+    def _log_changes(self, served: Mapping[str, ServedModel], problems: Mapping[str, str]) -> None:
         for name in served.keys() - self._served.keys():
             _log.info("model_served", model=name, workers=served[name].workers_ready)
         for name in self._served.keys() - served.keys():
@@ -230,12 +230,12 @@ class DiscoveredModels:
             for each in instances
             if each.meta.get("model") == name and each.takes_requests
         ]
-        deciders = [each for each in workers if each.meta.get("role", "decode") == Role.DECODE.value]
-        if not deciders:
+        decoders = [each for each in workers if each.meta.get("role", "decode") == Role.DECODE.value]
+        if not decoders:
             raise UnavailableError("no decode worker takes requests", reason="no_worker")
         cards = [card for each in workers if (card := await self._card(each)) is not None]
         if not cards:
-            raise UnavailableError("no worker has told its model card yet", reason="no_card")
+            raise UnavailableError("no worker has published its model card yet", reason="no_card")
         card = cards[0]
         text = await self._text(card)
         created_s = self._created_s.setdefault(name, int(self._clock.wall()))
@@ -245,7 +245,7 @@ class DiscoveredModels:
             text=text,
             context_tokens_max=min(each.context_tokens_max for each in cards),
             vocabulary_size=card.vocabulary_size,
-            block_size_tokens=_integer(deciders[0].meta.get("block_size_tokens"), 0),
+            block_size_tokens=_integer(decoders[0].meta.get("block_size_tokens"), 0),
             eos_token_ids=frozenset((*card.eos_token_ids, *text.eos_token_ids)),
             features=frozenset(feature for each in cards for feature in each.features),
             adapters=tuple(sorted({adapter for each in cards for adapter in each.adapters})),
@@ -253,8 +253,8 @@ class DiscoveredModels:
             created_s=created_s,
         )
 
-    async def _card(self, instance: Instance) -> Card | None:
-        """A worker's card. Read anew when its epoch changes; adapters loaded later are seen at the next change of the view."""
+    async def _card(self, instance: Instance) -> ModelCard | None:
+        """Returns a worker's card. Reads it again when the worker's epoch changes; adapters loaded later count from then on."""
         epoch = instance.meta.get("epoch", "")
         known = self._cards.get(instance.instance_id)
         if known is not None and known[0] == epoch:
@@ -266,19 +266,19 @@ class DiscoveredModels:
         self._cards[instance.instance_id] = (epoch, card)
         return card
 
-    async def _text(self, card: Card) -> TextModel:
+    async def _text(self, card: ModelCard) -> TextModel:
         key = (card.name, card.source, card.revision)
         known = self._texts.get(key)
         if known is None:
-            known = await self._load_apart(card)
+            known = await self._load_in_thread(card)
             if known.selection.is_remote:
                 known.parser_process = await self._start_parsers(card)
             self._texts[key] = known
         return known
 
-    async def _start_parsers(self, card: Card) -> ParserProcess:
+    async def _start_parsers(self, card: ModelCard) -> ParserProcess:
         if (refusal := self._refusals.get(card.name)) is not None:
-            # What vLLM does not have it will not have at the next try, which takes seconds.
+            # A parser that vLLM lacks stays missing, and each attempt takes seconds.
             raise refusal
         process = ParserProcess(
             model_directory(card.source, card.revision, self._settings.cache_dir),
@@ -293,15 +293,15 @@ class DiscoveredModels:
             raise
         return process
 
-    async def _load_apart(self, card: Card) -> TextModel:
-        # In a thread that ends with it: the fast tokenizer keeps 4 MiB for each thread that has ever used it.
+    async def _load_in_thread(self, card: ModelCard) -> TextModel:
+        # In a thread that ends afterwards: fastokens keeps 4 MiB for each thread that has ever used it.
         thread = ThreadPoolExecutor(1, thread_name_prefix="load-model")
         try:
             return await asyncio.get_running_loop().run_in_executor(thread, self._load, card)
         finally:
             thread.shutdown(wait=False)
 
-    def _load(self, card: Card) -> TextModel:
+    def _load(self, card: ModelCard) -> TextModel:
         text = load_text_model(
             model_directory(card.source, card.revision, self._settings.cache_dir),
             self._clock,
@@ -316,11 +316,11 @@ class DiscoveredModels:
         return text
 
 
-def read_card(value: bytes) -> Card:
-    """A card from the registry. UnsupportedError when it is not one."""
+def read_card(value: bytes) -> ModelCard:
+    """Parses a card. Raises UnsupportedError if it is malformed."""
     try:
         record = json.loads(value)
-        return Card(
+        return ModelCard(
             name=str(record["name"]),
             source=str(record["source"]),
             context_tokens_max=int(record["context_tokens_max"]),
@@ -335,7 +335,7 @@ def read_card(value: bytes) -> Card:
 
 
 def _remote_name(word: str) -> str:
-    """vLLM's name in `vllm:NAME`; empty for other words."""
+    """Returns NAME of `vllm:NAME`; empty for other values."""
     return word.removeprefix(VLLM) if word.startswith(VLLM) else ""
 
 

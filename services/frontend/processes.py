@@ -1,7 +1,8 @@
-"""Several frontend processes on one HTTP port: SO_REUSEPORT has the kernel spread connections over them.
+"""Runs several frontend processes on one HTTP port: with SO_REUSEPORT the kernel spreads connections over them.
 
-Each is a whole frontend: it registers by itself, has its own gRPC and metrics ports unless these are given, and shares only
-the state directory. gRPC shares a given port in the same way; a given metrics port is the first one's, the next ones count up.
+Each is a whole frontend: it registers itself, has its own gRPC and metrics ports unless these are set, and shares only the
+state directory. A gRPC port that is set is shared in the same way. A metrics port that is set belongs to the first process;
+the others count up from it.
 """
 
 import asyncio
@@ -19,14 +20,14 @@ async def supervise(settings: FrontendSettings, argv: Sequence[str], clock: Cloc
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry), reserved_port(settings.http.host, settings.http.port) as holder:
         port = holder.getsockname()[1]
-        commands = [command(settings, argv, number, port) for number in range(settings.processes)]
+        commands = [process_command(settings, argv, number, port) for number in range(settings.processes)]
         await Supervisor(
             commands, clock=clock, stop_timeout_s=stop_timeout_s(settings), settings=settings.supervisor
         ).run(stop=stop, hurry=hurry)
 
 
-def command(settings: FrontendSettings, argv: Sequence[str], number: int, port: int) -> list[str]:
-    """One process's command line: the same flags, then those that are its own. The last of equal flags counts."""
+def process_command(settings: FrontendSettings, argv: Sequence[str], number: int, port: int) -> list[str]:
+    """Returns the command line of one process: the common flags, then its own. The last of equal flags counts."""
     own = ["--processes", "1", "--http-port", str(port), "--http-shares-port"]
     if settings.instance_id:
         own += ["--instance-id", f"{settings.instance_id}-{number}"]
@@ -36,21 +37,21 @@ def command(settings: FrontendSettings, argv: Sequence[str], number: int, port: 
 
 
 def stop_timeout_s(settings: FrontendSettings) -> float:
-    """What an orderly stop of one process takes at most, closes of its parts included."""
+    """Returns the longest time of an orderly stop of one process, including closing its parts."""
     lifecycle = settings.lifecycle
     return settings.pipeline.drain_notice_s + lifecycle.drain_timeout_s + 2 * lifecycle.stop_timeout_s
 
 
 def reserved_port(host: str, port: int) -> socket.socket:
-    """A bound socket that keeps the port while processes come and go. It never listens, so it gets no connection.
+    """Returns a bound socket that reserves the port while processes restart. It never listens, so it gets no connection.
 
-    OSError when the port is in use, by another set of processes too.
+    Raises OSError if the port is in use, also by another set of processes.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     if port:
-        # Without SO_REUSEPORT it fails where the kernel would silently share the port with somebody else's.
+        # Without SO_REUSEPORT binding fails if another program uses the port; with it the kernel would share it silently.
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _bind(probe, address)

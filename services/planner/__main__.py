@@ -16,20 +16,15 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.planner.metrics import PlannerMetrics
-from services.planner.observe import Fetcher, FetchLimits, PrometheusSource, ScrapeSource, Source
+from services.planner.observe import Fetcher, MetricsSource, PrometheusSource, ScrapeSource
 from services.planner.planner import Planner
 from services.planner.servicer import SERVICE_NAME, PlannerServicer
 from services.planner.settings import PlannerSettings
 
 
-def make_source(settings: PlannerSettings, session: ClientSession, clock: SystemClock) -> Source:
-    """Prometheus where one is given, else scraping."""
-    limits = FetchLimits(
-        timeout_s=settings.fetch_timeout_s,
-        answer_bytes_max=settings.answer_bytes_max,
-        fetches_max=settings.fetches_max,
-    )
-    fetcher = Fetcher(session, limits)
+def make_source(settings: PlannerSettings, session: ClientSession, clock: SystemClock) -> MetricsSource:
+    """Returns a Prometheus source if one is set, else scraping."""
+    fetcher = Fetcher(session, timeout_s=settings.fetch_timeout_s)
     if settings.prometheus:
         return PrometheusSource(fetcher, settings.prometheus, clock, window_s=settings.window_s)
     return ScrapeSource(fetcher, clock, window_s=settings.window_s)
@@ -93,7 +88,7 @@ async def serve(settings: PlannerSettings) -> None:
 
 
 def main() -> int:
-    """The process."""
+    """Runs the process; returns its exit status."""
     settings = load_or_exit(PlannerSettings, program="python -m services.planner", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="planner")
     return run_process(lambda: serve(settings))

@@ -1,4 +1,4 @@
-"""Where the planner's figures come from: scraping what the registry lists, or a Prometheus that does so already."""
+"""Sources of the planner's metrics: scraping the instances in the registry, or a Prometheus that scrapes them."""
 
 import asyncio
 import json
@@ -17,46 +17,43 @@ from services.planner.plan import COUNTERS, GAUGES, Key, Samples, Window, increa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A window, or None while there is none yet, and what stood in the way, in sentences."""
+    """A window, or None while there is none, and the problems of observing it, in sentences."""
 
     window: Window | None
     problems: Sequence[str] = ()
 
 
-class Source(Protocol):
-    """Something to observe with. Never raises for a part that does not answer: that is a problem to be told."""
+class MetricsSource(Protocol):
+    """Observes the mesh. An instance that does not answer becomes a problem of the observation, not an exception."""
 
     name: str
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
-        """The newest window."""
+        """Returns the newest window."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchLimits:
-    """Bounds of one HTTP answer, and of how many are fetched at once."""
-
-    timeout_s: float
-    answer_bytes_max: int
-    fetches_max: int
+RESPONSE_BYTES_MAX = 16 << 20
+"""Metrics of one process have less than a megabyte; a larger response is not one of a kvmesh service."""
+FETCHES_MAX = 16
+"""Concurrent requests: a scrape of a thousand instances takes well under the shortest useful interval."""
 
 
 class FetchError(Exception):
-    """An answer that could not be had; the message says why."""
+    """A failed HTTP request; the message says why."""
 
 
 class Fetcher:
-    """HTTP GETs within limits."""
+    """Sends HTTP GET requests, FETCHES_MAX at a time. `timeout_s`: longest wait for one response."""
 
-    def __init__(self, session: ClientSession, limits: FetchLimits) -> None:
+    def __init__(self, session: ClientSession, *, timeout_s: float) -> None:
         self._session = session
-        self._limits = limits
-        self._slots = asyncio.Semaphore(limits.fetches_max)
+        self._timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(FETCHES_MAX)
 
     async def get(self, url: str, params: Mapping[str, str] | None = None) -> bytes:
-        """The body of a good answer, else FetchError."""
-        timeout = ClientTimeout(total=self._limits.timeout_s)
+        """Returns the body of a response with status 200. Raises FetchError otherwise."""
+        timeout = ClientTimeout(total=self._timeout_s)
         try:
             async with self._slots, self._session.get(url, params=params, timeout=timeout) as response:
                 body = await self._read(response.content)
@@ -64,7 +61,7 @@ class Fetcher:
                     raise FetchError(f"status {response.status}: {body[:200].decode(errors='replace')}")
                 return body
         except TimeoutError:
-            raise FetchError(f"no answer within {self._limits.timeout_s:g} s") from None
+            raise FetchError(f"no answer within {self._timeout_s:g} s") from None
         except ClientError as error:
             raise FetchError(str(error) or type(error).__name__) from error
 
@@ -72,13 +69,13 @@ class Fetcher:
         body = bytearray()
         async for chunk in content.iter_any():
             body += chunk
-            if len(body) > self._limits.answer_bytes_max:
-                raise FetchError(f"the answer is longer than {self._limits.answer_bytes_max} bytes")
+            if len(body) > RESPONSE_BYTES_MAX:
+                raise FetchError(f"the answer is longer than {RESPONSE_BYTES_MAX} bytes")
         return bytes(body)
 
 
 class ScrapeSource:
-    """Scrapes every instance that tells a metrics port, and compares with the oldest scrape inside the window."""
+    """Scrapes every instance with a metrics port and compares with the oldest scrape inside the window."""
 
     name = "scrape"
 
@@ -89,15 +86,15 @@ class ScrapeSource:
         self._scrapes: deque[tuple[float, Mapping[str, Samples]]] = deque()
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
-        """One scrape of all; the first one gives gauges only, in a window without length."""
-        told = [instance for instance in instances if instance.meta.get("metrics_port", "").isdigit()]
+        """Scrapes all instances. The first scrape gives gauges only, in a window of length 0."""
+        scraped = [instance for instance in instances if instance.meta.get("metrics_port", "").isdigit()]
         problems = [
-            f"{instance.service} {instance.instance_id} tells no metrics port"
+            f"{instance.service} {instance.instance_id} has no metrics port"
             for instance in instances
-            if instance not in told
+            if instance not in scraped
         ]
         newest: dict[str, Samples] = {}
-        for instance, result in zip(told, await asyncio.gather(*map(self._scrape, told)), strict=True):
+        for instance, result in zip(scraped, await asyncio.gather(*map(self._scrape, scraped)), strict=True):
             if isinstance(result, str):
                 problems.append(f"{instance.service} {instance.instance_id} cannot be scraped: {result}")
             else:
@@ -107,7 +104,7 @@ class ScrapeSource:
     def _window(self, newest: Mapping[str, Samples]) -> Window:
         now = self._clock.now()
         self._scrapes.append((now, newest))
-        # The one just outside stays: with it the window is never shorter than asked for.
+        # Keeps one scrape outside of the window, so that the window is never shorter than `window_s`.
         while len(self._scrapes) > 2 and self._scrapes[1][0] <= now - self._window_s:
             self._scrapes.popleft()
         began, oldest = self._scrapes[0]
@@ -123,7 +120,7 @@ class ScrapeSource:
 
 
 class PrometheusSource:
-    """Asks a Prometheus over its HTTP API; the window's increases are PromQL `increase`, which extrapolates."""
+    """Queries a Prometheus over its HTTP API. Increases come from PromQL `increase`, which extrapolates."""
 
     name = "prometheus"
 
@@ -134,7 +131,7 @@ class PrometheusSource:
         self._window_s = window_s
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
-        """One query per metric, all as of the same moment: means are quotients of two of them."""
+        """Sends one query per metric, all for the same time, since means are quotients of two of them."""
         at_s = self._clock.wall()
         results = await asyncio.gather(*(self._query(name, at_s) for name in (*COUNTERS, *GAUGES)))
         failed = sorted({result for result in results if isinstance(result, str)})
@@ -163,7 +160,7 @@ class PrometheusSource:
         return {(name, *(row["metric"].get(label, "") for label in labels)): float(row["value"][1]) for row in rows}
 
     async def _down(self, at_s: float) -> list[str]:
-        """Targets that Prometheus itself cannot scrape."""
+        """Returns problems for the targets that Prometheus cannot scrape."""
         try:
             rows = await self._rows('up{service=~"kvmesh-.*"} == 0', at_s)
         except (FetchError, ValueError, KeyError):
@@ -180,7 +177,7 @@ class PrometheusSource:
 
 
 def parse(text: str) -> Samples:
-    """The samples that the planner reads, from Prometheus text, summed by the labels it sums by. ValueError if malformed."""
+    """Parses Prometheus text into the samples that the planner reads, summed by label. Raises ValueError if malformed."""
     wanted = {**COUNTERS, **GAUGES}
     total: dict[Key, float] = {}
     for family in text_string_to_metric_families(text):

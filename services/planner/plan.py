@@ -1,4 +1,4 @@
-"""From what was measured in a window to pools and latencies. Pure."""
+"""Computes pools and latencies from the metrics of a window. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ BLOCKS_TOTAL = "kvmesh_worker_kv_blocks_total"
 WORKER_PROMPT_TOKENS = "kvmesh_worker_prompt_tokens_total"
 WORKER_OUTPUT_TOKENS = "kvmesh_worker_output_tokens_total"
 
-# What is read, and by which labels it is summed.
+# The metrics that are read, and the labels by which they are summed.
 COUNTERS: Mapping[str, Sequence[str]] = {
     REQUESTS: ("model",),
     PROMPT_TOKENS: ("model",),
@@ -41,13 +41,13 @@ GAUGES: Mapping[str, Sequence[str]] = {
 }
 
 Key = tuple[str, ...]
-"""A metric's name and the values of the labels it is summed by."""
+"""Name of a metric and the values of the labels by which it is summed."""
 Samples = Mapping[Key, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What happened: increases of counters over `window_s`, all instances together, and the newest gauges."""
+    """Increases of counters over `window_s` and the newest gauges, summed over all instances."""
 
     window_s: float
     increases: Samples = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolStatus:
     """One pool; see `kvmesh.planner.v1.PoolView`. None: nothing observed."""
 
     model: str
@@ -71,8 +71,8 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """What clients of one model saw; see `kvmesh.planner.v1.LatencyView`. None: nothing observed."""
+class ModelLatency:
+    """Latencies of one model as its clients see them; see `kvmesh.planner.v1.LatencyView`. None: nothing observed."""
 
     model: str
     requests_per_s: float | None
@@ -86,20 +86,20 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is seen. `observed_at_s` is None before the first observation."""
+    """The result of an observation. `observed_at_s` is None before the first one."""
 
     source: str
     observed_at_s: float | None = None
-    pools: Sequence[Pool] = ()
-    latencies: Sequence[Latency] = ()
+    pools: Sequence[PoolStatus] = ()
+    latencies: Sequence[ModelLatency] = ()
     problems: Sequence[str] = ()
 
 
 def increase(older: Mapping[str, Samples], newer: Mapping[str, Samples]) -> dict[Key, float]:
-    """Increases of counters between two scrapes, by instance, summed over instances.
+    """Returns the increases of counters between two scrapes, summed over instances.
 
-    A value below the older one means that the process began anew: it counts from zero, as Prometheus' `increase` has it.
-    An instance that the older scrape lacks gives nothing, since when it began is not known.
+    A value below the older one means that the process restarted: it counts from zero, as in Prometheus' `increase`. An
+    instance that the older scrape lacks does not count, since its start is not known.
     """
     total: dict[Key, float] = {}
     for instance_id, now in newer.items():
@@ -114,7 +114,7 @@ def increase(older: Mapping[str, Samples], newer: Mapping[str, Samples]) -> dict
 
 
 def summed_gauges(newest: Iterable[Samples]) -> dict[Key, float]:
-    """Gauges summed over instances."""
+    """Sums gauges over instances."""
     total: dict[Key, float] = {}
     for samples in newest:
         for key, value in samples.items():
@@ -132,7 +132,7 @@ def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
     ordered = sorted(buckets)
     if len(ordered) < 2 or not math.isinf(ordered[-1][0]) or ordered[-1][1] <= 0:
         return None
-    # Counts of several instances may be scraped between two increments; cumulative counts never fall.
+    # A scrape between two increments can give decreasing counts; cumulative counts never decrease.
     highest = 0.0
     counts: list[float] = []
     for _, count in ordered:
@@ -151,8 +151,8 @@ def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
     return lower + (upper - lower) * (rank - below) / within if within else upper
 
 
-def plan(window: Window | None, instances: Iterable[Instance], *, source: str, problems: Sequence[str]) -> Plan:
-    """The report. Pools are those of the registry, so that a pool without metrics is seen, and so is an empty one."""
+def make_plan(window: Window | None, instances: Iterable[Instance], *, source: str, problems: Sequence[str]) -> Plan:
+    """Builds the plan. Pools come from the registry, so that pools without metrics are included."""
     instances = tuple(instances)
     return Plan(
         source=source,
@@ -162,8 +162,8 @@ def plan(window: Window | None, instances: Iterable[Instance], *, source: str, p
     )
 
 
-def pools(window: Window | None, instances: Iterable[Instance]) -> list[Pool]:
-    """One per model and role that the registry has, by name."""
+def pools(window: Window | None, instances: Iterable[Instance]) -> list[PoolStatus]:
+    """Returns one status per model and role in the registry, sorted."""
     members: dict[tuple[str, Role], list[Instance]] = {}
     for instance in instances:
         role, model = instance.meta.get("role", ""), instance.meta.get("model", "")
@@ -172,15 +172,15 @@ def pools(window: Window | None, instances: Iterable[Instance]) -> list[Pool]:
     return [_pool(window, model, role, members[model, role]) for model, role in sorted(members)]
 
 
-def latencies(window: Window) -> list[Latency]:
-    """One per model that frontends tell of, by name."""
+def latencies(window: Window) -> list[ModelLatency]:
+    """Returns one latency per model in the metrics of frontends, sorted by name."""
     return [_latency(window, model) for model in sorted({key[1] for key in window.increases if key[0] == REQUESTS})]
 
 
-def _pool(window: Window | None, model: str, role: Role, members: Sequence[Instance]) -> Pool:
+def _pool(window: Window | None, model: str, role: Role, members: Sequence[Instance]) -> PoolStatus:
     gauges = window.gauges if window is not None else {}
     total = gauges.get((BLOCKS_TOTAL, model, role), 0.0)
-    return Pool(
+    return PoolStatus(
         model=model,
         role=role,
         workers_ready=sum(1 for member in members if member.takes_requests),
@@ -194,9 +194,9 @@ def _pool(window: Window | None, model: str, role: Role, members: Sequence[Insta
     )
 
 
-def _latency(window: Window, model: str) -> Latency:
+def _latency(window: Window, model: str) -> ModelLatency:
     requests = window.increases.get((REQUESTS, model))
-    return Latency(
+    return ModelLatency(
         model=model,
         requests_per_s=_rate(window, (REQUESTS, model)),
         ttft_mean_s=_mean(window, TTFT, model),

@@ -1,4 +1,4 @@
-"""The planner's loop: looks at the registry and the source each interval, and keeps the newest plan."""
+"""The planner's loop: observes the registry and the metrics each interval and keeps the newest plan."""
 
 import asyncio
 import logging
@@ -9,17 +9,17 @@ from kvmesh.clock import Clock
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError
 from services.planner.metrics import PlannerMetrics
-from services.planner.observe import Source
-from services.planner.plan import Plan, plan
+from services.planner.observe import MetricsSource
+from services.planner.plan import Plan, make_plan
 
 log = logging.getLogger(__name__)
 
 
 class Planner:
-    """A running part. It observes and reports; it does not act."""
+    """Observes the mesh and reports. It does not act."""
 
     def __init__(
-        self, registry: Registry, source: Source, metrics: PlannerMetrics, clock: Clock, *, interval_s: float
+        self, registry: Registry, source: MetricsSource, metrics: PlannerMetrics, clock: Clock, *, interval_s: float
     ) -> None:
         self._registry = registry
         self._source = source
@@ -30,7 +30,7 @@ class Planner:
         self.newest = Plan(source=source.name, problems=("nothing has been observed yet",))
 
     async def start(self) -> None:
-        """Nothing: a plan without an observation says so."""
+        """Does nothing: a plan without an observation says so."""
 
     async def run(self) -> None:
         """Observes each interval, until cancelled."""
@@ -40,19 +40,19 @@ class Planner:
             await self._clock.sleep(max(0.1, self._interval_s - (self._clock.now() - began_s)))
 
     async def observe(self) -> Plan:
-        """One observation."""
+        """Makes one observation and returns its plan."""
         instances, problems = await self._instances()
         observation = await self._source.observe(instances)
-        made = plan(
+        made = make_plan(
             observation.window, instances, source=self._source.name, problems=[*problems, *observation.problems]
         )
         self.newest = replace(made, observed_at_s=self._clock.wall())
-        self._metrics.observed(len(made.problems))
+        self._metrics.record_observation(len(made.problems))
         self._log_new_problems(made.problems)
         return self.newest
 
     async def aclose(self) -> None:
-        """Nothing to free; the runner cancels `run`."""
+        """Does nothing; the runner cancels `run`."""
 
     async def _instances(self) -> tuple[list[Instance], list[str]]:
         views = await asyncio.gather(*map(self._view, SERVICES))
@@ -67,5 +67,5 @@ class Planner:
 
     def _log_new_problems(self, problems: Sequence[str]) -> None:
         for problem in sorted(frozenset(problems) - self._problems):
-            log.warning("observing_hindered", extra={"data": {"problem": problem}})
+            log.warning("observation_problem", extra={"data": {"problem": problem}})
         self._problems = frozenset(problems)

@@ -1,4 +1,4 @@
-"""PlannerService: the newest plan as protobuf, no decisions."""
+"""PlannerService: converts the newest plan to protobuf."""
 
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +16,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
 
 
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
-    """Serves a planner that observes."""
+    """Serves the plans of a planner."""
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
@@ -26,22 +26,22 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         planner_pb2_grpc.add_PlannerServiceServicer_to_server(self, server)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: ServicerContext[Any, Any]) -> pb.GetPlanResponse:
-        """What is seen."""
+        """Returns the newest plan."""
         return to_plan(report(self._planner.newest, model=request.model))
 
     async def SetTargets(
         self, request: pb.SetTargetsRequest, context: ServicerContext[Any, Any]
     ) -> pb.SetTargetsResponse:
-        """Refused: there is nothing that targets would change."""
+        """Refuses: this planner has no targets."""
         raise UnsupportedError("this planner only observes; it has no targets", reason="planner_only_observes")
 
     async def Simulate(self, request: pb.SimulateRequest, context: ServicerContext[Any, Any]) -> pb.SimulateResponse:
-        """Refused: it has no model of the workers."""
+        """Refuses: this planner has no model of the workers."""
         raise UnsupportedError("this planner only observes; it cannot size pools", reason="planner_only_observes")
 
 
 def report(plan: Plan, *, model: str = "") -> PlanReport:
-    """A plan as it is told, of one model or all."""
+    """Converts a plan, of one model or all."""
     return PlanReport(
         mode="observe",
         source=plan.source,

@@ -13,13 +13,11 @@ from kvmesh.telemetry import TelemetrySettings
 class PlannerSettings:
     """The planner's process."""
 
-    prometheus: str = setting("", "URL of a Prometheus to ask. Empty: the services are scraped directly.")
+    prometheus: str = setting("", "URL of a Prometheus to query. Empty: the planner scrapes the services.")
     interval_s: float = setting(5.0, "Time between two observations.", min=0.1)
-    window_s: float = setting(60.0, "Rates and latencies are those of this time; at least two scrapes long.", min=1)
-    planner_id: str = setting("", "Registered id, unique in the mesh. Empty: made from host and process.")
-    fetch_timeout_s: float = setting(2.0, "Longest wait for one answer.", min=0.01)
-    answer_bytes_max: int = setting(16 << 20, "Longest answer that is read.", min=1024)
-    fetches_max: int = setting(16, "Answers fetched at a time.", min=1)
+    window_s: float = setting(60.0, "Time over which rates and latencies are computed; at least two scrapes.", min=1)
+    planner_id: str = setting("", "Registered id, unique in the mesh. Empty: host name and process id.")
+    fetch_timeout_s: float = setting(2.0, "Longest wait for one response.", min=0.01)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

@@ -14,9 +14,8 @@ import pytest
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.pipeline.request import Conversation
-from services.frontend.text.continuing import cut_after_final_message
 from services.frontend.text.sandbox import TemplateLimits
-from services.frontend.text.templates import ChatTemplate
+from services.frontend.text.templates import ChatTemplate, cut_after_final_message
 from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import write_model
 

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from services.frontend.text.fast_tokenise import TEXTS, FastTokenizer, first_difference, load_fast, reference_ids
-from services.frontend.text.quick_pattern import CONTRACTIONS, LETTERS, quickened
+from services.frontend.text.fast_tokenise import (
+    CONTRACTIONS,
+    LETTERS,
+    TEXTS,
+    FastTokenizer,
+    add_word_alternative,
+    first_difference,
+    load_fast,
+    reference_ids,
+)
 
 pytest.importorskip("fastokens")
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +54,7 @@ def _of_kind(contractions: str, *, is_quick: bool) -> FastTokenizer:
     split["Regex"] = contractions + split["Regex"][split["Regex"].index(LETTERS) :]
     text = json.dumps(body)
     if is_quick:
-        quick = quickened(text)
+        quick = add_word_alternative(text)
         assert quick is not None and quick != text
         text = quick
     return FastTokenizer(fastokens.Tokenizer.from_json_str(text), REFERENCE)
@@ -69,8 +77,8 @@ def test_other_expressions_stay_as_they_are() -> None:
     split = body["pre_tokenizer"]["pretokenizers"][0]["pattern"]
     for change in (split["Regex"].replace(LETTERS, r"|[^\r\n\p{L}\p{N}]?\p{L}+|"), r"\d+" + LETTERS + split["Regex"]):
         split["Regex"] = change
-        assert quickened(json.dumps(body)) is None
-    assert quickened("{}") is None
+        assert add_word_alternative(json.dumps(body)) is None
+    assert add_word_alternative("{}") is None
 
 
 def _installed() -> list[Path]:

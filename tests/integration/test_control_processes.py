@@ -86,7 +86,7 @@ async def test_processes_serve_and_stop():
                 await asyncio.sleep(0.05)
         assert (plan.mode, plan.source) == ("observe", "scrape")
         # The worker of this test has no metrics port; router and planner have, and are scraped.
-        assert plan.problems == ("kvmesh-decode d1 tells no metrics port",)
+        assert plan.problems == ("kvmesh-decode d1 has no metrics port",)
 
         for stopping in (router, planner):
             stopping.send_signal(signal.SIGTERM)

@@ -17,7 +17,7 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InternalError
 from kvmesh.lifecycle import Supervisor, SupervisorSettings
-from services.frontend.processes import command, reserved_port
+from services.frontend.processes import process_command, reserved_port
 from services.frontend.settings import FrontendSettings, HttpSettings
 from tests.integration.mesh import ROOT, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
 from tests.patience import PATIENCE_S
@@ -136,7 +136,7 @@ def test_a_port_in_use_is_refused() -> None:
 def test_each_process_has_its_own_names_and_ports() -> None:
     """Names and metrics ports that are given are told apart; the rest is as it was given."""
     settings = FrontendSettings(instance_id="f", http=HttpSettings(port=0))
-    argv = command(settings, ["--instance-id", "f", "--processes", "3"], 2, 8123)
+    argv = process_command(settings, ["--instance-id", "f", "--processes", "3"], 2, 8123)
     assert argv[1:6] == ["-m", "services.frontend", "--instance-id", "f", "--processes"]
     assert argv[-7:] == ["--processes", "1", "--http-port", "8123", "--http-shares-port", "--instance-id", "f-2"]
 

@@ -18,14 +18,13 @@ from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.telemetry import MetricsServer, Telemetry
 from services.planner.metrics import PlannerMetrics
-from services.planner.observe import Fetcher, FetchLimits, PrometheusSource, ScrapeSource
+from services.planner.observe import Fetcher, PrometheusSource, ScrapeSource
 from services.planner.plan import Plan
 from services.planner.planner import Planner
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 CONFIG = Path(__file__).parents[2] / "compose" / "prometheus" / "prometheus.yml"
-LIMITS = FetchLimits(timeout_s=2, answer_bytes_max=1 << 20, fetches_max=4)
 
 
 class Frontend:
@@ -118,7 +117,7 @@ async def test_the_planner_scrapes_what_the_registry_lists():
     async with listed_services() as (_, registry, frontend), ClientSession() as session:
         planner = Planner(
             registry,
-            ScrapeSource(Fetcher(session, LIMITS), SystemClock(), window_s=60),
+            ScrapeSource(Fetcher(session, timeout_s=2), SystemClock(), window_s=60),
             PlannerMetrics(Telemetry.create("planner").instruments),
             SystemClock(),
             interval_s=5,
@@ -136,7 +135,7 @@ async def test_the_planner_scrapes_what_the_registry_lists():
             await register(registry, PLANNER, "planner-2", None)
             plan = await planner.observe()
         assert len(plan.problems) == 2
-        assert plan.problems[0] == "kvmesh-planner planner-2 tells no metrics port"
+        assert plan.problems[0] == "kvmesh-planner planner-2 has no metrics port"
         assert plan.problems[1].startswith("kvmesh-planner planner-1 cannot be scraped: ")
 
 
@@ -155,7 +154,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         config = tmp_path / "prometheus.yml"
         config.write_text(text)
         server = await asyncio.to_thread(start_prometheus, config)
-        source = PrometheusSource(Fetcher(session, LIMITS), server.url, SystemClock(), window_s=10)
+        source = PrometheusSource(Fetcher(session, timeout_s=2), server.url, SystemClock(), window_s=10)
         planner = Planner(
             registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
         )
@@ -180,7 +179,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
 async def test_a_prometheus_that_is_gone_is_a_problem_not_a_crash():
     """The plan then has the registry's pools and says what is missing."""
     async with listed_services() as (_, registry, _), ClientSession() as session:
-        source = PrometheusSource(Fetcher(session, LIMITS), "http://127.0.0.1:1", SystemClock(), window_s=10)
+        source = PrometheusSource(Fetcher(session, timeout_s=2), "http://127.0.0.1:1", SystemClock(), window_s=10)
         planner = Planner(
             registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
         )

@@ -21,7 +21,7 @@ from services.frontend.api.openai.chunks import ChatChunks, Chunks, CompletionCh
 from services.frontend.api.openai.completion_request import read_completion
 from services.frontend.metrics import ModelGaps
 from services.frontend.models import ServedModel
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.request import Ending
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.detokenise import Detokenisers
@@ -173,7 +173,7 @@ def test_an_answer_does_not_depend_on_how_its_tokens_came(
 
     def heard_of(cuts: Sequence[int]) -> tuple[Any, ...]:
         heard, firsts, overs = Heard(), [], []
-        choice = Choice(
+        choice = ChoiceSink(
             0,
             heard,
             detokenisers.detokeniser(skip_special_tokens=True),

@@ -9,7 +9,7 @@ from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import MeshError
 from services.frontend.pipeline.prepare import Prepared
-from services.frontend.pipeline.request import Answer, Ending, Request
+from services.frontend.pipeline.request import Ending, Request, RequestResult
 
 
 class Phase(IntEnum):
@@ -35,7 +35,7 @@ class ChoiceRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """One request's Outlet. `outcome` is one word: answered, cancelled, or the failure's reason.
+    """The AnswerSink of one request. `outcome` is one word: answered, cancelled, or the failure's reason.
 
     `is_whole`: the client does not stream, so what came of an answer that fails is never seen.
     """
@@ -49,7 +49,7 @@ class Ledger:
     outcome: str = ""
     cancelled_in: Phase | None = None
     error: MeshError | None = None
-    answer: Answer | None = None
+    answer: RequestResult | None = None
     prepared: Prepared | None = None
     choices: list[ChoiceRecord] = field(default_factory=list)
     placements: list[tuple[str, str]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Ledger:
         self.choices = [ChoiceRecord() for _ in range(self.request.choices)]
 
     def on_restart(self, choice: int) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         if not self.is_whole or self.outcome:
             self.problems.append("begins anew after something was shown")
         self.choices[choice] = ChoiceRecord()
@@ -69,7 +69,7 @@ class Ledger:
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         record = self.choices[choice]
         if record.ending is not None or self.outcome:
             self.problems.append("text after the end")
@@ -80,7 +80,7 @@ class Ledger:
         record.logprobs += len(logprobs or ())
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         if self.choices[choice].ending is not None or self.outcome:
             self.problems.append("a second end")
         self.choices[choice].ending = ending

@@ -12,7 +12,7 @@ from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnauthenticatedError
 from services.frontend.access.caller import Caller, Quota
 from services.frontend.access.keys import hash_of, read_keys
-from services.frontend.access.quotas import CONCURRENCY, REQUESTS, TOKENS, Bucket, Quotas
+from services.frontend.access.quotas import CONCURRENCY, REQUESTS, TOKENS, Quotas, TokenBucket
 
 
 def document(*rows: dict[str, Any]) -> bytes:
@@ -88,7 +88,7 @@ def test_a_request_ends_once() -> None:
 
 def test_a_bucket_holds_a_minute_at_most() -> None:
     """A tenant that rested for an hour may not use an hour's worth at once, nor what it would have after a change of its size."""
-    bucket = Bucket(60, 0.0)
+    bucket = TokenBucket(60, 0.0)
     bucket.take(60)
     assert bucket.level(30.0) == pytest.approx(30)
     assert bucket.level(3600.0) == 60

@@ -3,7 +3,7 @@
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, Usage
 from services.frontend.metrics import ModelGaps
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.request import Ending
 from services.frontend.text.detokenise import Detokenisers
 from services.frontend.text.stops import StopFinder
@@ -30,8 +30,8 @@ class Heard:
         self.endings.append(ending)
 
 
-def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> Choice:
-    choice = Choice(
+def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> ChoiceSink:
+    choice = ChoiceSink(
         0,
         heard,
         DETOKENISERS.detokeniser(skip_special_tokens=True),
@@ -48,7 +48,7 @@ def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> Choice:
     return choice
 
 
-def say(choice: Choice, text: str) -> None:
+def say(choice: ChoiceSink, text: str) -> None:
     """The text, a token at a time."""
     for token_id in TOKENIZER.encode(text, add_special_tokens=False).ids:
         choice.on_tokens((token_id,), None, 0.0)

@@ -83,7 +83,7 @@ def hub() -> Iterator[str]:
 def directory(endpoint: str, cache: Path, source: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """Asks a process of its own: the client reads its environment when it is imported."""
     code = (
-        "import sys; from services.frontend.text.hub_files import model_directory\n"
+        "import sys; from services.frontend.text.model_files import model_directory\n"
         "from kvmesh.errors import MeshError\n"
         "try:\n    print(model_directory(sys.argv[1], '', sys.argv[2]))\n"
         "except MeshError as error:\n    sys.exit(f'{error.reason}: {error.message}')\n"

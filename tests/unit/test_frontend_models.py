@@ -24,8 +24,9 @@ from services.frontend.models import CARD_PREFIX, DiscoveredModels, read_card
 from services.frontend.parsers.select import ParserNames
 from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import ModelSettings
+from services.frontend.text.model_files import find_directory
 from services.frontend.text.templates import ChatTemplate
-from services.frontend.text.text_model import find_directory, load_text_model
+from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import write_model
 from tests.patience import PATIENCE_S
 

@@ -25,10 +25,12 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes
+from kvmesh.rpc.clients import EmbedResult
 from services.frontend.api.openai.bodies import error_headers
 from services.frontend.models import ServedModel, StaticModels
+from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.request import Answer, Conversation, Ending, Request
+from services.frontend.pipeline.request import Conversation, Ending, Request, RequestResult
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
 from tests.virtual_loop import run_virtual
 
@@ -88,18 +90,18 @@ def a_request(**values: Any) -> Request:
     return Request(**{**defaults, **values}, sampling=SamplingParams(**sampling))
 
 
-async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> Answer:
+async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> RequestResult:
     began_s = pipeline.clock.now()
     return await pipeline.run(await pipeline.prepare(request, began_s=began_s), heard, began_s=began_s)
 
 
 def run(
     mesh: FakeMesh, model: ServedModel, request: Request, *, is_whole: bool = False, **settings: Any
-) -> tuple[Heard, Answer | MeshError]:
+) -> tuple[Heard, RequestResult | MeshError]:
     """One request on virtual time; afterwards nothing may be left and every placement is settled exactly once."""
     heard = Heard(is_whole=is_whole)
 
-    async def main() -> Answer | MeshError:
+    async def main() -> RequestResult | MeshError:
         pipeline = make_pipeline(mesh, StaticModels([model]), **settings)
         try:
             return await ask(pipeline, request, heard)
@@ -145,7 +147,7 @@ def test_a_request_leaves_no_circle_behind(mesh: FakeMesh, model: ServedModel) -
 def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
     """Hashes at the model's block size, prefill, handle, tokens, reports in order, usage."""
     heard, answer = run(mesh, model, a_request())
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert heard.texts == {0: TEXT}
     assert heard.endings[0].reason is FinishReason.STOP
     assert mesh.prefills == ["r-0p"]
@@ -191,7 +193,7 @@ def test_rendezvous_starts_both_legs_at_once(mesh: FakeMesh, model: ServedModel)
 def test_choices_have_their_own_prefill_and_seed(mesh: FakeMesh, model: ServedModel) -> None:
     """Legs r-0, r-1, r-2 with seeds s, s+1, s+2; the prompt is counted once, output tokens are summed."""
     heard, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 2**63 - 2}))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert heard.texts == {0: TEXT, 1: TEXT, 2: TEXT}
     assert mesh.prefills == ["r-0p", "r-1p", "r-2p"]
     assert [each.sampling.seed for each in mesh.generations] == [2**63 - 2, 2**63 - 1, -(2**63)]
@@ -202,7 +204,7 @@ def test_choices_have_their_own_prefill_and_seed(mesh: FakeMesh, model: ServedMo
 def test_a_stop_string_ends_the_choice_and_its_leg(mesh: FakeMesh, model: ServedModel) -> None:
     """Text before it is shown, the worker is told to stop, the router hears of a good end."""
     heard, answer = run(mesh, model, a_request(sampling={"stop": ("are you", "zzz")}))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert heard.texts[0] == "Hello! How "
     assert heard.endings[0].stop == "are you"
     assert mesh.cancelled == ["r-0"]
@@ -226,7 +228,7 @@ def test_a_stop_string_beside_the_end_token_counts_its_own_tokens(mesh: FakeMesh
     mesh.tokens_per_step = 1000
     for stop in ("are you", "three"):
         heard, answer = run(mesh, model, a_request(sampling={"stop": (stop,)}))
-        assert isinstance(answer, Answer) and heard.endings[0].stop == stop
+        assert isinstance(answer, RequestResult) and heard.endings[0].stop == stop
         assert len(heard.token_ids[0]) == answer.usage.output_tokens == heard.endings[0].output_tokens
         assert model.text.decode(heard.token_ids[0]).startswith(heard.texts[0] + stop)
 
@@ -242,7 +244,7 @@ def test_stop_tokens_are_not_text(mesh: FakeMesh, model: ServedModel) -> None:
     stop = model.text.tokenise("Hello", adds_special_tokens=False)[-1]
     mesh.answer = lambda _: [*model.text.tokenise("A", adds_special_tokens=False), stop]
     heard, answer = run(mesh, model, a_request(sampling={"stop_token_ids": (stop,)}))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert heard.texts == {0: "A"}
     assert answer.usage.output_tokens == 2
 
@@ -285,7 +287,7 @@ def test_failures_before_the_first_token_are_placed_again(
     """The failed worker is left out, handles are given back, the client sees one whole answer."""
     mesh.faults = RETRIED[case]()
     heard, answer = run(mesh, model, a_request(choices=choices))
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert heard.texts == dict.fromkeys(range(choices), TEXT)
     assert len(mesh.asks) in (2, 3)
     excluded = mesh.asks[-1].excluded_worker_ids
@@ -346,7 +348,7 @@ def test_one_dead_engine_is_an_accident(mesh: FakeMesh, model: ServedModel) -> N
         legs=[(5, LostError("x")), (7, LostError("x", reason="engine_died")), (2, LostError("x")), (9, LostError("x"))]
     )
     heard, answer = run(mesh, model, a_request(), is_whole=True)
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert heard.texts == {0: TEXT}
     assert len(mesh.asks) == 5
 
@@ -355,7 +357,7 @@ def test_workers_that_failed_are_asked_again_when_no_others_are_left(mesh: FakeM
     """More workers are lost under a request than there are: they were started again under their names."""
     mesh.faults = Faults(legs=[(n, LostError("x")) for n in (1, 2, 3, 4, 5)])
     heard, answer = run(mesh, model, a_request(), is_whole=True)
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert heard.texts == {0: TEXT}
     assert [ask.excluded_worker_ids for ask in mesh.asks] == [(), ("d0",), ("d0", "d1"), (), ("d0",), ("d0", "d1")]
 
@@ -389,7 +391,31 @@ def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model
 
     mesh.place = refuse_for_a_while  # type: ignore[method-assign]
     _, answer = run(mesh, model, a_request())
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
+
+
+@pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
+def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
+    """As for generations: the worker is lost before the vectors are there, and the only other one is away for some seconds."""
+    mesh.faults = Faults(link=[LostError("first")])
+    placed, refusals = mesh.place, iter(range(12))
+
+    async def refuse_for_a_while(ask: Any, *, timeout_s: float) -> Any:
+        if ask.attempt and next(refusals, None) is not None:
+            raise UnavailableError("none left", reason=reason)
+        return await placed(ask, timeout_s=timeout_s)
+
+    mesh.place = refuse_for_a_while  # type: ignore[method-assign]
+    embedding_model = replace(model, features=model.features | {"embeddings"})
+
+    async def main() -> EmbedResult:
+        pipeline = make_pipeline(mesh, StaticModels([embedding_model]))
+        request = EmbedRequest(asked=a_request(), inputs=["Hello", [1, 2, 3]])
+        return await pipeline.embed(request, began_s=pipeline.clock.now())
+
+    assert len(run_virtual(main()).vectors) == 2
+    assert [ask.attempt for ask in mesh.asks] == [0, 1]
+    check_nothing_left(mesh)
 
 
 @pytest.mark.parametrize("choices", [1, 2])
@@ -419,13 +445,13 @@ def test_a_whole_answer_begins_anew(
     served = replace(model, features=model.features | {"prompt_logprobs"})
     mesh.faults = Faults(legs=[(received, LostError("x"))])
     heard, answer = run(mesh, served, a_request(choices=choices, sampling=sampling), is_whole=True)
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     expected = TEXT.partition(" three")[0] if "stop" in sampling else TEXT
     assert heard.texts == dict.fromkeys(range(choices), expected)
     once, untouched = run(
         FakeMesh(answer=mesh.answer, step_s=0.01), served, a_request(choices=choices, sampling=sampling)
     )
-    assert isinstance(untouched, Answer)
+    assert isinstance(untouched, RequestResult)
     assert (heard.token_ids, heard.logprobs, heard.endings, heard.prompts) == (
         once.token_ids, once.logprobs, once.endings, once.prompts,
     )  # fmt: skip
@@ -441,7 +467,7 @@ def test_a_choice_that_ended_begins_anew_with_the_others(mesh: FakeMesh, model: 
     mesh.answer = lambda _: next(answers)
     mesh.faults = Faults(legs=[(len(short) + 5, LostError("x"))])
     heard, answer = run(mesh, model, a_request(choices=2), is_whole=True)
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert heard.texts == {0: "Hello!", 1: TEXT}
     assert answer.usage.output_tokens == len(short) + len(long)
 
@@ -475,7 +501,7 @@ def test_what_was_received_but_not_shown_is_placed_again(
     heard, answer = run(mesh, model, a_request(choices=choices, sampling=sampling))
     assert (1, ReportKind.FIRST_TOKEN) in mesh.reports
     assert mesh.settled() == [(1, ReportKind.FAILED), (2, ReportKind.FINISHED)]
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert heard.texts == dict.fromkeys(range(choices), text)
     assert heard.token_ids == dict.fromkeys(range(choices), tokens)
     assert answer.usage.output_tokens == choices * len(tokens)
@@ -540,7 +566,7 @@ def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMe
     """The decode worker must not count on blocks that the prefill worker frees earlier."""
     mesh.faults = Faults(stands_still_s=12.0)
     _, answer = run(mesh, model, a_request())
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert mesh.legs[0].handle is not None
     assert mesh.legs[0].handle.lease_s == pytest.approx(18.0)
 

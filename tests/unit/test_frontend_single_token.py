@@ -8,7 +8,7 @@ import pytest
 from kvmesh.core import FinishReason, Handoff, ReportKind
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.pipeline.request import Answer
+from services.frontend.pipeline.request import RequestResult
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, tokens_of
 from tests.unit.test_frontend_pipeline import TEXT, Heard, a_request, ask, cancelled_after, mesh, model, run
 
@@ -28,7 +28,7 @@ def first_text(model: ServedModel) -> str:
 def test_the_prefill_worker_answers(mesh: FakeMesh, model: ServedModel) -> None:
     """No leg, no handle; the client sees what decode would have given, and usage and reports say so."""
     heard, answer = run(mesh, model, a_request(sampling={"max_tokens": 1, "logprobs": 2}))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert heard.texts == {0: first_text(model)}
     assert len(heard.logprobs[0]) == 1
     assert heard.endings[0].reason is FinishReason.LENGTH
@@ -45,7 +45,7 @@ def test_the_same_as_by_two_legs(mesh: FakeMesh, model: ServedModel) -> None:
     heard, answer = run(mesh, model, wanted)
     other = FakeMesh(answer=mesh.answer, step_s=0.01, answers=False)
     heard_there, answer_there = run(other, model, wanted)
-    assert isinstance(answer, Answer) and isinstance(answer_there, Answer)
+    assert isinstance(answer, RequestResult) and isinstance(answer_there, RequestResult)
     assert (heard_there.texts, heard_there.endings) == (heard.texts, heard.endings)
     assert heard_there.logprobs == heard.logprobs
     assert answer_there.usage == answer.usage
@@ -59,14 +59,14 @@ def test_others_need_their_decode_worker(mesh: FakeMesh, model: ServedModel, cas
     mesh.handoff = Handoff.RENDEZVOUS if case == "rendezvous" else Handoff.SEQUENTIAL
     mesh.has_prefill = case != "no prefill worker"
     _, answer = run(mesh, model, a_request(sampling={"max_tokens": 2 if case == "more tokens" else 1}))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert len(mesh.legs) == 1 and not mesh.answered_by_prefill
 
 
 def test_every_choice_is_answered(mesh: FakeMesh, model: ServedModel) -> None:
     """One after the other, each with a seed of its own."""
     heard, answer = run(mesh, model, a_request(choices=3, sampling={"max_tokens": 1, "seed": 7, "temperature": 1.0}))
-    assert isinstance(answer, Answer) and answer.usage.output_tokens == 3
+    assert isinstance(answer, RequestResult) and answer.usage.output_tokens == 3
     assert heard.texts == dict.fromkeys(range(3), first_text(model)) and len(heard.endings) == 3
     assert mesh.prefills == ["r-0", "r-1", "r-2"] and not mesh.legs
     assert [generation.sampling.seed for generation in mesh.generations] == [7, 8, 9]
@@ -81,7 +81,7 @@ def test_a_scored_prompt(mesh: FakeMesh, model: ServedModel, choices: int, answe
     model = replace(model, features=model.features | {"prompt_logprobs"})
     asked = a_request(choices=choices, sampling={"max_tokens": 1, "prompt_logprobs": 1})
     heard, answer = run(mesh, model, asked)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RequestResult)
     assert sorted(heard.prompts) == list(range(choices))
     assert len(mesh.legs) == (0 if answers else choices) and not mesh.released
     assert not any(leg.handle for leg in mesh.legs)
@@ -103,7 +103,7 @@ def test_a_failure_is_placed_again(mesh: FakeMesh, model: ServedModel, error: Me
     """On another prefill worker, as long as nothing was shown; the blamed one is left out."""
     mesh.faults = Faults(prefill=[error])
     heard, answer = run(mesh, model, a_request(choices=choices, sampling={"max_tokens": 1}))
-    assert isinstance(answer, Answer) and answer.usage.output_tokens == choices
+    assert isinstance(answer, RequestResult) and answer.usage.output_tokens == choices
     assert heard.texts == dict.fromkeys(range(choices), first_text(model))
     assert list(mesh.asks[1].excluded_worker_ids) == ["p0"]
     assert kinds(mesh) == [ReportKind.FAILED, *ANSWERED]
@@ -136,7 +136,7 @@ def test_the_deadline_holds(mesh: FakeMesh, model: ServedModel) -> None:
 def test_many_at_once(mesh: FakeMesh, model: ServedModel) -> None:
     """Each has its own answer and one end."""
 
-    async def main() -> list[Answer]:
+    async def main() -> list[RequestResult]:
         pipeline = make_pipeline(mesh, StaticModels([model]))
         wanted = [a_request(request_id=f"r{i}", sampling={"max_tokens": 1}) for i in range(50)]
         return await asyncio.gather(*(ask(pipeline, each, Heard()) for each in wanted))

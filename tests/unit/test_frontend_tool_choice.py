@@ -14,7 +14,7 @@ from services.frontend.parsers.call_tags import CALL_TAGS
 from services.frontend.parsers.parser import AnswerParser, answer_parser
 from services.frontend.parsers.parts import CallArguments, CallBegin, Warned
 from services.frontend.parsers.tables import TOOL_FAMILIES
-from services.frontend.pipeline.call_end import BLANKS_MAX, call_end
+from services.frontend.pipeline.call_end import BLANKS_MAX, make_stop_finder
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 from services.frontend.pipeline.tool_choice import forced_family, with_tool_constraint
 from services.frontend.text.stops import StopFinder
@@ -194,7 +194,7 @@ def ended(text: str, mode: ToolMode, *, is_parallel: bool = True, stop: str = ""
     found = set()
     for size in (1, 2, 7, len(text)):
         request = asked(ToolChoice(mode=mode, name="a", is_parallel=is_parallel), tool("a"))
-        finder = call_end(request, StopFinder([stop]) if stop else None)
+        finder = make_stop_finder(request, StopFinder([stop]) if stop else None)
         assert finder is not None
         shown = "".join([finder.push(text[at : at + size]) for at in range(0, len(text), size)])
         shown += finder.flush() if finder.matched is None else ""
@@ -230,4 +230,4 @@ def test_other_answers_are_not_ended() -> None:
         asked(ToolChoice(mode=ToolMode.REQUIRED)),
         asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a"), min_tokens=5),
     ):
-        assert call_end(request, None) is None
+        assert make_stop_finder(request, None) is None

@@ -18,7 +18,7 @@ from services.planner.plan import (
     Window,
     increase,
     latencies,
-    plan,
+    make_plan,
     quantile,
     summed_gauges,
 )
@@ -117,16 +117,16 @@ def test_pools_are_those_of_the_registry():
     members = [instance("a"), instance("b", is_draining=True), instance("c", health=Health.CRITICAL)]
     members.append(instance("d", health=Health.CRITICAL, is_draining=True))
     window = Window(window_s=0, gauges={(BLOCKS_TOTAL, "demo", "decode"): 200.0, (BLOCKS_USED, "demo", "decode"): 50.0})
-    [pool] = plan(window, members, source="scrape", problems=()).pools
+    [pool] = make_plan(window, members, source="scrape", problems=()).pools
     assert (pool.role, pool.workers_ready, pool.workers_draining, pool.workers_critical) == (Role.DECODE, 1, 2, 1)
     assert (pool.kv_usage, pool.prompt_tokens_per_s) == (0.25, None)
-    [unseen] = plan(None, members, source="scrape", problems=("p",)).pools
+    [unseen] = make_plan(None, members, source="scrape", problems=("p",)).pools
     assert unseen.kv_usage is None
 
 
 def test_a_plan_is_told_for_one_model_or_all():
     """GetPlan's filter, and the mode that promises no action."""
-    made = plan(None, [instance("a"), instance("b", model="other")], source="scrape", problems=())
+    made = make_plan(None, [instance("a"), instance("b", model="other")], source="scrape", problems=())
     assert [pool.model for pool in report(made).pools] == ["demo", "other"]
     assert [pool.model for pool in report(made, model="other").pools] == ["other"]
     assert report(made).mode == "observe"

@@ -9,7 +9,7 @@ from kvmesh.clock import LATE_S, awake_timeout
 from kvmesh.core import SamplingParams
 from kvmesh.errors import DeadlineError, UnavailableError
 from services.frontend.models import ServedModel, StaticModels
-from services.frontend.pipeline.request import Answer, Request
+from services.frontend.pipeline.request import Request, RequestResult
 from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
 from tests.unit.router_fleets import ask
 from tests.unit.test_frontend_pipeline import Heard
@@ -33,13 +33,13 @@ def stand_still(duration_s: float) -> None:
 
 def asked_while_standing_still(
     model: ServedModel, *, after_s: float, still_s: float, timeout_s: float | None = None, faults: Faults | None = None
-) -> tuple[Heard, Answer | Exception]:
+) -> tuple[Heard, RequestResult | Exception]:
     """One request with a token a second, while the process stands still once."""
     tokens = tokens_of(model.text, TEXT)
     mesh = FakeMesh(answer=lambda _: tokens, step_s=1.0, faults=faults or Faults())
     heard = Heard()
 
-    async def main() -> Answer | Exception:
+    async def main() -> RequestResult | Exception:
         pipeline = make_pipeline(mesh, StaticModels([model]), idle_timeout_s=5.0, first_token_timeout_s=3.0)
         request = Request(request_id="r", model="tiny", prompt="Hello", timeout_s=timeout_s, sampling=SamplingParams())
         prepared = await pipeline.prepare(request, began_s=0.0)
@@ -56,7 +56,7 @@ def asked_while_standing_still(
 def test_tokens_that_came_meanwhile_are_read_first(model: ServedModel, after_s: float) -> None:
     """Neither the first token's time nor that between tokens is over, though both have passed on the clock."""
     heard, answer = asked_while_standing_still(model, after_s=after_s, still_s=100.0)
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert heard.texts == {0: TEXT}
 
 
@@ -64,7 +64,7 @@ def test_an_answer_that_came_in_time_is_read_after_its_deadline(model: ServedMod
     """The end came before the request's time was over, and is unread."""
     seconds = len(tokens_of(model.text, TEXT)) + 1
     heard, answer = asked_while_standing_still(model, after_s=seconds - 0.5, still_s=50.0, timeout_s=seconds + 5.0)
-    assert isinstance(answer, Answer), answer
+    assert isinstance(answer, RequestResult), answer
     assert heard.texts == {0: TEXT}
 
 

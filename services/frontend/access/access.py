@@ -1,7 +1,7 @@
-"""Access control as a part of the process: keeps the book of keys fresh, checks keys, and keeps the accounts.
+"""Access control: reloads the API keys, authenticates callers, applies quotas and accounts usage.
 
-Without a source of keys everybody is let in and nothing is counted. A document that cannot be read leaves the keys as they are:
-a typing error in a rotation must not lock everybody out. At the start it ends the process.
+Without a source of keys every request is allowed and no quota applies. A key document that cannot be read leaves the current
+keys in force, so that an error in a rotation locks nobody out. At the start it ends the process.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _KINDS = ("prompt", "cached", "output", "reasoning")
 
 
 class Access:
-    """A running part. `run` follows the keys until cancelled."""
+    """Authenticates and accounts requests. `run` follows the keys until cancelled."""
 
     def __init__(
         self,
@@ -46,7 +46,9 @@ class Access:
         self._book = KeyBook()
         self._document = b""
         self.quotas = Quotas(tenants_max=settings.tenants_max)
-        self._refused = instruments.counter("refused_requests", "Requests refused for keys or quotas.", ["reason"])
+        self._refused = instruments.counter(
+            "refused_requests", "Requests refused because of their key or quota.", ["reason"]
+        )
         self._used = instruments.tally(
             "usage_tokens",
             "Tokens of requests that ended, each counted once however often it was placed.",
@@ -59,12 +61,12 @@ class Access:
         return self._settings.needs_key
 
     async def start(self) -> None:
-        """Reads the keys for the first time. Raises what is wrong with them."""
+        """Loads the keys. Raises InvalidRequestError if the document is malformed."""
         if self.needs_key:
             await self._load()
 
     async def run(self) -> None:
-        """Keeps keys and the number of frontends fresh."""
+        """Reloads the keys and follows the number of frontends, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             if self.needs_key:
                 tasks.create_task(self._follow_keys(), name="access-keys")
@@ -72,10 +74,10 @@ class Access:
                     tasks.create_task(self._follow_frontends(self._registry), name="access-share")
 
     async def aclose(self) -> None:
-        """Nothing to free; the runner cancels `run`."""
+        """Does nothing; the runner cancels `run`."""
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        """The caller that a request's headers (or metadata; names in any case for HTTP, lower for gRPC) name.
+        """Returns the caller whose key is in the headers of an HTTP request or the metadata of a gRPC call.
 
         The key comes as `Authorization: Bearer KEY` or `x-api-key: KEY`. Raises UnauthenticatedError.
         """
@@ -88,11 +90,11 @@ class Access:
             raise
 
     def caller_of(self, tenant: str) -> Caller:
-        """The caller for work of a tenant that outlives its request. Raises UnauthenticatedError when it has no key any more."""
+        """Returns the caller for a tenant's work that outlives its request. Raises UnauthenticatedError if it has no valid key."""
         return self._book.of_tenant(tenant, wall_s=self._clock.wall()) if self.needs_key else ANYBODY
 
     def check(self, request: Request) -> None:
-        """What the current caller may not ask for: NotFoundError for models, InvalidRequestError for the priority."""
+        """Checks the current caller's permissions. Raises NotFoundError for the model, InvalidRequestError for the priority."""
         caller = current_caller.get()
         caller.check_model(request.adapter or request.model)
         most = caller.quota.priority_max
@@ -101,7 +103,7 @@ class Access:
             raise InvalidRequestError(f"{field} must be at most {most} with this key", field=field)
 
     def enter(self, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
-        """Reserves for the current caller's request. Raises OverloadedError (quota) or InvalidRequestError (never fits)."""
+        """Reserves quota for the current caller. Raises OverloadedError, or InvalidRequestError if the request can never fit."""
         caller = current_caller.get()
         if caller is ANYBODY:
             return None
@@ -117,7 +119,7 @@ class Access:
             raise
 
     def leave(self, permit: Permit | None, usage: Usage, *, request_id: str, model: str) -> None:
-        """A request is over, well or not: its use is accounted, once."""
+        """Accounts the usage of a request that ended, successfully or not. Called once per request."""
         caller = current_caller.get()
         if permit is not None:
             self.quotas.leave(permit, usage, now_s=self._clock.now())
@@ -157,7 +159,7 @@ class Access:
             document = await asyncio.to_thread(Path(self._settings.keys_file).read_bytes)
         else:
             if self._registry is None:
-                raise UnavailableError("keys are to come from the registry, and there is none", reason="no_registry")
+                raise UnavailableError("keys_consul_key is set, but there is no registry", reason="no_registry")
             entry = await self._registry.get(self._settings.keys_consul_key)
             if entry is None:
                 raise InvalidRequestError(f"the registry has no key {self._settings.keys_consul_key!r}", field="keys")
@@ -180,4 +182,4 @@ def _key_of(headers: Mapping[str, str]) -> str:
         return key.strip()
     if key := headers.get("x-api-key", ""):
         return key
-    raise UnauthenticatedError("an API key is needed: `Authorization: Bearer KEY`", reason="missing_api_key")
+    raise UnauthenticatedError("an API key is required: `Authorization: Bearer KEY`", reason="missing_api_key")

@@ -1,7 +1,7 @@
-"""The caller of the request in hand, known from its API key.
+"""The caller of the current request, identified by its API key.
 
-It travels in a context variable: HTTP handlers and gRPC servicers run in the task in which the key was checked, and what they
-start inherits it. Work that outlives its request (batches) keeps the tenant and sets the caller itself.
+A context variable holds it: HTTP handlers and gRPC servicers run in the task in which the key was checked, and tasks that they
+start inherit it. Work that outlives its request (batches) stores the tenant and sets the caller itself.
 """
 
 from contextvars import ContextVar
@@ -22,7 +22,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks. `models` None: any model. `key_id` is the start of the key's hash, for logs."""
+    """An authenticated client. `models` None: any model. `key_id`: start of the key's hash, for logs."""
 
     tenant: str = ""
     key_id: str = ""
@@ -30,16 +30,16 @@ class Caller:
     quota: Quota = field(default_factory=Quota)
 
     def allows(self, model: str) -> bool:
-        """Whether the caller may use a model, or adapter, of this name."""
+        """Returns whether the caller may use the model or adapter."""
         return self.models is None or model in self.models
 
     def check_model(self, model: str) -> None:
-        """A model that the caller may not use does not exist for it."""
+        """Raises NotFoundError for a model that the caller may not use, so that its existence is not disclosed."""
         if not self.allows(model):
             raise NotFoundError(f"model {model!r} does not exist", reason="model_not_found", field="model")
 
 
 ANYBODY = Caller()
-"""The caller where no keys are asked for."""
+"""The caller if no keys are required."""
 
 current_caller: ContextVar[Caller] = ContextVar("kvmesh_caller", default=ANYBODY)

@@ -1,4 +1,4 @@
-"""API keys of gRPC calls."""
+"""Authenticates gRPC calls."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from services.frontend.access.access import Access
 from services.frontend.access.caller import current_caller
 
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.", "/grpc.channelz.", "/inference.GRPCInferenceService/Server")
-"""What asks for no key: health, reflection, and KServe's questions about the server itself."""
+"""Methods without a key: health, reflection, and KServe's methods about the server itself."""
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Finds the caller of each call from its metadata; must stand inside the error boundary."""
+    """Authenticates each call by its metadata. Must come after the interceptor that converts errors to status codes."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the method's handler where a key is needed."""
+        """See the base class."""
         handler = await continuation(handler_call_details)
         method: Any = handler_call_details.method
         if handler is None or not self._access.needs_key or str(method).startswith(_OPEN):

@@ -1,11 +1,11 @@
-"""The book of API keys: read from a JSON document, looked up by hash.
+"""API keys: loaded from a JSON document, looked up by hash.
 
     {"keys": [{"tenant": "acme", "key_sha256": "<64 hex digits>", "models": ["demo"], "requests_per_minute": 600,
                "tokens_per_minute": 100000, "concurrent_requests": 32, "priority_max": 0, "expires_at": "2030-01-01T00:00:00Z"}]}
 
-Only `tenant` and `key_sha256` are required. Keys are random and long, so a plain SHA-256 cannot be guessed back; a slow hash would
-only slow each request down. Several keys of one tenant share its quota, which is that of the last of them in the document:
-during a rotation both keys are listed.
+Only `tenant` and `key_sha256` are required. Keys are long and random, so a plain SHA-256 cannot be reversed; a slow hash would
+only delay each request. Several keys of one tenant share one quota, that of the last of them in the document: during a rotation
+both keys are listed.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ _KNOWN = {"tenant", "key_sha256", "models", "expires_at", *_QUOTAS}
 
 
 def hash_of(key: str) -> str:
-    """What is stored of a key."""
+    """Returns the hex digest that the document lists for a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One key. `expires_at_s` is Unix time."""
+class KeyEntry:
+    """One key. `expires_at_s`: Unix time."""
 
     caller: Caller
     expires_at_s: float | None = None
@@ -44,10 +44,10 @@ class Entry:
 class KeyBook:
     """All keys by hash."""
 
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, KeyEntry] = field(default_factory=dict)
 
     def find(self, key: str, *, wall_s: float) -> Caller:
-        """The caller with this key. Raises UnauthenticatedError without saying more than that it is not known."""
+        """Returns the caller with this key. Raises UnauthenticatedError."""
         entry = self.entries.get(hash_of(key))
         if entry is None:
             raise UnauthenticatedError("the API key is not known", reason="invalid_api_key")
@@ -56,21 +56,21 @@ class KeyBook:
         return entry.caller
 
     def of_tenant(self, tenant: str, *, wall_s: float) -> Caller:
-        """A caller with what all of the tenant's keys have in common: nobody gets more than the key that began the work gave."""
+        """Returns a caller with the permissions that all of the tenant's keys share, since the original key is not known."""
         live = [
             entry.caller
             for entry in self.entries.values()
             if entry.caller.tenant == tenant and (entry.expires_at_s is None or wall_s < entry.expires_at_s)
         ]
         if not live:
-            raise UnauthenticatedError("the API key that began this is gone", reason="expired_api_key")
+            raise UnauthenticatedError("the tenant has no valid API key any more", reason="expired_api_key")
         limited = [caller.models for caller in live if caller.models is not None]
         models = frozenset.intersection(*limited) if limited else None
         return replace(live[-1], models=models)
 
 
 def read_keys(document: bytes) -> KeyBook:
-    """The book of a document. Raises InvalidRequestError with every problem at once."""
+    """Parses a document. Raises InvalidRequestError with every problem at once."""
     try:
         value = orjson.loads(document)
     except orjson.JSONDecodeError as error:
@@ -81,7 +81,7 @@ def read_keys(document: bytes) -> KeyBook:
             f"the document must be an object with a list `keys` of at most {KEYS_MAX}", field="keys"
         )
     problems: list[str] = []
-    entries: dict[str, Entry] = {}
+    entries: dict[str, KeyEntry] = {}
     for number, row in enumerate(rows):
         wrong = _problems(row)
         if not wrong and row["key_sha256"] in entries:
@@ -116,9 +116,9 @@ def _problems(row: Any) -> list[str]:
     return wrong
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
+def _entry(row: Mapping[str, Any]) -> KeyEntry:
     models = row.get("models")
-    return Entry(
+    return KeyEntry(
         caller=Caller(
             tenant=row["tenant"],
             key_id=row["key_sha256"][:8],

@@ -1,8 +1,8 @@
-"""What tenants may use, counted. Pure; times are arguments.
+"""Quotas of tenants. Pure; times are arguments.
 
-Requests and tokens are token buckets: a minute's worth at most, refilled evenly. A request reserves its prompt and the most it
-may generate before it starts, and gets back in the end what it did not use. What was generated is charged even where the
-reservation was smaller (it is never larger than the bucket): the bucket then goes below zero and the next request waits.
+Requests and tokens are token buckets that hold the limit of one minute and refill evenly. Before it starts a request reserves
+its prompt and the most that it may generate; at its end it returns the unused rest. A reservation is never larger than the
+bucket; a request that generates more is charged in full, the level goes below zero, and the next request waits.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, OverloadedError
 from services.frontend.access.caller import Caller, Quota
 
-# kvmesh.rpc.http_status knows these words: they are answered with 429, other overloads with 503.
+# kvmesh.rpc.http_status maps these reasons to 429 and other overloads to 503.
 REQUESTS, TOKENS, CONCURRENCY = "requests_quota", "tokens_quota", "concurrency_quota"
 
 
-class Bucket:
-    """A bucket that holds up to `per_minute` and gains as much a minute."""
+class TokenBucket:
+    """Token bucket: holds up to `per_minute` and refills as much per minute."""
 
     __slots__ = ("_at_s", "_level", "per_minute")
 
@@ -26,57 +26,57 @@ class Bucket:
         self._at_s = now_s
 
     def level(self, now_s: float) -> float:
-        """What is left; below zero after more was used than reserved."""
+        """Returns the level; below zero after more was used than reserved."""
         self._level = min(self.per_minute, self._level + (now_s - self._at_s) * self.per_minute / 60)
         self._at_s = now_s
         return self._level
 
     def resize(self, per_minute: float, now_s: float) -> None:
-        """Another size from now on; what was used stays used."""
+        """Changes the size. The used amount stays the same."""
         used = self.per_minute - self.level(now_s)
         self.per_minute = per_minute
         self._level = per_minute - used
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Time until it holds `amount`; 0: it does."""
+        """Returns the time until the bucket holds `amount`; 0 if it does."""
         return max(0.0, amount - self.level(now_s)) * 60 / self.per_minute
 
     def take(self, amount: float) -> None:
-        """Takes; a negative amount gives back."""
+        """Takes an amount; a negative one is returned to the bucket."""
         self._level = min(self.per_minute, self._level - amount)
 
 
-class Account:
-    """One tenant's use."""
+class TenantAccount:
+    """Usage of one tenant."""
 
     __slots__ = ("in_flight", "requests", "seen_s", "tokens")
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
         self.seen_s = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """Leave to run one request; `Quotas.leave` ends it, once."""
+    """Permission to run one request, until `Quotas.leave`."""
 
-    account: Account
+    account: TenantAccount
     reserved_tokens: float
     is_open: bool = True
 
 
 class Quotas:
-    """All tenants' accounts. `share` is this process's part of every limit, where several frontends serve one mesh."""
+    """Accounts of all tenants. `share`: this process's part of every limit, if several frontends serve one mesh."""
 
     def __init__(self, *, tenants_max: int) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TenantAccount] = {}
         self._tenants_max = tenants_max
         self.share = 1.0
 
     def enter(self, caller: Caller, *, prompt_tokens: int, output_tokens_max: int, now_s: float) -> Permit:
-        """Reserves for a request. Raises OverloadedError with the time after which it would fit."""
+        """Reserves quota for a request. Raises OverloadedError with the time after which it would fit."""
         quota = caller.quota
         account = self._account(caller, now_s)
         if quota.concurrent_requests is not None:
@@ -94,7 +94,7 @@ class Quotas:
         return Permit(account, reserved)
 
     def leave(self, permit: Permit, usage: Usage, *, now_s: float) -> None:
-        """The request is over: what it did not use goes back. Idempotent."""
+        """Ends a request and returns its unused reservation. Idempotent."""
         if not permit.is_open:
             return
         permit.is_open = False
@@ -106,7 +106,7 @@ class Quotas:
             account.tokens.take(usage.prompt_tokens + usage.output_tokens - permit.reserved_tokens)
 
     def _reserve_tokens(
-        self, account: Account, quota: Quota, prompt_tokens: int, output_tokens_max: int, now_s: float
+        self, account: TenantAccount, quota: Quota, prompt_tokens: int, output_tokens_max: int, now_s: float
     ) -> float:
         bucket = account.tokens
         if bucket is None:
@@ -121,29 +121,29 @@ class Quotas:
         bucket.take(reserved)
         return reserved
 
-    def _account(self, caller: Caller, now_s: float) -> Account:
+    def _account(self, caller: Caller, now_s: float) -> TenantAccount:
         account = self._accounts.get(caller.tenant)
         if account is None:
             if len(self._accounts) >= self._tenants_max:
-                self._forget_idle(now_s)
-            account = self._accounts[caller.tenant] = Account()
+                self._remove_idle(now_s)
+            account = self._accounts[caller.tenant] = TenantAccount()
         account.seen_s = now_s
         account.requests = self._bucket(account.requests, caller.quota.requests_per_minute, now_s)
         account.tokens = self._bucket(account.tokens, caller.quota.tokens_per_minute, now_s)
         return account
 
-    def _bucket(self, bucket: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:
+    def _bucket(self, bucket: TokenBucket | None, per_minute: int | None, now_s: float) -> TokenBucket | None:
         if per_minute is None:
             return None
         size = max(1.0, per_minute * self.share)
         if bucket is None:
-            return Bucket(size, now_s)
+            return TokenBucket(size, now_s)
         if bucket.per_minute != size:
             bucket.resize(size, now_s)
         return bucket
 
-    def _forget_idle(self, now_s: float) -> None:
-        """A tenant idle for a minute has full buckets again: forgetting it changes nothing."""
+    def _remove_idle(self, now_s: float) -> None:
+        """Removes tenants that were idle for a minute: their buckets are full again, so nothing is lost."""
         idle = [name for name, each in self._accounts.items() if not each.in_flight and now_s - each.seen_s >= 60]
         for name in idle:
             del self._accounts[name]

@@ -14,8 +14,8 @@ from services.frontend.api.openapi.routes import Description
 from services.frontend.api.responses.serve import Responses
 from services.frontend.api.responses.settings import ResponsesSettings
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.stores.database import state_directory
 from services.frontend.stores.responses import ResponseStore
-from services.frontend.stores.state import state_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,24 +202,24 @@ class BlockOutlet:
         self._ending: Ending | None = None
 
     def on_restart(self, choice: int) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._pieces.restart()
         self._begin()
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self.token_ids.extend(token_ids)
         if logprobs:
             self.logprobs.extend(logprobs)
         self._collected.push(text, len(token_ids))
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See Outlet; nobody asks for it here."""
+        """See AnswerSink; nobody asks for it here."""
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._ending = ending
         self._collected.flush()
 

@@ -8,13 +8,14 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from kvmesh.errors import LostError, MeshError, OverloadedError, UnavailableError, UnsupportedError
+from kvmesh.settings import setting
 from kvmesh.telemetry import event_logger
-from services.frontend.parser_process.settings import RemoteSettings
 
 if TYPE_CHECKING:
     from services.frontend.parser_process.relay import RemoteAnswer
@@ -34,6 +35,19 @@ def check_installed() -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserProcessSettings:
+    """One process per model whose parser is named `vllm:NAME`."""
+
+    start_timeout_s: float = setting(120.0, "Longest wait for the process; it imports torch.", min=1.0)
+    reply_timeout_s: float = setting(30.0, "Longest wait for what it makes of an answer that is over.", min=0.1)
+    restart_pause_s: float = setting(
+        1.0, "Pause before a process that is gone is started again; doubled up to a minute.", min=0.1
+    )
+    answers_max: int = setting(512, "Answers read at a time; more are refused with Retry-After.", min=1)
+    line_bytes_max: int = setting(16 << 20, "Longest reply.", min=65_536)
+
+
 class ParserProcess:
     """One process, for one model. Replies come in the order of messages.
 
@@ -41,7 +55,7 @@ class ParserProcess:
     2. When the process is gone all sessions fail, and new ones are refused until it is there again.
     """
 
-    def __init__(self, directory: Path, *, tool: str, reasoning: str, settings: RemoteSettings) -> None:
+    def __init__(self, directory: Path, *, tool: str, reasoning: str, settings: ParserProcessSettings) -> None:
         self._directory = directory
         self.tool = tool
         self.reasoning = reasoning
@@ -182,7 +196,7 @@ class ParserProcess:
 
     @property
     def reply_timeout_s(self) -> float:
-        """See RemoteSettings."""
+        """See ParserProcessSettings."""
         return self._settings.reply_timeout_s
 
     async def aclose(self) -> None:

@@ -14,7 +14,7 @@ from kvmesh.core import TokenLogprob
 from kvmesh.errors import DeadlineError, MeshError
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
-from services.frontend.pipeline.request import Conversation, Ending, Outlet
+from services.frontend.pipeline.request import AnswerSink, Conversation, Ending
 
 
 class RemoteParser:
@@ -123,7 +123,7 @@ class Relay:
 
     def __init__(
         self,
-        outlet: Outlet,
+        outlet: AnswerSink,
         process: ParserProcess,
         parsers: Sequence[RemoteParser],
         conversation: Conversation,
@@ -159,7 +159,7 @@ class Relay:
         return choice
 
     def on_restart(self, choice: int) -> None:
-        """See Outlet. The choice gets a new session; replies of the old one reach nobody."""
+        """See AnswerSink. The choice gets a new session; replies of the old one reach nobody."""
         old = self._choices[choice]
         self.process.close_nowait(old.session)
         if old.is_over:
@@ -173,15 +173,15 @@ class Relay:
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._choices[choice].add(text, token_ids, logprobs)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self.outlet.on_prompt(choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._choices[choice].end(ending)
 
     def on_over(self) -> None:
@@ -226,7 +226,7 @@ class RemoteAnswer:
     parses_tools: bool
 
     @asynccontextmanager
-    async def relayed(self, outlet: Outlet) -> AsyncIterator[Outlet]:
+    async def relayed(self, outlet: AnswerSink) -> AsyncIterator[AnswerSink]:
         """An outlet that goes by way of the process. Leaving waits for the process to be done, or gives up on a failure."""
         relay = Relay(
             outlet, self.process, self.parsers, self.conversation, self.prompt_ids, parses_tools=self.parses_tools
@@ -239,7 +239,7 @@ class RemoteAnswer:
 
 
 @asynccontextmanager
-async def relayed(process: ParserProcess, request_id: str, outlet: Outlet) -> AsyncIterator[Outlet]:
+async def relayed(process: ParserProcess, request_id: str, outlet: AnswerSink) -> AsyncIterator[AnswerSink]:
     """The outlet of a request, behind the process if its answer is read there."""
     answer = process.answers.get(request_id)
     if answer is None:

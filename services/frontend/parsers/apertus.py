@@ -2,10 +2,10 @@
 
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Steps
-from services.frontend.parsers.hermes import close_call
 from services.frontend.parsers.json_call import stream_arguments
 from services.frontend.parsers.json_text import take_string
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
+from services.frontend.parsers.readers import close_call
 
 OPEN, CLOSE = "<|tools_prefix|>", "<|tools_suffix|>"
 

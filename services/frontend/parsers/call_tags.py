@@ -17,7 +17,7 @@ Format = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _CallTag:
     """A spelling of one call. `begin`: with `%s` for the name. `ends`: any of them. `style`: xgrammar's word for how arguments
     are written. `between`: formats between `begin` and the arguments."""
 
@@ -48,7 +48,7 @@ class _Section:
 class CallTags:
     """How a family writes calls. `marks`: as in a section, for calls without one. `excluded`: what free text may not hold."""
 
-    calls: Sequence[_Call]
+    calls: Sequence[_CallTag]
     marks: Sequence[str] = ()
     sections: Sequence[_Section] = ()
     excluded: Sequence[str] = ()
@@ -75,8 +75,8 @@ def _section_tag(section: _Section, tags: Sequence[Format], *, is_parallel: bool
     return {"type": "tag", "begin": section.mark + section.rest, "content": calls, "end": section.closing}
 
 
-def _json_call(before: str = "", behind: str = "") -> _Call:
-    return _Call(begin=f'{before}{{"name": "%s", "arguments": ', ends=(f"}}{behind}",))
+def _json_call(before: str = "", behind: str = "") -> _CallTag:
+    return _CallTag(begin=f'{before}{{"name": "%s", "arguments": ', ends=(f"}}{behind}",))
 
 
 def _json_list(*marks: tuple[str, str, str], excluded: Sequence[str] = ()) -> CallTags:
@@ -87,20 +87,20 @@ def _json_list(*marks: tuple[str, str, str], excluded: Sequence[str] = ()) -> Ca
 
 def _invoke(prefix: str, style: str, *words: str) -> CallTags:
     """`words`: names of the section's tag."""
-    call = _Call(begin=f'<{prefix}invoke name="%s">\n', ends=(f"</{prefix}invoke>\n",), style=style)
+    call = _CallTag(begin=f'<{prefix}invoke name="%s">\n', ends=(f"</{prefix}invoke>\n",), style=style)
     sections = [_Section(mark=f"<{word}>", rest="\n", closing=f"</{word}>") for word in words]
     return CallTags(calls=(call,), sections=sections, excluded=(f"<{prefix}invoke name=",))
 
 
 _ENDS_LINE = ("", "\n")
-_DEEPSEEK_V3 = _Call(
+_DEEPSEEK_V3 = _CallTag(
     begin=f"{deepseek.CALL}function{deepseek.SEPARATOR}%s\n```json\n",
     ends=[f"\n```{deepseek.CALL_END}{end}" for end in _ENDS_LINE],
 )
-_DEEPSEEK_V3_1 = _Call(
+_DEEPSEEK_V3_1 = _CallTag(
     begin=f"{deepseek.CALL}%s{deepseek.SEPARATOR}", ends=[deepseek.CALL_END + end for end in _ENDS_LINE]
 )
-_KIMI = _Call(
+_KIMI = _CallTag(
     begin=f"{kimi.CALL}functions.%s:",
     between=({"type": "regex", "pattern": "[0-9]{1,6}"}, {"type": "const_string", "value": kimi.ARGUMENTS}),
     ends=(kimi.CALL_END,),
@@ -114,7 +114,7 @@ CALL_TAGS: Mapping[str, CallTags] = {
     ),
     "deepseek_v3_2": _invoke("｜DSML｜", "deepseek_xml", "｜DSML｜function_calls", "｜DSML｜tool_calls"),
     "glm45": CallTags(
-        calls=(_Call(begin="<tool_call>%s", ends=("</tool_call>",), style="glm_xml"),), marks=("<tool_call>",)
+        calls=(_CallTag(begin="<tool_call>%s", ends=("</tool_call>",), style="glm_xml"),), marks=("<tool_call>",)
     ),
     "granite": _json_list(("<|tool_call|>", "[", ""), ("<tool_call>", "[", "")),
     "granite_20b_fc": CallTags(calls=(_json_call("<function_call> "),), marks=("<function_call>",)),
@@ -128,7 +128,7 @@ CALL_TAGS: Mapping[str, CallTags] = {
     # Any object in the text may be a call, by whichever of its keys comes first; no object is one without its arguments.
     "llama3_json": CallTags(
         calls=[
-            _Call(begin=f'{{{head}"name": "%s", "parameters": ', ends=("}",)) for head in ("", '"type": "function", ')
+            _CallTag(begin=f'{{{head}"name": "%s", "parameters": ', ends=("}",)) for head in ("", '"type": "function", ')
         ],
         marks=('{"name"', '{"type": "function"'),
         excluded=('"parameters"', '"arguments"'),
@@ -141,7 +141,7 @@ CALL_TAGS: Mapping[str, CallTags] = {
     ),
     "qwen3_coder": CallTags(
         calls=(
-            _Call(begin="<tool_call>\n<function=%s>\n", ends=("</function>\n</tool_call>",), style="qwen_xml"),
+            _CallTag(begin="<tool_call>\n<function=%s>\n", ends=("</function>\n</tool_call>",), style="qwen_xml"),
         ),
         marks=("<tool_call>",),
         excluded=("<function=",),

@@ -9,7 +9,7 @@ from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Steps
 from services.frontend.parsers.json_call import stream_arguments
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.section import read_section, unexpected
+from services.frontend.parsers.readers import read_section, unexpected
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

@@ -18,12 +18,11 @@ from services.frontend.parsers.feed import (
     Reader,
     Steps,
 )
-from services.frontend.parsers.hermes import close_call
 from services.frontend.parsers.json_text import inner, quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, Part
 from services.frontend.parsers.python_text import DEPTH_MAX, malformed
-from services.frontend.parsers.section import unexpected
+from services.frontend.parsers.readers import close_call, unexpected
 from services.frontend.parsers.typed_values import ANYTHING, to_json, types_of
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -35,7 +34,7 @@ _BARE_CHARACTERS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _GemmaCall:
     """The call that is read. `text_ends`: the quote, and the marks that end a text without one;
     `doubts` says which of them may be text."""
 
@@ -60,7 +59,7 @@ def _reader(opening: str, closing: str, quote: str) -> Reader:
         yield from feed.expect("{")
         feed.begin_call(name)
         try:
-            call = _Call(function=name, quote=quote, text_ends=text_ends, doubts=doubts)
+            call = _GemmaCall(function=name, quote=quote, text_ends=text_ends, doubts=doubts)
             yield from _stream_mapping(feed, call, 0)
         except Interrupted:
             feed.warn(ARGUMENTS_MALFORMED)
@@ -69,7 +68,7 @@ def _reader(opening: str, closing: str, quote: str) -> Reader:
     return read
 
 
-def _stream_mapping(feed: Feed, call: _Call, depth: int) -> Steps:
+def _stream_mapping(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
     """From behind the brace to behind its end."""
     separator = "{"
     while True:
@@ -87,7 +86,7 @@ def _stream_mapping(feed: Feed, call: _Call, depth: int) -> Steps:
         yield from _stream_value(feed, call, types, depth)
 
 
-def _key(feed: Feed, call: _Call) -> Found:
+def _key(feed: Feed, call: _GemmaCall) -> Found:
     if (yield from feed.has(call.quote)):
         key = yield from feed.take_until(call.text_ends, NAME_CHARACTERS_MAX)
         yield from feed.expect(call.quote)
@@ -101,7 +100,7 @@ def _key(feed: Feed, call: _Call) -> Found:
     return key.strip()
 
 
-def _stream_value(feed: Feed, call: _Call, types: frozenset[str], depth: int) -> Steps:
+def _stream_value(feed: Feed, call: _GemmaCall, types: frozenset[str], depth: int) -> Steps:
     if depth >= DEPTH_MAX:
         raise Malformed
     if (yield from feed.has(call.quote)):
@@ -117,7 +116,7 @@ def _stream_value(feed: Feed, call: _Call, types: frozenset[str], depth: int) ->
         feed.add_arguments(to_json(text.strip(), types))
 
 
-def _stream_list(feed: Feed, call: _Call, depth: int) -> Steps:
+def _stream_list(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
     separator = "["
     while True:
         yield from feed.skip_blanks()
@@ -132,7 +131,7 @@ def _stream_list(feed: Feed, call: _Call, depth: int) -> Steps:
         yield from _stream_value(feed, call, ANYTHING, depth)
 
 
-def _stream_text(feed: Feed, call: _Call, types: frozenset[str]) -> Steps:
+def _stream_text(feed: Feed, call: _GemmaCall, types: frozenset[str]) -> Steps:
     """From behind the quote. Models quote numbers too: what is to be no text becomes what the schema says."""
     if types and "string" not in types:
         held: list[str] = []
@@ -153,7 +152,7 @@ def _stream_text(feed: Feed, call: _Call, types: frozenset[str]) -> Steps:
     feed.add_arguments('"')
 
 
-def _end_text(feed: Feed, call: _Call, mark: str) -> Steps:
+def _end_text(feed: Feed, call: _GemmaCall, mark: str) -> Steps:
     """Behind the quote at the cursor, if that is the mark that ended the text."""
     if not mark:
         raise Malformed(TRUNCATED)

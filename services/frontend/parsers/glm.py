@@ -7,7 +7,7 @@ from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Doubts, Feed, Ma
 from services.frontend.parsers.json_text import quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
-from services.frontend.parsers.section import read_section, unexpected
+from services.frontend.parsers.readers import read_section, unexpected
 from services.frontend.parsers.typed_values import ANYTHING, stream_typed, types_of
 
 SUFFIX = ":opensource"

@@ -2,8 +2,9 @@
 `<longcat_tool_call>`."""
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
+from services.frontend.parsers.feed import Feed, Reader, Steps
 from services.frontend.parsers.json_call import read_json_call
+from services.frontend.parsers.readers import close_call
 
 
 def _reader(opening: str, closing: str) -> Reader:
@@ -12,17 +13,6 @@ def _reader(opening: str, closing: str) -> Reader:
         yield from close_call(feed, closing, opening)
 
     return read
-
-
-def close_call(feed: Feed, close: str, following: str) -> Steps:
-    """The closing mark of a whole call. Models leave it out where they stop, and before the next call."""
-    yield from feed.skip_blanks()
-    if (yield from feed.has(close)):
-        return
-    if (yield from feed.has(following)):
-        feed.at -= len(following)
-    elif (yield from feed.peek()):
-        raise Malformed
 
 
 def _family(name: str, opening: str, closing: str) -> ToolFamily:

@@ -27,7 +27,7 @@ from services.frontend.parsers.json_call import stream_arguments
 from services.frontend.parsers.json_text import is_object, quoted, stream_container
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, UNKNOWN_TOOL
-from services.frontend.parsers.section import read_section, unexpected
+from services.frontend.parsers.readers import read_section, unexpected
 from services.frontend.parsers.typed_values import ANYTHING, TEXT, stream_typed, to_json, types_of
 
 _BARE = re.compile(r"[^\s>\"'<]")

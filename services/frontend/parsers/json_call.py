@@ -30,7 +30,7 @@ BARE_SHAPE = Shape(is_bare=True)
 
 
 @dataclass(slots=True)
-class _Call:
+class _JsonCall:
     """What is known of a call while its object is read. `held`: arguments that came before the name."""
 
     name: str = ""
@@ -41,7 +41,7 @@ class _Call:
 
 def read_json_call(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
     """One object at the cursor."""
-    call = _Call()
+    call = _JsonCall()
     try:
         yield from _read_object(feed, shape, call)
     except Malformed as error:
@@ -51,7 +51,7 @@ def read_json_call(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
     feed.settle()
 
 
-def _read_object(feed: Feed, shape: Shape, call: _Call) -> Steps:
+def _read_object(feed: Feed, shape: Shape, call: _JsonCall) -> Steps:
     yield from feed.skip_blanks()
     if shape.is_bare or (yield from feed.peek()) != '"':
         yield from feed.expect("{")
@@ -74,7 +74,7 @@ def _read_object(feed: Feed, shape: Shape, call: _Call) -> Steps:
     _finish(feed, shape, call)
 
 
-def _read_member(feed: Feed, shape: Shape, call: _Call, key: str) -> Steps:
+def _read_member(feed: Feed, shape: Shape, call: _JsonCall, key: str) -> Steps:
     if key in shape.names and not call.name:
         call.name = yield from take_string(feed, NAME_CHARACTERS_MAX)
         if not call.name:
@@ -91,7 +91,7 @@ def _read_member(feed: Feed, shape: Shape, call: _Call, key: str) -> Steps:
         yield from stream_value(feed, feed.hold([]))
 
 
-def _finish(feed: Feed, shape: Shape, call: _Call) -> None:
+def _finish(feed: Feed, shape: Shape, call: _JsonCall) -> None:
     if call.has_begun:
         return
     if not call.name or (shape.is_bare and call.held is None):
@@ -100,7 +100,7 @@ def _finish(feed: Feed, shape: Shape, call: _Call) -> None:
     feed.add_arguments(call.held or "{}")
 
 
-def _read_arguments(feed: Feed, call: _Call) -> Steps:
+def _read_arguments(feed: Feed, call: _JsonCall) -> Steps:
     character = yield from feed.peek()
     if not call.name:
         pieces: list[str] = []

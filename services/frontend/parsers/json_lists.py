@@ -2,8 +2,8 @@
 
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
-from services.frontend.parsers.hermes import close_call
 from services.frontend.parsers.json_call import BARE_SHAPE, HERMES_SHAPE, Shape, read_json_call
+from services.frontend.parsers.readers import close_call
 
 
 def _reader(opening: str, closing: str = "", shape: Shape = HERMES_SHAPE, *, is_closed: bool = True) -> Reader:

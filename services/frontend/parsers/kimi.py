@@ -10,7 +10,7 @@ from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed,
 from services.frontend.parsers.json_call import stream_arguments, take_object
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import MALFORMED, TRUNCATED
-from services.frontend.parsers.section import read_section
+from services.frontend.parsers.readers import read_section
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"

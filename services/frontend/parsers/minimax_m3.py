@@ -15,7 +15,7 @@ from services.frontend.parsers.json_text import quoted
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import TRUNCATED
 from services.frontend.parsers.python_text import DEPTH_MAX
-from services.frontend.parsers.section import read_section
+from services.frontend.parsers.readers import read_section
 from services.frontend.parsers.typed_values import TEXT, schema_types, stream_typed, to_json
 
 TOKEN = "]<]minimax[>["

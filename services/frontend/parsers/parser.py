@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.frontend.parsers.answer_marks import answer_readers
 from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.marks import Marks, marks_of
 from services.frontend.parsers.parts import Part, Reasoning
+from services.frontend.parsers.readers import answer_readers
 
 
 class AnswerParser:

@@ -1,4 +1,4 @@
-"""What a parser makes of an answer's text. Tuples, since the per-token path makes them."""
+"""The parts into which a parser splits an answer. Tuples, since they are created for each token."""
 
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ WARNINGS = {
     ARGUMENTS_MALFORMED: "the arguments of a tool call are not a JSON object",
     UNKNOWN_TOOL: "a tool call names a function that the request does not have and is content",
 }
-"""What each says, for people."""
+"""Messages by reason."""
 
 
 class Reasoning(NamedTuple):
-    """Thoughts, not part of the answer."""
+    """Text of reasoning, which is not part of the content."""
 
     text: str
 

@@ -5,7 +5,7 @@ from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Steps
 from services.frontend.parsers.invoke import Tags
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.section import unexpected
+from services.frontend.parsers.readers import unexpected
 
 SECTION, SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"

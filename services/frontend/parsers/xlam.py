@@ -5,9 +5,9 @@ Without marks a list is one of calls if its first element has the keys of a call
 
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Malformed, Steps
-from services.frontend.parsers.hermes import close_call
 from services.frontend.parsers.json_call import BARE_SHAPE, read_json_call
 from services.frontend.parsers.json_lists import read_list
+from services.frontend.parsers.readers import close_call
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FENCE = "```"

@@ -1,7 +1,7 @@
-"""One placement of one request: prefill, submit, wait for the end, settle with the router."""
+"""Runs one placement of a request: prefill, decode, wait for the end, report to the router."""
 
 import asyncio
-from collections.abc import Callable
+from random import Random
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
 from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, ReportKind, Role, Usage, WorkerRef
@@ -18,22 +18,19 @@ from kvmesh.errors import (
 from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.codec.legs import spend_lease
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.choice_sink import ChoiceSink
+from services.frontend.pipeline.placements import CLOCK_GRAIN_S, RETRIABLE
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.settings import PipelineSettings
 
-# Failures after which the same request may go well elsewhere, or once more.
-RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
-CLOCK_GRAIN_S = 1e-3
 IDLE_TIMEOUT = "idle_timeout"
 
 
 class Attempt:
-    """Runs the choices of a placed request to their end.
+    """Runs the choices of a placed request to their end. Invariants:
 
-    1. The router hears exactly one of finished, failed, cancelled.
-    2. When `run` leaves, whichever way, no leg of this attempt is running or will be started, and every handle was
-       submitted or is being given back.
+    1. The router receives exactly one of finished, failed, cancelled.
+    2. However `run` ends, no leg of this attempt runs or will start, and every handle was submitted or is being released.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Attempt:
         router: RouterLink,
         clock: Clock,
         settings: PipelineSettings,
-        room: Callable[[], int],
+        generator: Random,
     ) -> None:
         self._prepared = prepared
         self._placed = placed
@@ -58,9 +55,9 @@ class Attempt:
         self._router = router
         self._clock = clock
         self._settings = settings
-        self._room = room
+        self._random = generator
         self._began_s = clock.now()
-        self._choices: list[Choice] = []
+        self._choices: list[ChoiceSink] = []
         self._open = 0
         self._has_token = False
         self._uses_decode = False
@@ -75,43 +72,43 @@ class Attempt:
 
     @property
     def has_shown(self) -> bool:
-        """True once the outlet has anything of an answer: from then on the request cannot be placed anew.
+        """True once the sink has received any part of an answer: from then on the request cannot be placed again.
 
-        Tokens that are held back, such as the first bytes of a character or what may become a stop string, are not shown.
+        Tokens that are held back (first bytes of a character, start of a possible stop string) do not count.
         """
         return any(choice.has_shown for choice in self._choices)
 
     @property
     def failed_worker_id(self) -> str:
-        """The worker to leave out next time; empty when it is not to blame."""
+        """The worker that the next placement excludes; empty if no worker caused the failure."""
         return self._failed_worker_id
 
-    async def run(self, choices: list[Choice]) -> None:
-        """Until every choice has ended. Raises the first failure; cancelling it stops everything."""
+    async def run(self, choices: list[ChoiceSink]) -> None:
+        """Runs all choices to their end. Raises the first failure. Cancelling it cancels every leg."""
         self._choices = choices
         self._open = len(choices)
         try:
             await self._run()
         except MeshError as error:
-            self._report(ReportKind.FAILED, error)
+            self._report(ReportKind.FAILED, error=error)
             raise
         except asyncio.CancelledError:
             self._report(ReportKind.CANCELLED)
             raise
         except BaseException:
-            self._report(ReportKind.FAILED, InternalError("a defect of the frontend"))
+            self._report(ReportKind.FAILED, error=InternalError("internal error of the frontend"))
             raise
         else:
-            self._tell(
+            self._report(
                 ReportKind.FINISHED,
-                cached_tokens=self._found_by_decode(),
+                cached_tokens=self._decode_cached_tokens(),
                 is_answered_by_prefill=not self._uses_decode,
             )
         finally:
             for choice in choices:
                 choice.close()
             if self._ended.done() and not self._ended.cancelled():
-                self._ended.exception()  # Marks it as seen when another failure came first.
+                self._ended.exception()  # Prevents asyncio's warning about an exception that was never retrieved.
 
     async def _run(self) -> None:
         prefill = await self._link_prefill()
@@ -123,7 +120,7 @@ class Attempt:
             return
         starting = asyncio.ensure_future(self._start_legs(prefill, decode))
         try:
-            # A leg that fails while prompts are still computed ends the request at once.
+            # A failing leg ends the request at once, even while prompts of other choices are still computed.
             await asyncio.wait({starting, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
@@ -134,8 +131,11 @@ class Attempt:
                 await asyncio.wait({starting})
 
     async def _link_prefill(self) -> LegLink | None:
-        """None: the decode worker computes the prompt. It must where the prompt's log-probabilities are wanted, which are computed
-        with the prompt and do not travel with its KV, unless the prefill worker gives the whole answer."""
+        """Returns None if the decode worker computes the prompt.
+
+        It must if the client wants the prompt's log-probabilities: they are computed with the prompt and not transferred with
+        its KV. A prefill worker that gives the whole answer gives them too.
+        """
         worker = self._placement.prefill
         if worker is None:
             return None
@@ -144,7 +144,7 @@ class Attempt:
         return None if scores_prompt and not self._may_answer(link) else link
 
     def _may_answer(self, prefill: LegLink) -> bool:
-        """Whether the prefill worker gives the answers itself: those of a single token, which it has when it has the prompt."""
+        """Whether the prefill worker answers by itself. Prefill computes the first token, so it can answer with a single one."""
         generation = self._prepared.generation
         is_single = generation.sampling.max_tokens == len(generation.emitted_token_ids) + 1
         return is_single and self._placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
@@ -157,7 +157,7 @@ class Attempt:
             raise
 
     async def _start_legs(self, prefill: LegLink | None, decode: LegLink | None) -> None:
-        """One prompt after the other: from the second choice on it is in the prefill worker's cache."""
+        """Starts one leg after the other: from the second one on the prompt is in the prefill worker's cache."""
         for i in range(len(self._choices)):
             await self._start_leg(i, prefill, decode)
 
@@ -175,20 +175,20 @@ class Attempt:
             await self._hand_over(i, prefill, decode)
         else:
             raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
-        # The link writes in this turn of the event loop; what is left to do here can wait for that.
+        # The link writes in this iteration of the event loop. Reporting afterwards keeps it off the path to the first token.
         await asyncio.sleep(0)
         if prefill is not None and self._is_last(i):
-            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+            self._report(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
 
     def _is_last(self, i: int) -> bool:
         return i == len(self._choices) - 1
 
     async def _answer_at_prefill(self, i: int, prefill: LegLink) -> None:
-        """A single token from the prefill worker, given to the choice as if it had come frame by frame."""
+        """Runs the whole leg on the prefill worker and passes its single token on as if it had come frame by frame."""
         whole = await self._run_prefill(i, prefill, LegTask.GENERATE)
         choice = self._choices[i]
         if self._is_last(i):
-            self._tell(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+            self._report(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
         if whole.prompt_logprobs is not None:
             choice.on_prompt(whole.prompt_logprobs)
         if whole.token_ids:
@@ -197,7 +197,7 @@ class Attempt:
         choice.on_finish(whole.finish)
 
     async def _hand_over(self, i: int, prefill: LegLink, decode: LegLink) -> None:
-        """The prompt on the prefill worker, then the answer on the decode worker, which pulls the KV."""
+        """Sequential handoff: prefill computes the prompt, then decode pulls its KV and answers."""
         whole = await self._run_prefill(i, prefill, LegTask.PREFILL)
         assert whole.finish is not None
         handle = whole.finish.handle
@@ -210,15 +210,15 @@ class Attempt:
             raise
 
     async def _start_rendezvous(self, i: int, prefill: LegLink, decode: LegLink) -> None:
-        """Both legs at once; the decode leg is stopped when the prefill leg fails."""
-        rendezvous = _rendezvous(self._placement.rendezvous_address, self._room(), prefill.worker)
+        """Rendezvous handoff: both legs start at once. The decode leg is cancelled if the prefill leg fails."""
+        rendezvous = _rendezvous(self._placement.rendezvous_address, prefill.worker, room=self._random.getrandbits(63))
         self._submit(i, decode, rendezvous=rendezvous)
         await self._run_prefill(i, prefill, LegTask.PREFILL, rendezvous=rendezvous)
 
     async def _run_prefill(
         self, i: int, link: LegLink, task: LegTask, *, rendezvous: Rendezvous | None = None
     ) -> WholeLeg:
-        """A leg on the prefill worker, to its end."""
+        """Runs a leg on the prefill worker to its end."""
         leg = self._leg(i, task, rendezvous=rendezvous)
         try:
             whole = await run_leg(link, leg, timeout_s=self._left_s())
@@ -254,12 +254,12 @@ class Attempt:
         except RETRIABLE:
             self._failed_worker_id = link.worker.worker_id
             raise
-        choice.heard_at_s = self._clock.now()
+        choice.last_token_at_s = self._clock.now()
         self._uses_decode = True
 
     async def _wait_end(self) -> None:
-        """Until all choices are over; silence and the deadline are failures."""
-        self._look_at_limits()
+        """Waits until all choices are over. Raises DeadlineError at the deadline, or if a choice gets no token for too long."""
+        self._check_timeouts()
         try:
             await self._ended
         finally:
@@ -267,48 +267,48 @@ class Attempt:
                 self._timer.cancel()
                 self._timer = None
 
-    def _look_at_limits(self) -> None:
-        """Fails the attempt when its time is over; else looks again when it may be."""
+    def _check_timeouts(self) -> None:
+        """Fails the attempt if a timeout has passed; else sets the timer for the next one."""
         if self._ended.done():
             return
         silent_s = self._silence_ends_s()
         now_s = self._clock.now()
         left_s = min(self._deadline_s, silent_s) - now_s
-        # Once only: a process that is always late must end its requests too.
+        # Only once in a row: a process that is always late must end its requests too.
         self._is_waking = left_s <= 0 and not self._is_waking and stood_still(self._due_s, now_s)
         if self._is_waking:
-            # This process stood still, not the worker: tokens, or the end, may lie unread.
+            # This process was suspended, not the worker: its tokens or its end may be unread in the socket.
             left_s = WAKING_S
         if left_s > 0:
-            # The grain keeps a timer that fires a hair early from turning this into a spin.
+            # Timers may fire slightly early; without the grain this would become a busy loop.
             self._due_s = now_s + left_s + CLOCK_GRAIN_S
-            self._timer = asyncio.get_running_loop().call_later(left_s + CLOCK_GRAIN_S, self._look_at_limits)
+            self._timer = asyncio.get_running_loop().call_later(left_s + CLOCK_GRAIN_S, self._check_timeouts)
             return
         where = self._placement.decode.worker_id
-        if self._deadline_s <= silent_s:  # Which is nobody's fault.
+        if self._deadline_s <= silent_s:  # No worker caused it.
             self._ended.set_exception(DeadlineError("the request's time is over", where=where))
             return
         self._failed_worker_id = where
         self._ended.set_exception(DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where))
 
     def _silence_ends_s(self) -> float:
-        """When one of the choices has been without a token for too long; never if all are over."""
+        """Returns when the first choice will have been without a token for too long; infinity if all are over."""
         silent_s = float("inf")
         for choice in self._choices:
             if not choice.is_over:
                 allowed_s = self._settings.idle_timeout_s if choice.tokens else self._settings.first_token_timeout_s
-                silent_s = min(silent_s, choice.heard_at_s + allowed_s)
+                silent_s = min(silent_s, choice.last_token_at_s + allowed_s)
         return silent_s
 
     def on_first(self) -> None:
-        """A choice has its first token. Of one that the prefill worker gave the router learns with the end: it is the same moment."""
+        """A choice received its first token. If prefill answers, FINISHED follows at once and reports it too."""
         if not self._has_token:
             self._has_token = True
             if self._uses_decode:
-                self._tell(ReportKind.FIRST_TOKEN)
+                self._report(ReportKind.FIRST_TOKEN)
 
-    def on_over(self, choice: Choice, error: MeshError | None) -> None:
-        """A choice is over, well or not."""
+    def on_over(self, choice: ChoiceSink, error: MeshError | None) -> None:
+        """A choice ended; `error` is None if it succeeded."""
         if self._ended.done():
             return
         if error is not None:
@@ -330,15 +330,12 @@ class Attempt:
             raise DeadlineError("the request's time is over")
         return left_s
 
-    def _found_by_decode(self) -> int | None:
-        """Prompt tokens that a decode worker found cached that computed the prompt itself; of others the router has heard."""
+    def _decode_cached_tokens(self) -> int | None:
+        """Cached prompt tokens of a decode worker that computed the prompt itself. None if prefill did and has reported them."""
         finish = self._choices[0].finish
         return None if self._placement.prefill is not None or finish is None else finish.usage.cached_tokens
 
-    def _report(self, kind: ReportKind, error: MeshError | None = None) -> None:
-        self._tell(kind, error=error)
-
-    def _tell(
+    def _report(
         self,
         kind: ReportKind,
         *,
@@ -358,7 +355,7 @@ class Attempt:
         )
 
 
-def _rendezvous(address: str, room: int, prefill: WorkerRef) -> Rendezvous:
+def _rendezvous(address: str, prefill: WorkerRef, *, room: int) -> Rendezvous:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InternalError(f"the router gave no rendezvous address for {prefill.worker_id}")

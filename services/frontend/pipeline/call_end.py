@@ -1,7 +1,7 @@
-"""Where a forced answer is over although the model goes on.
+"""Ends a forced answer at its last call.
 
-Grammars allow blanks between any two tokens of JSON, and a model that is done with its call may write nothing else up to
-`max_tokens`.
+Grammars allow white space between any two tokens of JSON. A model that has finished its call may generate nothing but white
+space up to `max_tokens`.
 """
 
 from services.frontend.pipeline.request import Conversation, Request, ToolMode
@@ -12,10 +12,11 @@ BLANKS_MAX = 64
 
 
 class CallEnd:
-    """Ends a forced answer at the blanks behind a complete call, with the interface of a StopFinder.
+    """Ends a forced answer at white space behind a complete call. Has the interface of a StopFinder.
 
-    Where no other call may follow, the first blank ends the answer; else more than `BLANKS_MAX` do. `matched` is empty then:
-    no stop string was found. `stops` sees the text first. An answer that does not begin with its bracket is left alone.
+    If no other call may follow, the first blank ends the answer, else more than `BLANKS_MAX` do. `matched` is then empty,
+    since no stop string was found. `stops` processes the text first. An answer that does not begin with a bracket is not
+    ended.
     """
 
     __slots__ = ("_blanks", "_blanks_max", "_depth", "_is_complete", "_is_escaped", "_is_off", "_is_string", "_level",
@@ -24,14 +25,14 @@ class CallEnd:
     def __init__(self, stops: StopFinder | None, *, is_list: bool, takes_more: bool) -> None:
         self._stops = stops
         self._level = 1 if is_list else 0
-        """How many brackets are open around a call."""
+        """Number of brackets that are open around a call."""
         self._blanks_max = BLANKS_MAX if takes_more else 0
         self._depth = self._blanks = 0
         self._is_string = self._is_escaped = self._is_complete = self._is_off = False
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """What can be shown now. After the end nothing more comes and `matched` is not None."""
+        """Returns the text that can be passed on now; nothing after the end, where `matched` is not None."""
         if self.matched is not None:
             return ""
         if self._stops is not None:
@@ -45,18 +46,18 @@ class CallEnd:
         return text
 
     def flush(self) -> str:
-        """What was held back, once the answer ended without a match."""
+        """Returns the text held back, after an answer that ended without a match."""
         return self._stops.flush() if self._stops is not None else ""
 
     def _ends_with(self, character: str) -> bool:
-        """Reads one character. True when it is a blank that ends the answer."""
+        """Reads one character. Returns True if it is a blank that ends the answer."""
         if self._is_string:
             self._is_string = self._is_escaped or character != '"'
             self._is_escaped = character == "\\" and not self._is_escaped
             return False
         if character.isspace():
             self._blanks += 1
-            # Behind the list's own bracket nothing may follow.
+            # Nothing may follow the bracket that closes the list.
             return self._is_complete and self._blanks > (self._blanks_max if self._depth else 0)
         self._blanks = 0
         if character in "{[":
@@ -73,8 +74,8 @@ class CallEnd:
         return False
 
 
-def call_end(request: Request, stops: StopFinder | None) -> CallEnd | StopFinder | None:
-    """What ends an answer to this request; `stops` where no call is forced. With `min_tokens` the client asks for blanks."""
+def make_stop_finder(request: Request, stops: StopFinder | None) -> CallEnd | StopFinder | None:
+    """Returns the finder of the answer's end; `stops` if no call is forced, or if `min_tokens` asks the model to go on."""
     prompt = request.prompt
     if not isinstance(prompt, Conversation) or not prompt.tools or request.sampling.min_tokens:
         return stops

@@ -1,7 +1,6 @@
-"""Embedding requests on their way through the mesh: tokens, one placement, one leg per input, perhaps once more elsewhere."""
+"""Runs embedding requests: tokenises the inputs, places the request, runs one leg per input on the chosen worker."""
 
 import asyncio
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,17 +11,14 @@ from kvmesh.errors import (
     InternalError,
     InvalidRequestError,
     MeshError,
-    NotFoundError,
-    UnavailableError,
     UnsupportedError,
 )
 from kvmesh.rpc.clients import EmbedResult, LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.whole_leg import run_leg
 from services.frontend.access.caller import current_caller
 from services.frontend.models import ServedModel
-from services.frontend.pipeline.attempt import RETRIABLE
+from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import tokens_of
-from services.frontend.pipeline.replacing import Replacing
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 
@@ -33,10 +29,10 @@ LEGS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest:
-    """Texts or token ids to be turned into vectors.
+    """Texts or token ids to embed.
 
-    `asked` carries the model and everything that requests share; its prompt and sampling are not used. `dimensions` None: the
-    model's own. `inputs_name`: the client's name of the inputs, for error messages.
+    `asked` carries the model and the fields that all requests share; its prompt and sampling are not used. `dimensions` None:
+    the model's own. `inputs_name`: the client's name of the inputs, for error messages.
     """
 
     asked: Request
@@ -46,7 +42,7 @@ class EmbedRequest:
 
 
 class Embedder:
-    """Runs embedding requests. Owns nothing; the router hears exactly one end of each placement."""
+    """Runs embedding requests. Has no state. The router receives exactly one end of each placement."""
 
     def __init__(self, links: LegLinks, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
         self._links = links
@@ -55,39 +51,29 @@ class Embedder:
         self._settings = settings
 
     async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
-        """The inputs as token ids. Raises what is wrong with the request."""
+        """Checks the request and tokenises its inputs. Raises errors of the client."""
         self._check(request, model)
         return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
 
     async def run(
         self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], *, deadline_s: float
     ) -> EmbedResult:
-        """All vectors, in the order of the inputs. Raises what went wrong; cancelling it stops the worker."""
-        excluded: list[str] = []
-        first_failure: MeshError | None = None
-        replacing = Replacing(self._settings)
-        for number in itertools.count():
-            left_s = max(1e-3, deadline_s - self._clock.now())
-            ask = _ask(request, model, inputs, left_s, excluded, number)
+        """Returns the vectors in the order of the inputs. Cancelling it cancels the legs."""
+        placements = RequestPlacements(
+            request.asked,
+            _ask(request, model, inputs, timeout_s=max(1e-3, deadline_s - self._clock.now())),
+            router=self._router,
+            clock=self._clock,
+            settings=self._settings,
+            deadline_s=deadline_s,
+        )
+        while True:
+            placed = await placements.place()
             try:
-                placed = await self._router.place(ask, timeout_s=min(left_s, self._settings.place_timeout_s))
-            except UnavailableError as error:
-                # That nothing else is there says less than what happened on the worker that was.
-                raise first_failure or error from error
-            except (NotFoundError, UnsupportedError) as error:
-                error.field = request.asked.named(error.field)
-                raise
-            try:
-                return await self._call(request, model, inputs, placed, deadline_s, number)
+                return await self._call(request, model, inputs, placed, deadline_s, placements.number)
             except RETRIABLE as error:
-                first_failure = first_failure or error
-                end = replacing.end_of(error)
-                if end is error:
-                    raise
-                if end is not None:
-                    raise end from error
-                excluded.append(placed.placement.decode.worker_id)
-        raise AssertionError("the last failure raises")
+                worker_id = placed.placement.decode.worker_id
+                placements.check_retry(error, failed_worker_id=worker_id, is_answer_shown=False)
 
     def _check(self, request: EmbedRequest, model: ServedModel) -> None:
         if EMBEDDINGS not in model.features:
@@ -176,7 +162,7 @@ class Embedder:
             )
 
     async def _run_legs(self, link: LegLink, legs: Iterable[Leg], deadline_s: float) -> EmbedResult:
-        """All embeddings. The first failure ends the others."""
+        """Runs the legs, LEGS_MAX at a time. The first failure cancels the others."""
         room = asyncio.Semaphore(LEGS_MAX)
 
         async def run(leg: Leg) -> LegFinish:
@@ -215,9 +201,8 @@ def _ask(
     request: EmbedRequest,
     model: ServedModel,
     inputs: Sequence[Sequence[int]],
+    *,
     timeout_s: float,
-    excluded: Sequence[str],
-    number: int,
 ) -> Ask:
     asked = request.asked
     tokens = sum(len(each) for each in inputs)
@@ -234,8 +219,6 @@ def _ask(
         required_features=(EMBEDDINGS,),
         required_labels=asked.required_labels,
         preferred_labels=asked.preferred_labels,
-        excluded_worker_ids=tuple(excluded),
         pinned_decode_worker_id=asked.pinned_decode_worker_id,
-        attempt=number,
         traceparent=asked.traceparent,
     )

@@ -1,59 +1,45 @@
-"""The way of a request through the mesh, without HTTP and without gRPC.
+"""Runs requests through the mesh. Knows neither HTTP nor gRPC.
 
-Uses the event loop's timers and the injected clock only, makes its ids from the injected generator, and starts no thread
-for prompts up to `inline_characters_max`: it runs as it is in a whole-mesh simulation on virtual time.
+It uses only the event loop's timers and the injected clock, makes ids with the injected generator, and starts no thread for
+prompts up to `inline_characters_max`. So the same code runs in a whole-mesh simulation on virtual time.
 """
 
 import asyncio
-import itertools
-import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
 from kvmesh.errors import (
-    DeadlineError,
     InvalidRequestError,
-    MeshError,
-    NotFoundError,
     OverloadedError,
     UnavailableError,
-    UnsupportedError,
 )
-from kvmesh.rpc.clients import EmbedResult, LegLinks, Placed, RouterLink
+from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
 from services.frontend.parser_process.relay import relayed
-from services.frontend.pipeline.attempt import CLOCK_GRAIN_S, RETRIABLE, Attempt
-from services.frontend.pipeline.call_end import call_end
-from services.frontend.pipeline.choice import Choice
+from services.frontend.pipeline.attempt import Attempt
+from services.frontend.pipeline.call_end import make_stop_finder
+from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
+from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
-from services.frontend.pipeline.replacing import Replacing
-from services.frontend.pipeline.request import Answer, Conversation, Outlet, Request
+from services.frontend.pipeline.request import AnswerSink, Conversation, Request, RequestResult
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.stops import StopFinder
 
-_log = logging.getLogger(__name__)
-
-NO_WORKER_NOW = ("no_worker", "breakers_open")
-"""Refusals of the router that a worker's return ends."""
-PLACE_AGAIN_S = 0.25
-"""Time between two attempts to place a request that has lost its worker while no other one takes requests. Routers hear of a worker
-that came back, and of the end of a breaker's trial request, within this time; a refusal costs a router some microseconds."""
-
 
 class Pipeline:
-    """Runs requests.
+    """Invariants:
 
-    1. `run` leaves nothing behind: no leg, no reservation, no handle, whichever way it ends.
-    2. A request is placed again only while its outlet has neither text nor an end of any choice, or is whole and begins anew.
+    1. However `run` ends, it leaves no leg, no reservation and no handle behind.
+    2. A request is placed again only while its sink has received neither text nor an end of any choice, or if the sink can
+       restart (`is_whole`).
     3. At most `requests_max` requests are in flight.
     """
 
@@ -87,20 +73,20 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Requests in flight."""
+        """Number of requests."""
         return len(self._in_flight)
 
     @property
     def is_draining(self) -> bool:
-        """True from the moment at which no new requests should come."""
+        """True from the time at which clients should use another frontend."""
         return self._is_draining
 
     def new_id(self) -> str:
-        """An id that no other request has."""
+        """Returns a random request id of 128 bits."""
         return f"{self._random.getrandbits(128):032x}"
 
     async def drain(self) -> None:
-        """Says that it is not ready, refuses new requests after `drain_notice_s`, and waits for those in flight."""
+        """Reports not ready, refuses new requests after `drain_notice_s`, and waits for those in flight."""
         self._is_draining = True
         await self.clock.sleep(self.settings.drain_notice_s)
         self._refuses = True
@@ -109,7 +95,7 @@ class Pipeline:
             await self._idle.wait()
 
     async def prepare(self, request: Request, *, began_s: float) -> Prepared:
-        """Checks and tokenises. Raises what the client did wrong, before anything is asked of the mesh."""
+        """Checks and tokenises a request. Raises errors of the client before the request takes any resource of the mesh."""
         self._check_room()
         self.access.check(request)
         model = self.models.find(request.model)
@@ -119,10 +105,10 @@ class Pipeline:
         hashes = await hashes_of(token_ids, request, model)
         return prepare(request, model, token_ids, hashes, attempt_timeout_s=self._timeout_s(request, began_s))
 
-    async def run(self, prepared: Prepared, outlet: Outlet, *, began_s: float) -> Answer:
-        """Runs a request to its end; its text goes to `outlet`. `began_s`: when the client's request arrived.
+    async def run(self, prepared: Prepared, outlet: AnswerSink, *, began_s: float) -> RequestResult:
+        """Runs a request to its end; the sink receives the answer. `began_s`: when the client's request arrived.
 
-        Raises the failure that ended it. Cancelling it cancels everything on every hop.
+        Raises the failure that ended the request. Cancelling it cancels the request on every hop.
         """
         process = prepared.model.text.parser_process
         if process is None:
@@ -130,9 +116,9 @@ class Pipeline:
         async with relayed(process, prepared.request.request_id, outlet) as relay:
             return await self._run_admitted(prepared, relay, began_s)
 
-    async def _run_admitted(self, prepared: Prepared, outlet: Outlet, began_s: float) -> Answer:
+    async def _run_admitted(self, prepared: Prepared, outlet: AnswerSink, began_s: float) -> RequestResult:
         request_id = prepared.request.request_id
-        run = _Run(prepared, outlet, self.metrics, self.clock, began_s)
+        run = RequestRun(prepared, outlet, self.metrics, self.clock, began_s)
         self._admit(request_id)
         try:
             permit = self.access.enter(
@@ -151,7 +137,7 @@ class Pipeline:
                 self._idle.set()
 
     async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
-        """Vectors of texts or token ids; see `Embedder`. Counts as one request in flight."""
+        """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
         asked = request.asked
         self.access.check(asked)
         model = self.models.find(asked.model)
@@ -173,8 +159,8 @@ class Pipeline:
             if not self._in_flight:
                 self._idle.set()
 
-    async def _run_traced(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
-        """The same under a span, which router and workers get as their parent."""
+    async def _run_traced(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
+        """Runs the request in a span. Router and workers get it as their parent."""
         attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
         with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
             traceparent = current_traceparent()
@@ -201,90 +187,42 @@ class Pipeline:
             raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
         self._in_flight.add(request_id)
 
-    async def _run(self, run: "_Run", prepared: Prepared, began_s: float) -> Answer:
+    async def _run(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
         deadline_s = began_s + self._limit_s(prepared.request)
-        excluded: list[str] = []
-        first_failure: MeshError | None = None
-        replacing = Replacing(self.settings)
-        for number in itertools.count():
-            placed = await self._place(prepared, number, excluded, deadline_s, first_failure)
-            attempt = run.attempt = self._attempt(prepared, placed, number, deadline_s)
-            try:
-                await attempt.run(run.choices(attempt))
-            except RETRIABLE as error:
-                first_failure = first_failure or error
-                end = replacing.end_of(error)
-                if end is not None and end is not error:
-                    raise end from error
-                if end is error or (attempt.has_shown and not run.is_whole):
-                    raise
-                run.restart()
-                if attempt.failed_worker_id:
-                    excluded.append(attempt.failed_worker_id)
-                data = {"request_id": prepared.request.request_id, "reason": error.reason, "where": error.where}
-                _log.warning("request_placed_again", extra={"data": data})
-            else:
-                return Answer(usage=run.usage(attempt), ttft_s=run.ttft_s)
-            finally:
-                run.metrics.output_tokens.value += attempt.output_tokens()
-        raise AssertionError("the last failure raises")
-
-    async def _place(
-        self,
-        prepared: Prepared,
-        number: int,
-        excluded: list[str],
-        deadline_s: float,
-        first_failure: MeshError | None,
-    ) -> Placed:
-        try:
-            wait_until_s = min(deadline_s, self.clock.now() + self.settings.place_timeout_s)
-            while True:
-                try:
-                    return await self._ask(prepared, number, excluded, deadline_s)
-                except UnavailableError as error:
-                    may_wait = first_failure is not None and self.clock.now() < wait_until_s
-                    if error.reason not in NO_WORKER_NOW or not (excluded or may_wait):
-                        raise
-                if excluded:
-                    # All workers that there are failed under this request. One that did may be another process by now.
-                    excluded.clear()
-                else:
-                    # A worker that comes back, or whose breaker lets one request at a time through, has room soon.
-                    await self.clock.sleep(PLACE_AGAIN_S)
-        except UnavailableError as error:
-            if deadline_s - self.clock.now() <= CLOCK_GRAIN_S:
-                # Nobody was missing: the client gave less time than the answer takes.
-                raise DeadlineError("the request's time is over") from error
-            if first_failure is not None:
-                # That nothing else is there says less than what happened on the worker that was.
-                raise first_failure from error
-            error.retry_after_s = error.retry_after_s or self.settings.retry_after_s
-            raise
-        except (NotFoundError, UnsupportedError) as error:
-            error.field = prepared.request.named(error.field)
-            raise
-
-    async def _ask(self, prepared: Prepared, number: int, excluded: Sequence[str], deadline_s: float) -> Placed:
-        left_s = max(1e-3, deadline_s - self.clock.now())
-        ask = prepared.ask
-        if number:
-            ask = replace(ask, timeout_s=left_s, excluded_worker_ids=tuple(excluded), attempt=number)
-        return await self._router.place(ask, timeout_s=min(left_s, self.settings.place_timeout_s))
-
-    def _attempt(self, prepared: Prepared, placed: Placed, number: int, deadline_s: float) -> Attempt:
-        return Attempt(
-            prepared,
-            placed,
-            number=number,
-            deadline_s=deadline_s,
-            links=self._links,
+        placements = RequestPlacements(
+            prepared.request,
+            prepared.ask,
             router=self._router,
             clock=self.clock,
             settings=self.settings,
-            room=lambda: self._random.getrandbits(63),
+            deadline_s=deadline_s,
         )
+        while True:
+            attempt = run.attempt = Attempt(
+                prepared,
+                await placements.place(),
+                number=placements.number,
+                deadline_s=deadline_s,
+                links=self._links,
+                router=self._router,
+                clock=self.clock,
+                settings=self.settings,
+                generator=self._random,
+            )
+            try:
+                await attempt.run(run.choices(attempt))
+            except RETRIABLE as error:
+                placements.check_retry(
+                    error,
+                    failed_worker_id=attempt.failed_worker_id,
+                    is_answer_shown=attempt.has_shown and not run.is_whole,
+                )
+                run.restart()
+            else:
+                return RequestResult(usage=run.usage(attempt), ttft_s=run.ttft_s)
+            finally:
+                run.metrics.output_tokens.value += attempt.output_tokens()
 
     def _limit_s(self, request: Request) -> float:
         limit_s = self.settings.request_timeout_s
@@ -294,8 +232,8 @@ class Pipeline:
         return max(1e-3, began_s + self._limit_s(request) - self.clock.now())
 
 
-def _marks_of(prepared: Prepared) -> frozenset[str]:
-    """Special tokens that whoever reads the answer needs in its text."""
+def _parser_marks(prepared: Prepared) -> frozenset[str]:
+    """Special tokens that the parsers need in the answer's text."""
     prompt = prepared.request.prompt
     if not isinstance(prompt, Conversation):
         return frozenset()
@@ -307,39 +245,39 @@ def _stop_finder(request: Request) -> StopFinder | None:
     return StopFinder(stops, includes_stop=request.includes_stop) if stops else None
 
 
-class _Run:
-    """What stays the same over the attempts of one request."""
+class RequestRun:
+    """State of one request that outlives its attempts."""
 
     def __init__(
-        self, prepared: Prepared, outlet: Outlet, metrics: FrontendMetrics, clock: Clock, began_s: float
+        self, prepared: Prepared, outlet: AnswerSink, metrics: FrontendMetrics, clock: Clock, began_s: float
     ) -> None:
         self._prepared = prepared
         self._outlet = outlet
         self.metrics = metrics.of_model(prepared.model.name)
         self._clock = clock
         self._began_s = began_s
-        self._choices: list[Choice] = []
+        self._choices: list[ChoiceSink] = []
         self.ttft_s: float | None = None
         self.attempt: Attempt | None = None
-        """The newest one. Only the last one can have shown anything; what others received is nobody's usage."""
+        """The newest one. Only the last attempt can have passed on anything; tokens of the others are not usage of the client."""
 
     @property
     def is_whole(self) -> bool:
-        """See Outlet."""
+        """See AnswerSink."""
         return self._outlet.is_whole
 
     def restart(self) -> None:
-        """Takes back what a failed attempt gave to the outlet."""
+        """Discards what a failed attempt passed to the sink."""
         if self._outlet.is_whole:
             for choice in range(self._prepared.request.choices):
                 self._outlet.on_restart(choice)
 
     def spent(self) -> Usage:
-        """What the request has used so far, whichever way it ended: nothing before it was placed."""
+        """Usage up to now, also of a request that failed; empty before the first placement."""
         return self.usage(self.attempt) if self.attempt is not None else Usage()
 
-    def choices(self, attempt: Attempt) -> list[Choice]:
-        """Fresh choices for an attempt; nothing of an earlier one was shown, so its first token was none."""
+    def choices(self, attempt: Attempt) -> list[ChoiceSink]:
+        """Creates the sinks of an attempt. The time to first token starts anew: the client saw nothing of an earlier attempt."""
         self.ttft_s = None
 
         def on_first() -> None:
@@ -350,13 +288,13 @@ class _Run:
 
         prepared, model = self._prepared, self._prepared.model
         sampling = prepared.request.sampling
-        kept = _marks_of(prepared)
+        kept = _parser_marks(prepared)
         self._choices = [
-            Choice(
+            ChoiceSink(
                 i,
                 self._outlet,
                 model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
-                stops=call_end(prepared.request, _stop_finder(prepared.request)),
+                stops=make_stop_finder(prepared.request, _stop_finder(prepared.request)),
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,
                 includes_stop=prepared.request.includes_stop,
@@ -370,7 +308,7 @@ class _Run:
         return self._choices
 
     def usage(self, attempt: Attempt) -> Usage:
-        """Totals: the prompt counts once, however many choices there are."""
+        """Totals of the request. The prompt counts once for all choices."""
         finish = self._choices[0].finish if self._choices else None
         decode = finish.usage if finish is not None else Usage()
         return Usage(

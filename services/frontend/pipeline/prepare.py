@@ -1,4 +1,4 @@
-"""A request made ready: checked against its model, rendered, tokenised, hashed. Only `tokens_of` and `hashes_of` may wait."""
+"""Prepares a request: checks it against its model, renders, tokenises and hashes it. Only `tokens_of` and `hashes_of` may wait."""
 
 import asyncio
 from array import array
@@ -13,7 +13,7 @@ from services.frontend.access.caller import current_caller
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Conversation, Request, text_of
 from services.frontend.settings import PipelineSettings
-from services.frontend.text.continuing import cut_after_final_message
+from services.frontend.text.templates import cut_after_final_message
 
 STRUCTURED_OUTPUT = "structured_output"
 # Fields of the sampling and the capability that they need, in the closed words of the support matrix.
@@ -24,15 +24,15 @@ _NEEDS: tuple[tuple[str, str, str], ...] = (
     ("logit_bias", "logit_bias", "bias logits"),
 )
 SLOW_TOKENISER_FACTOR = 16
-"""How much longer the reference library takes for a text than the quick one, at least."""
+"""The reference library takes at least this many times as long for a text as fastokens."""
 _HASHED_AT_ONCE_TOKENS = 16_384
 _PROMPT_CHARACTERS_PER_TOKEN = 64
-"""No tokenizer in use has longer tokens on average; a text beyond that is too long whatever its tokens are."""
+"""No tokenizer in use has longer tokens on average, so a longer text cannot fit the context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is submitted; choice i gets `generation_of(i)`."""
+    """A checked request, ready to be placed and submitted. Choice i submits `generation_of(i)`."""
 
     request: Request
     model: ServedModel
@@ -41,7 +41,7 @@ class Prepared:
     stop_ids: frozenset[int]
 
     def generation_of(self, choice: int) -> Generation:
-        """The seed differs by choice, so that equal choices are not what a seed gives."""
+        """Derives a seed of its own for each choice; with one seed all choices would be equal."""
         seed = self.generation.sampling.seed
         if seed is None or choice == 0:
             return self.generation
@@ -50,7 +50,7 @@ class Prepared:
 
 
 def check_request(request: Request, model: ServedModel, settings: PipelineSettings) -> None:
-    """Everything that can be refused before the prompt is tokenised."""
+    """Checks everything that needs no tokens of the prompt."""
     check_range(request.choices, request.named("choices"), 1, settings.choices_max)
     check_range(request.priority, request.named("priority"), -PRIORITY_MAX, PRIORITY_MAX)
     check_length(len(request.cache_salt.encode()), request.named("cache_salt"), 0, CACHE_SALT_BYTES_MAX, "bytes")
@@ -60,14 +60,14 @@ def check_request(request: Request, model: ServedModel, settings: PipelineSettin
         named = request.named(error.field)
         raise InvalidRequestError(error.message.replace(error.field, named, 1), field=named) from error
     _check_token_fields(request, model)
-    for name, feature, what in _asked_needs(request.sampling):
+    for name, feature, what in _needed_features(request.sampling):
         if feature not in model.features:
             raise UnsupportedError(f"no worker of {model.name} can {what}", field=request.named(name))
     if request.adapter and request.adapter not in model.adapters and request.adapter != model.adapter:
         raise UnsupportedError(f"{model.name} has no adapter of that name", field=request.named("adapter"))
 
 
-def _asked_needs(sampling: SamplingParams) -> list[tuple[str, str, str]]:
+def _needed_features(sampling: SamplingParams) -> list[tuple[str, str, str]]:
     return [need for need in _NEEDS if getattr(sampling, need[0]) not in (None, ())]
 
 
@@ -80,7 +80,7 @@ def _check_token_fields(request: Request, model: ServedModel) -> None:
 
 
 async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> "array[int]":
-    """The prompt's token ids. Long texts are tokenised in a thread; short ones never leave the event loop."""
+    """Returns the prompt's token ids. Tokenises long texts in a thread and short ones on the event loop."""
     prompt = request.prompt
     field = request.named("prompt")
     if isinstance(prompt, Conversation):
@@ -91,28 +91,28 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     elif isinstance(prompt, str):
         text = prompt
     else:
-        return _kept(array("I", checked_ids(prompt, field, model)), request, model)
+        return _truncated(array("I", checked_ids(prompt, field, model)), request, model)
     if not text:
         raise InvalidRequestError(f"{field} must not be empty", field=field)
     if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
         raise _too_long(f"the prompt has {len(text)} characters", field, model)
     if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
-        return _kept(_tokenised(text, request, model), request, model)
-    return _kept(await asyncio.to_thread(_tokenised, text, request, model), request, model)
+        return _truncated(_tokenised(text, request, model), request, model)
+    return _truncated(await asyncio.to_thread(_tokenised, text, request, model), request, model)
 
 
 def _tokenised(text: str, request: Request, model: ServedModel) -> "array[int]":
-    """A rendered conversation brings its own special tokens; of others the request says whether they get some."""
+    """Rendered conversations contain their special tokens. For other texts the request decides whether they are added."""
     if isinstance(request.prompt, Conversation):
         return model.text.tokenise_prompt(text, salt=request.cache_salt)
     return model.text.tokenise(text, adds_special_tokens=request.adds_special_tokens)
 
 
 async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedModel) -> list[int]:
-    """Names of the prompt's blocks. After every third of a millisecond of work it is the turn of others."""
+    """Returns the hashes of the prompt's blocks. Yields to the event loop after every third of a millisecond of work."""
     size = model.block_size_tokens
     if not size or len(token_ids) > model.context_tokens_max:
-        # Without blocks, or about to be refused.
+        # The model has no blocks, or `prepare` is about to refuse the prompt.
         return []
     seed = seed_hash(request.adapter or model.adapter, request.cache_salt)
     if len(token_ids) <= _HASHED_AT_ONCE_TOKENS:
@@ -120,14 +120,14 @@ async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedMod
     hashes: list[int] = []
     step = max(1, _HASHED_AT_ONCE_TOKENS // size) * size
     for begin in range(0, len(token_ids) - size + 1, step):
-        # Not in a thread: it would hold the interpreter just as long, and the event loop would wait for it longer.
+        # Not in a thread: it would hold the GIL as long, and the event loop would wait longer for it.
         hashes += block_hashes(token_ids[begin : begin + step], size, seed=hashes[-1] if hashes else seed)
         await asyncio.sleep(0)
     return hashes
 
 
 def _characters(conversation: Conversation) -> int:
-    """What rendering costs, in characters of text: each message and tool takes as long as some text does."""
+    """Estimates the cost of rendering in characters: a message takes as long as 128 characters, a tool as long as 1024."""
     contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
     return contents + 1024 * len(conversation.tools)
 
@@ -144,8 +144,8 @@ def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str
     return cut
 
 
-def _kept(token_ids: "array[int]", request: Request, model: ServedModel) -> "array[int]":
-    """The last tokens, when the client would rather lose the prompt's beginning than be refused."""
+def _truncated(token_ids: "array[int]", request: Request, model: ServedModel) -> "array[int]":
+    """Truncates the prompt at its beginning if the client asked for it."""
     count = request.prompt_tokens_kept
     if count is None:
         return token_ids
@@ -154,7 +154,7 @@ def _kept(token_ids: "array[int]", request: Request, model: ServedModel) -> "arr
 
 
 def checked_ids(token_ids: Sequence[int], field: str, model: ServedModel) -> Sequence[int]:
-    """The ids, all within the vocabulary."""
+    """Returns the ids. Raises InvalidRequestError if one is outside the vocabulary."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
         raise InvalidRequestError(f"{field} must hold token ids below {model.vocabulary_size}", field=field)
     return token_ids
@@ -163,7 +163,7 @@ def checked_ids(token_ids: Sequence[int], field: str, model: ServedModel) -> Seq
 def prepare(
     request: Request, model: ServedModel, token_ids: Sequence[int], hashes: list[int], *, attempt_timeout_s: float
 ) -> Prepared:
-    """The rest, once the prompt's length is known. `hashes` are the prompt's, of `hashes_of`."""
+    """Builds what is placed and submitted. `hashes`: the result of `hashes_of` for these token ids."""
     sampling = _sampling_for(request, model, len(token_ids))
     adapter = request.adapter or model.adapter
     generation = Generation(
@@ -189,7 +189,7 @@ def prepare(
         session_id=request.session_id,
         choices=request.choices,
         traceparent=request.traceparent,
-        required_features=tuple(feature for _, feature, _ in _asked_needs(request.sampling)),
+        required_features=tuple(feature for _, feature, _ in _needed_features(request.sampling)),
         required_labels=request.required_labels,
         preferred_labels=request.preferred_labels,
         pinned_prefill_worker_id=request.pinned_prefill_worker_id,
@@ -202,7 +202,7 @@ def prepare(
 
 
 def _sampling_for(request: Request, model: ServedModel, prompt_tokens: int) -> SamplingParams:
-    """With the model's defaults and a bound on the answer. Stop strings stay here: the frontend applies them."""
+    """Adds the model's defaults and the bound of the answer. Removes stop strings: the frontend applies them."""
     field = request.named("prompt")
     if prompt_tokens == 0:
         raise InvalidRequestError(f"{field} must not be empty", field=field)

@@ -1,4 +1,4 @@
-"""A request as the pipeline takes it, and what comes out of it. No HTTP, no gRPC."""
+"""A request as the pipeline takes it, and the sink of its answer. No HTTP, no gRPC."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ from typing import Any, Protocol
 from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
 
 Message = Mapping[str, Any]
-"""Of a conversation. Its content is a text, a list of text parts, or None."""
+"""A message of a conversation. Its content is a string, a list of text parts, or None."""
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """A message's content as one text."""
+    """Joins the content of a message into one string."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join([part["text"] for part in content])
 
 
 def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
-    """Texts as a message's content: parts, unless there is one at most."""
+    """Builds the content of a message: text parts, or a string if there is at most one text."""
     if len(texts) <= 1:
         return "".join(texts)
     return [{"type": "text", "text": text} for text in texts]
@@ -36,7 +36,7 @@ class ToolMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """How tools are chosen. `name`: the one of NAMED. `strict`: tools whose arguments must keep to their schema."""
+    """How tools are chosen. `name`: the tool of mode NAMED. `strict`: tools whose arguments must match their schema."""
 
     mode: ToolMode = ToolMode.AUTO
     name: str = ""
@@ -45,15 +45,15 @@ class ToolChoice:
 
     @property
     def is_forced(self) -> bool:
-        """True when the answer is calls and nothing else."""
+        """True if the answer consists of tool calls only."""
         return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Input of the chat template; `messages` and `tools` are plain JSON values in OpenAI's shape.
+    """Input of the chat template. `messages` and `tools` are plain JSON values in OpenAI's shape.
 
-    `continues_final_message`: the answer goes on where the last message's text ends.
+    `continues_final_message`: the answer continues the text of the last message.
     """
 
     messages: Sequence[Message]
@@ -100,7 +100,7 @@ class Request:
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, name: str) -> str:
-        """The client's name of a field."""
+        """Returns the client's name of a field."""
         return self.fields.get(name, name)
 
 
@@ -113,16 +113,16 @@ class Ending:
     output_tokens: int = 0
 
 
-class Outlet(Protocol):
-    """Receives a request's answer as it comes. Called once per choice and engine step; must not block or raise."""
+class AnswerSink(Protocol):
+    """Receives the answer of a request as it is generated. Called once per choice and engine step; must not block or raise."""
 
     @property
     def is_whole(self) -> bool:
-        """True when the client sees nothing of the answer before the request has ended: then the answer can begin anew."""
+        """True if the client sees nothing of the answer before the request has ended. Then the answer can restart."""
         ...
 
     def on_restart(self, choice: int) -> None:
-        """Drops all that came of the choice: the request is placed again. Called only if `is_whole`.
+        """Discards everything received for the choice, because the request is placed again. Called only if `is_whole`.
 
         May raise MeshError, which ends the request.
         """
@@ -131,27 +131,27 @@ class Outlet(Protocol):
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """New text (whole characters, possibly none) and the tokens that it is known by now to come from.
+        """Receives new text (whole characters, possibly none) and the tokens that it comes from.
 
-        `logprobs` has one entry per token when asked for.
+        `logprobs` has one entry per token if the request asks for them.
         """
         ...
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """The choice is over; nothing follows. Not called when the whole request fails."""
+        """The choice has ended; no call follows. Not called if the whole request fails."""
         ...
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """Log-probabilities of the prompt's tokens from the second on, before the choice's text; only when asked for.
+        """Receives log-probabilities of the prompt's tokens from the second on, before the choice's text, if asked for.
 
-        Comes once more when the request is placed again: the last ones count.
+        Called again when the request is placed again; the last call counts.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Totals of a request that ended well."""
+class RequestResult:
+    """Totals of a request that succeeded. `ttft_s` None: it had no token."""
 
     usage: Usage
     ttft_s: float | None = None

@@ -1,7 +1,8 @@
-"""What a choice of tools asks of the engine's grammar. Pure.
+"""Converts a choice of tools into a constraint of the engine's grammar. Pure.
 
-A forced call is JSON without the model's own marks, as in vLLM: it needs no format that engines know, and `parsers/forced.py`
-reads it. Strict tools under `auto` keep the model's marks: a structural tag says what may stand between them.
+A forced call is JSON without the model's own marks, as in vLLM: engines need not know the model's format, and
+`parsers/forced.py` parses it. Strict tools under `auto` keep the model's marks: a structural tag constrains the text between
+them.
 """
 
 import json
@@ -22,7 +23,7 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 def with_tool_constraint(request: Request, tools: ToolFamily | WholeFamily | None) -> Request:
-    """The request with the constraint that its choice of tools asks for. `tools`: the model's own way to write calls."""
+    """Returns the request with the constraint of its choice of tools. `tools`: the model's own format of calls."""
     conversation = request.prompt
     if not isinstance(conversation, Conversation) or not conversation.tools:
         return request
@@ -33,7 +34,7 @@ def with_tool_constraint(request: Request, tools: ToolFamily | WholeFamily | Non
         constraint, field = _strict(conversation, tools), "tools"
     else:
         return request
-    # A format of the answer says nothing of an answer that is calls only; any other constraint contradicts it.
+    # response_format does not apply to an answer of calls only. Any other constraint contradicts the choice of tools.
     own = request.named("constraint")
     if request.sampling.constraint is not None and not (choice.is_forced and own == "response_format"):
         raise InvalidRequestError(f"{own} and {field} cannot both be asked for", field=field, reason="invalid_value")
@@ -48,7 +49,7 @@ def with_tool_constraint(request: Request, tools: ToolFamily | WholeFamily | Non
 
 
 def forced_family(choice: ToolChoice) -> WholeFamily | None:
-    """How a forced answer is read; None where nothing is forced."""
+    """Returns the format of a forced answer; None if calls are not forced."""
     if choice.mode is ToolMode.NAMED:
         return named_family(choice.name)
     return LIST_FAMILY if choice.mode is ToolMode.REQUIRED else None
@@ -60,10 +61,10 @@ def _forced(conversation: Conversation) -> Constraint:
     if choice.mode is ToolMode.NAMED:
         schema = next(_parameters(function) for function in functions if function["name"] == choice.name)
         return _schema(schema)
-    schema = {"type": "array", "minItems": 1, "items": {"anyOf": [_call(function) for function in functions]}}
+    schema = {"type": "array", "minItems": 1, "items": {"anyOf": [_call_schema(function) for function in functions]}}
     if not choice.is_parallel:
         schema["maxItems"] = 1
-    return _schema({**schema, **_shared(functions)})
+    return _schema({**schema, **_shared_definitions(functions)})
 
 
 def _schema(schema: Mapping[str, Any]) -> Constraint:
@@ -74,7 +75,7 @@ def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return function.get("parameters") or {"type": "object", "properties": {}}
 
 
-def _call(function: Mapping[str, Any]) -> Mapping[str, Any]:
+def _call_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = {key: value for key, value in _parameters(function).items() if key not in _SHARED}
     return {
         "type": "object",
@@ -84,8 +85,8 @@ def _call(function: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _shared(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Definitions of all functions at the root, where their references look for them."""
+def _shared_definitions(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Collects the definitions of all functions, to be put at the root, where their references point."""
     found: dict[str, dict[str, Any]] = {}
     for function in functions:
         for word in _SHARED:
@@ -103,21 +104,23 @@ def _shared(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _strict(conversation: Conversation, tools: ToolFamily | WholeFamily | None) -> Constraint:
     tags = CALL_TAGS.get(tools.name) if tools is not None else None
     if tags is None:
-        first = next(i for i, tool in enumerate(conversation.tools) if _name(tool) in conversation.tool_choice.strict)
+        first = next(
+            i for i, tool in enumerate(conversation.tools) if _tool_name(tool) in conversation.tool_choice.strict
+        )
         field = f"tools[{first}].function.strict"
         raise UnsupportedError(
             f"{field} is supported for this model with tool_choice required or a named tool only", field=field
         )
     choice = conversation.tool_choice
-    schemas = [(_name(tool), _promised(tool, choice.strict)) for tool in conversation.tools]
+    schemas = [(_tool_name(tool), _arguments_schema(tool, choice.strict)) for tool in conversation.tools]
     document = json.dumps(tags.document(schemas, is_parallel=choice.is_parallel), ensure_ascii=False)
     return Constraint(kind=ConstraintKind.STRUCTURAL_TAG, text=document)
 
 
-def _promised(tool: Mapping[str, Any], strict: Sequence[str]) -> Mapping[str, Any]:
-    """The schema that a tool's arguments must keep to: its own only where that was asked for."""
-    return _parameters(tool["function"]) if _name(tool) in strict else _ANY_OBJECT
+def _arguments_schema(tool: Mapping[str, Any], strict: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the schema of a tool's arguments: its own if the tool is strict, else any object."""
+    return _parameters(tool["function"]) if _tool_name(tool) in strict else _ANY_OBJECT
 
 
-def _name(tool: Mapping[str, Any]) -> str:
+def _tool_name(tool: Mapping[str, Any]) -> str:
     return str(tool["function"]["name"])

@@ -1,6 +1,7 @@
 """SQLite in a thread of its own: the event loop never waits for the disk."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -126,3 +127,11 @@ class Database:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def state_directory(given: str) -> Path:
+    """The given directory, or the user's own: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh."""
+    if given:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path("~/.local/state").expanduser()) / "kvmesh"

@@ -1,7 +1,7 @@
-"""Token ids to text, as they come: whole characters only, nothing lost at the end.
+"""Converts token ids to text as they come, in whole characters.
 
-Two ways, chosen once per tokenizer. Byte-level tokenizers (GPT-2, Llama 3, Qwen, the demo model) are tables: most tokens
-are whole characters and cost a list lookup. The others decode a short window twice and take the difference.
+Two methods, chosen once per tokenizer. Byte-level tokenizers (GPT-2, Llama 3, Qwen, the demo model) use tables: most tokens
+are whole characters and cost a list lookup. For others a short window is decoded twice, and the difference is the new text.
 """
 
 import codecs
@@ -12,28 +12,30 @@ from tokenizers import Tokenizer, decoders
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 WINDOW_HELD_TOKENS_MAX = 8
-"""A character has at most four bytes, one per token; what is not whole after twice as many tokens never will be."""
+"""A character has at most four bytes, one per token. One that is incomplete after twice as many tokens is broken."""
 
 
 class Detokeniser(Protocol):
-    """One answer's text. The pieces of all `push` calls and `flush`, joined, are the decoded whole."""
+    """Detokenises one answer. The results of all `push` calls and `flush`, joined, are the decoded text."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete; may be empty."""
+        """Returns the text that these tokens complete; may be empty."""
         ...
 
     def whole(self) -> Sequence[str | None]:
-        """By token id what the next token would give, None where it takes a `push`; it need not be pushed where it is not
-        None. Holds until the next `push`."""
+        """Returns by token id the text of the next token, or None if it needs a `push`. Tokens with text need no `push`.
+
+        Valid until the next `push`.
+        """
         ...
 
     def flush(self) -> str:
-        """What is left at the end: a broken character becomes U+FFFD."""
+        """Returns the rest at the end. An incomplete character becomes U+FFFD."""
         ...
 
 
 class Detokenisers:
-    """Makes detokenisers for one tokenizer; holds the tables that they share."""
+    """Creates detokenisers for one tokenizer and holds the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -41,11 +43,11 @@ class Detokenisers:
         self._special = _special_ids(tokenizer)
         self._hidden: dict[tuple[bool, frozenset[str]], frozenset[int]] = {}
         self._tables: dict[frozenset[int], ByteTable] = {}
-        # Made here, in the loading thread: for a large vocabulary it takes a tenth of a second.
+        # Builds the table now, in the thread that loads the model: a large vocabulary takes a tenth of a second.
         self.detokeniser(skip_special_tokens=True)
 
     def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
-        """A new one for a new answer. Special tokens named in `kept` are never skipped."""
+        """Creates a detokeniser for one answer. It never skips the special tokens in `kept`."""
         hidden = self._hidden.get((skip_special_tokens, kept))
         if hidden is None:
             hidden = self._hidden[skip_special_tokens, kept] = self._ids_hidden(skip_special_tokens, kept)
@@ -58,11 +60,11 @@ class Detokenisers:
 
     @property
     def special_tokens(self) -> frozenset[str]:
-        """All of them."""
+        """The texts of all special tokens."""
         return frozenset(self._special.values())
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a special one."""
+        """Returns whether the token is special."""
         return token_id in self._special
 
     def _ids_hidden(self, skip_special_tokens: bool, kept: frozenset[str]) -> frozenset[int]:
@@ -71,14 +73,14 @@ class Detokenisers:
         return frozenset(i for i, text in self._special.items() if text not in kept)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One token's own bytes, for log-probabilities. Exact for byte-level tokenizers, else of its decoded text."""
+        """Returns a token's bytes for log-probabilities. Exact for byte-level tokenizers, else those of its decoded text."""
         if self._pieces is not None:
             return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
         return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
 
 class ByteTable:
-    """What each token adds: `texts[i]` where it is whole characters by itself, else None and `pieces[i]` its bytes."""
+    """Text and bytes by token id. `texts[i]` is None if the token is not whole characters by itself; `pieces[i]`: its bytes."""
 
     def __init__(self, pieces: Sequence[bytes], hidden: frozenset[int]) -> None:
         self.pieces = [b"" if i in hidden else piece for i, piece in enumerate(pieces)]
@@ -105,7 +107,7 @@ class ByteDetokeniser:
         return text
 
     def whole(self) -> Sequence[str | None]:
-        """See Detokeniser. The hot path: one token per step that is whole by itself."""
+        """See Detokeniser."""
         return () if self._held else self._texts
 
     def flush(self) -> str:

@@ -1,8 +1,8 @@
-"""A Jinja environment for templates that come with models: foreign code that must not run away.
+"""A Jinja environment with limits for the templates of models, which are untrusted code.
 
-Jinja's own sandbox keeps templates from the process's objects and from changing what they are given. On top of it every
-step that a loop can be made of (an attribute, an item, a call, a multiplication) is counted, and results that could grow
-without limit are looked at before they are made.
+Jinja's sandbox denies templates access to the process's objects and changes to their arguments. This environment also counts
+every step that a loop can consist of (an attribute, an item, a call, a multiplication) and checks the size of results that
+could grow without limit before they are computed.
 """
 
 import operator
@@ -23,23 +23,23 @@ from kvmesh.settings import setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateLimits:
-    """How far a template may go for one prompt."""
+    """Limits of one rendering."""
 
     steps_max: int = setting(
         5_000_000, "Attributes, items and calls of one rendering; a million take about half a second.", min=1000
     )
     characters_max: int = setting(
-        16_777_216, "Longest rendered prompt, and longest text on the way to it, in characters.", min=1024
+        16_777_216, "Longest rendered prompt, and longest intermediate value, in characters.", min=1024
     )
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the model says; for rendering it is its content."""
+    """`{% generation %}...{% endgeneration %}` marks generated text for training; rendering passes its content through."""
 
     tags = {"generation"}  # noqa: RUF012 (the attribute's type is the base class's)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """The block as a call of `_pass`."""
+        """Compiles the block to a call of `_pass`."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_pass"), [], [], body).set_lineno(line)
@@ -51,12 +51,12 @@ class GenerationTag(jinja2.ext.Extension):
 _Sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment
 TOO_MANY = "it takes too many steps"
 _SCOPES = ("_loop_vars", "_block_vars")
-"""What compiled templates pass with each call, for functions that want the context."""
+"""Arguments that compiled templates pass with each call, for functions that take the context."""
 _DICT_NAMES = frozenset(dir(dict))
 
 
 class _Steps(threading.local):
-    """Steps that the rendering of a thread has left. Constants are worked out at compile time, before any rendering."""
+    """Steps left to the rendering of a thread. The default is for constants, which are evaluated at compile time."""
 
     left = 1_000_000
 
@@ -72,7 +72,7 @@ class LimitedEnvironment(_Sandbox):
         self._thread = _Steps()
 
     def begin(self, steps_max: int | None = None) -> None:
-        """A new rendering on this thread, of at most so many steps if that is less than the limit."""
+        """Starts a rendering on this thread, of at most `steps_max` steps if that is below the limit."""
         self._thread.left = min(self._limits.steps_max, steps_max or self._limits.steps_max)
 
     def _step(self, steps: int = 1) -> None:
@@ -82,13 +82,13 @@ class LimitedEnvironment(_Sandbox):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See the base class."""
-        # Most steps are of this kind and the next, so they count without a call.
+        # Most steps are attributes and items, so they are counted without a function call.
         thread = self._thread
         thread.left -= 1
         if thread.left < 0:
             raise jinja2.TemplateError(TOO_MANY)
         if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
-            # What the base class comes to after a failed look for an attribute: messages are dicts.
+            # The base class does the same after a failed attribute lookup. Messages are dicts.
             return obj[attribute]
         return _Sandbox.getattr(self, obj, attribute)
 
@@ -104,13 +104,13 @@ class LimitedEnvironment(_Sandbox):
         """See the base class."""
         __self._step()
         if type(__obj) is jinja2.runtime.Macro:
-            # What the template itself defines is what it may call. The base class comes to this call after half its time.
+            # A template may call its own macros. The checks of the base class would take as long as the call.
             for name in _SCOPES:
                 kwargs.pop(name, None)
             return __obj(__context.eval_ctx, *args, **kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, range):
-            # The loop over it may have no step of its own.
+            # The loop over it may contain no counted step.
             __self._step(len(result))
         return result
 
@@ -122,7 +122,7 @@ class LimitedEnvironment(_Sandbox):
         return super().call_binop(context, operator_, left, right)
 
     def _size(self, operator_: str, left: Any, right: Any) -> int:
-        """Characters, entries or digits that the result may have."""
+        """Returns an upper bound of the result's characters, entries or bits."""
         if operator_ == "**":
             return int(left.bit_length() * abs(right)) if isinstance(left, int) and isinstance(right, int) else 0
         if operator_ == "%":

@@ -1,14 +1,14 @@
-"""Stop strings in text that comes in pieces.
+"""Finds stop strings in text that comes in pieces.
 
-The answer ends with the match that is complete first; of several that are, with the one that began first. Neither depends
-on where the pieces' borders are.
+The answer ends at the match that is complete first; of several, at the one that began first. The result does not depend on
+the borders of the pieces.
 """
 
 from collections.abc import Sequence
 
 
 class StopFinder:
-    """Lets text through up to a stop string, or up to its end with `includes_stop`, and holds back only what could still become one."""
+    """Passes text on up to a stop string, or up to its end with `includes_stop`. Holds back only a possible start of one."""
 
     __slots__ = ("_held", "_includes_stop", "_stops", "matched")
 
@@ -19,7 +19,7 @@ class StopFinder:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """What can be shown now. After a match nothing more comes and `matched` is the stop string."""
+        """Returns the text that can be passed on now. After a match it is empty and `matched` is the stop string."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -33,13 +33,13 @@ class StopFinder:
         return text[:cut]
 
     def flush(self) -> str:
-        """What was held back, once the answer ended without a match."""
+        """Returns the text held back, after an answer that ended without a match."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop` without being all of it."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0:
         if stop.startswith(text[at:]):

@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face writes them, in a sandbox, with the helper functions they expect."""
+"""Renders Hugging Face chat templates in a sandbox, with the helper functions that they expect."""
 
 import datetime
 import json
@@ -12,20 +12,19 @@ from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.telemetry import event_logger
 from services.frontend.pipeline.request import Conversation, Message
-from services.frontend.text.call_style import CallStyle, find_style
-from services.frontend.text.content_style import ContentStyle, find_content_style
+from services.frontend.text.message_style import CallStyle, ContentStyle, find_call_style, find_content_style
 from services.frontend.text.sandbox import LimitedEnvironment, TemplateLimits
 
 _log = event_logger(__name__)
 PROBE_STEPS_MAX = 100_000
-"""Of a rendering that finds out what the template wants: a few short messages, some thirty times when a model is loaded."""
+"""Step limit of one probe. Loading a model renders about thirty probes of a few short messages each."""
 
 
 class ChatTemplate:
-    """One model's template. `special_tokens` (bos_token, eos_token...) are its variables.
+    """One model's template. `special_tokens` (bos_token, eos_token...) become variables of the template.
 
-    Earlier tool calls and contents are given the way the template wants them (see `call_style` and `content_style`).
-    `tool_source`: the template for conversations with tools, where the model has one of its own for them.
+    Messages are converted to the shape that the template expects (see `message_style`). `tool_source`: the template for
+    conversations with tools, if the model has a separate one.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class ChatTemplate:
         self._tool_template = self._compiled(tool_source) if tool_source else self._template
         self._special_tokens = dict(special_tokens)
         self._call_style = CallStyle()
-        self._call_style = find_style(partial(self._probed, self._tool_template))
+        self._call_style = find_call_style(partial(self._probed, self._tool_template))
         self._content_style = self._content_style_of(self._template)
         self._tool_content_style = self._content_style_of(self._tool_template) if tool_source else self._content_style
 
@@ -56,13 +55,13 @@ class ChatTemplate:
     def _probed(self, template: jinja2.Template, messages: Sequence[Message]) -> str | None:
         try:
             return self._joined(template, self._variables(Conversation(messages=()), messages), PROBE_STEPS_MAX)
-        except Exception:  # noqa: BLE001 (templates are foreign code; that one fails is what is asked here)
+        except Exception:  # noqa: BLE001 (foreign code; whether it fails is the result of the probe)
             return None
 
     def _compiled(self, source: str) -> jinja2.Template:
         try:
             template = self._environment.from_string(source)
-            # Jinja merges the globals into each rendering's names, which takes a fifth of it when they are its chain of maps.
+            # Jinja copies the globals into each context. From its own ChainMap that takes a fifth of the rendering time.
             template.globals = dict(template.globals)
             return template
         except (jinja2.TemplateError, RecursionError) as error:
@@ -71,7 +70,7 @@ class ChatTemplate:
             ) from error
 
     def render(self, conversation: Conversation, *, field: str) -> str:
-        """The prompt. InvalidRequestError when the template refuses or cannot cope with the conversation."""
+        """Renders the prompt. Raises InvalidRequestError if the template refuses the conversation or fails on it."""
         template = self._tool_template if conversation.tools else self._template
         content = self._tool_content_style if conversation.tools else self._content_style
         messages = self._call_style.apply(content.apply(conversation.messages))
@@ -79,7 +78,7 @@ class ChatTemplate:
             return self._joined(template, self._variables(conversation, messages))
         except jinja2.TemplateError as error:
             text = f"the chat template refused the conversation: {error}"
-        except Exception as error:  # noqa: BLE001 (templates are foreign code and fail in any way on odd input; logged)
+        except Exception as error:  # noqa: BLE001 (foreign code raises anything on unusual input; logged)
             _log.warning("template_failed", error=type(error).__name__)
             text = "the chat template cannot render this conversation"
         raise InvalidRequestError(text[:500], field=field, reason="chat_template_refused")
@@ -106,7 +105,7 @@ class ChatTemplate:
                 if left < 0:
                     raise jinja2.TemplateError("the prompt grows too long")
         finally:
-            # A template's macros hold the context and it holds them: a circle that only the collector would take apart.
+            # The context and the template's macros refer to each other; clearing saves a garbage collection of the cycle.
             context.vars.clear()
         return "".join(pieces)
 
@@ -114,7 +113,7 @@ class ChatTemplate:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # Jinja's own filter escapes HTML characters, which models were not trained on.
+    # Jinja's own filter escapes HTML characters; models were trained on prompts without such escapes.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -124,3 +123,19 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _local_time(clock: Clock) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(clock.wall())
+
+
+def cut_after_final_message(text: str, conversation: Conversation) -> str | None:
+    """Cuts a rendered conversation behind the text of its last message. None if the template does not show that text.
+
+    Templates close each message with their own marks and may strip its text, so the search runs backwards.
+    """
+    content = conversation.messages[-1].get("content") or ""
+    if not isinstance(content, str):
+        content = content[-1]["text"]
+    start = text.rfind(content.strip())
+    if start < 0 or not content.strip():
+        return None
+    spaced = content.lstrip()
+    kept = spaced if text.startswith(spaced, start) else spaced.rstrip()
+    return text[: start + len(kept)]

@@ -1,7 +1,6 @@
-"""A model directory as the frontend uses it: tokenizer, chat template, generation defaults."""
+"""A model's text side, loaded from its directory: tokenizer, chat template, generation defaults, parsers."""
 
 import json
-import os
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +17,8 @@ from services.frontend.parsers.select import AUTO, Selection, select
 from services.frontend.pipeline.request import Conversation
 from services.frontend.text.detokenise import Detokeniser, Detokenisers
 from services.frontend.text.fast_tokenise import FastTokenizer, load_fast, reference_ids
-from services.frontend.text.remember import Remembering, cuts_of
 from services.frontend.text.sandbox import TemplateLimits
+from services.frontend.text.segment_token_cache import SegmentTokenCache, find_cuts
 from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.token_names import TokenNames
 
@@ -28,7 +27,7 @@ TEMPLATE_DIRECTORY = "additional_chat_templates"
 
 
 class TextModel:
-    """Text to tokens and back, for one model. All methods may be called from any thread."""
+    """Converts text to tokens and back, for one model. Thread-safe."""
 
     def __init__(
         self,
@@ -46,87 +45,87 @@ class TextModel:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._fast = fast
-        self._remembering = self._make_memory(template_source, remembered_characters_max)
+        self._segment_cache = self._make_segment_cache(template_source, remembered_characters_max)
         self._detokenisers = Detokenisers(tokenizer)
         self.names = TokenNames(self._detokenisers.token_bytes)
-        """How single tokens are named."""
+        """Names of single tokens in log-probabilities."""
         self._template = template
         self._defaults = dict(defaults or {})
         self.eos_token_ids = tuple(eos_token_ids)
         self.selection = selection or Selection()
-        """How answers to conversations are read."""
+        """Parsers of answers to conversations."""
         self.parser_process: ParserProcess | None = None
-        """Where answers are read, if not here; set once it runs."""
-        # Their tables are made here, in the loading thread.
+        """The process that parses answers, if its parsers are vLLM's; set once it runs."""
+        # Builds their tables now, in the thread that loads the model.
         for parses_tools in (False, True):
             self._detokenisers.detokeniser(skip_special_tokens=True, kept=self.marks(parses_tools=parses_tools))
 
     def render(self, conversation: Conversation, *, field: str = "messages") -> str:
-        """A conversation as the model's prompt text. UnsupportedError without a chat template."""
+        """Renders a conversation as prompt text. Raises UnsupportedError without a chat template."""
         if self._template is None:
             raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
         return self._template.render(conversation, field=field)
 
-    def _make_memory(self, template_source: str, characters_max: int) -> Remembering | None:
+    def _make_segment_cache(self, template_source: str, characters_max: int) -> SegmentTokenCache | None:
         if not characters_max:
             return None
-        cuts = cuts_of(self._tokenizer, template_source, self._encode)
-        return Remembering(self._encode, cuts, characters_max=characters_max) if cuts else None
+        cuts = find_cuts(self._tokenizer, template_source, self._encode)
+        return SegmentTokenCache(self._encode, cuts, characters_max=characters_max) if cuts else None
 
     def _encode(self, text: str) -> "array[int]":
         return self.tokenise(text, adds_special_tokens=False)
 
     @property
     def is_fast(self) -> bool:
-        """Whether the quick tokenizer is used."""
+        """Whether fastokens tokenises."""
         return self._fast is not None
 
     @property
-    def is_remembering(self) -> bool:
-        """Whether earlier parts of conversations are not tokenised again."""
-        return self._remembering is not None
+    def has_segment_cache(self) -> bool:
+        """Whether tokens of earlier prompts are cached."""
+        return self._segment_cache is not None
 
     def tokenise_prompt(self, text: str, *, salt: str = "") -> "array[int]":
-        """Token ids of a rendered conversation: the same as `tokenise`, quicker for what was seen before with this salt."""
-        if self._remembering is None:
+        """Returns the token ids of a rendered conversation. Faster than `tokenise` for segments known with this salt."""
+        if self._segment_cache is None:
             return self._encode(text)
-        return self._remembering.encode(text, salt=salt)
+        return self._segment_cache.encode(text, salt=salt)
 
     def tokenise(self, text: str, *, adds_special_tokens: bool) -> "array[int]":
-        """Token ids of a text, as 32-bit words: they go out so. Templates bring their own special tokens."""
+        """Returns token ids as 32-bit words, their form on the wire. Rendered templates contain their special tokens."""
         if self._fast is not None:
             return self._fast.encode(text, adds_special_tokens=adds_special_tokens)
         return reference_ids(self._tokenizer, text, adds_special_tokens=adds_special_tokens)
 
     def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
-        """A detokeniser for one answer. Special tokens named in `kept` are text all the same."""
+        """Creates a detokeniser for one answer. It never skips the special tokens in `kept`."""
         return self._detokenisers.detokeniser(skip_special_tokens=skip_special_tokens, kept=kept)
 
     def marks(self, *, parses_tools: bool) -> frozenset[str]:
-        """Special tokens that whoever reads an answer needs in its text; a parser of vLLM's may need any."""
+        """Returns the special tokens that the parsers need in the text; vLLM's parsers may need any."""
         if self.selection.is_remote:
             return self._detokenisers.special_tokens
         return self.selection.marks(parses_tools=parses_tools)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence."""
+        """Returns the text of a whole sequence."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One token's bytes, possibly a part of a character."""
+        """Returns a token's bytes, possibly a part of a character."""
         return self._detokenisers.token_bytes(token_id)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is one that answers do not show unless asked to."""
+        """Returns whether answers omit the token by default."""
         return self._detokenisers.is_special(token_id)
 
     def vocabulary_token(self, token_id: int) -> str:
-        """A token as the vocabulary spells it, such as `Ġworld`; empty where there is none."""
+        """Returns the token's entry in the vocabulary, such as `Ġworld`; empty if there is none."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
-        """Sampling with the model's own defaults where the request says nothing."""
+        """Fills unset sampling parameters with the model's defaults."""
         missing = {name: value for name, value in self._defaults.items() if getattr(sampling, name) is None}
         return replace(sampling, **missing) if missing else sampling  # type: ignore[arg-type]
 
@@ -141,7 +140,7 @@ def load_text_model(
     is_fast: bool = True,
     remembered_characters_max: int = 0,
 ) -> TextModel:
-    """Reads the files; takes up to a second. UnsupportedError says which file is missing or wrong."""
+    """Loads the files; takes up to a second. Raises UnsupportedError with the file that is missing or malformed."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise UnsupportedError(f"{directory} has no tokenizer.json", reason="tokenizer_missing")
@@ -170,31 +169,6 @@ def load_text_model(
         template_source=source + tool_source,
         remembered_characters_max=remembered_characters_max,
     )
-
-
-def find_directory(source: str, revision: str, cache_dir: str) -> Path:
-    """The directory of a model: itself, or its snapshot in the Hugging Face cache. Nothing is downloaded."""
-    directory = Path(source).expanduser()
-    if directory.is_dir():
-        return directory
-    cache = Path(cache_dir).expanduser() if cache_dir else _default_cache()
-    model = cache / f"models--{source.replace('/', '--')}"
-    for name in (revision, "main"):
-        reference = model / "refs" / name if name else model / "refs" / "main"
-        commit = reference.read_text().strip() if reference.is_file() else name
-        if commit and (snapshot := model / "snapshots" / commit).is_dir():
-            return snapshot
-    raise UnsupportedError(
-        f"{source} is neither a directory here nor in the Hugging Face cache {cache}; the frontend needs its tokenizer",
-        reason="model_files_missing",
-    )
-
-
-def _default_cache() -> Path:
-    """Hugging Face's own rule: HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub."""
-    if found := os.environ.get("HF_HUB_CACHE"):
-        return Path(found)
-    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How log-probabilities name single tokens: as text, and as the fields of OpenAI's entries."""
+"""Names of single tokens in log-probabilities: as text, and as the fields of OpenAI's entries."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -8,14 +8,13 @@ import orjson
 Name = TypeVar("Name")
 
 ENTRIES_MAX = 65_536
-"""Names kept of each kind; about 10 MiB when full. Making one costs ten times a look-up, and the tokens that occur among the
-likely ones are few."""
+"""Cached names of each kind; about 10 MiB when full. Making a name costs ten lookups, and few tokens occur among the likely ones."""
 
 
 class NameTable(dict[int, Name], Generic[Name]):
-    """Names by token id, each made when first asked for.
+    """Names by token id, each made on first use.
 
-    When there are too many all are forgotten: no order of use has to be kept, and a working set that does not fit is rare.
+    A full table is cleared: that needs no order of use, and a working set that does not fit is rare.
     """
 
     def __init__(self, make: Callable[[int], Name], *, entries_max: int = ENTRIES_MAX) -> None:
@@ -31,14 +30,14 @@ class NameTable(dict[int, Name], Generic[Name]):
 
 
 class TokenNames:
-    """Names of one tokenizer's tokens. The dictionaries are used as they are: a look-up is a tenth of a function call."""
+    """Names of one tokenizer's tokens. The tables are public dictionaries: a lookup takes a tenth of a function call."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
         self.texts = NameTable(self._text)
-        """The token's text; bytes that are no whole character become U+FFFD."""
+        """The token's text. Incomplete characters become U+FFFD."""
         self.fields = NameTable(lambda token_id: self._fields(self.texts[token_id], token_id))
-        """`"token":"...","bytes":[...],"logprob":` as JSON: what stands before the number."""
+        """`"token":"...","bytes":[...],"logprob":`, the JSON before the number."""
         self.as_ids = NameTable(lambda token_id: f"token_id:{token_id}")
         """vLLM's name of a token that is not decoded."""
         self.fields_as_id = NameTable(lambda token_id: self._fields(self.as_ids[token_id], token_id))

@@ -39,7 +39,7 @@ class PulledOutlet:
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         news = self._of(choice)
         news.texts.append(text)
         news.token_ids.extend(token_ids)
@@ -49,15 +49,15 @@ class PulledOutlet:
             self._wakeup.set()
 
     def on_restart(self, choice: int) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._news.pop(choice, None)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._of(choice).prompt_logprobs = entries
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._of(choice).ending = ending
         self._wakeup.set()
 

@@ -12,7 +12,7 @@ from services.frontend.api.grpc.answering import News, PulledOutlet
 from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared
-from services.frontend.pipeline.request import Answer, Request
+from services.frontend.pipeline.request import Request, RequestResult
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Running:
         self._began_s = began_s
         self._path = path
         self._outlet = PulledOutlet(is_whole=not is_stream)
-        self._task: asyncio.Task[Answer] | None = None
+        self._task: asyncio.Task[RequestResult] | None = None
         self._prepared: Prepared | None = None
 
     @property
@@ -38,7 +38,7 @@ class Running:
         return self._prepared
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> RequestResult:
         """Totals, once `news` has ended."""
         assert self._task is not None
         return self._task.result()

@@ -90,7 +90,7 @@ class EventStream:
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See Outlet. The hot path is a plain chunk on a socket that keeps up."""
+        """See AnswerSink. The hot path is a plain chunk on a socket that keeps up."""
         line, transport = self._line, self._transport
         if (
             line is None
@@ -183,15 +183,15 @@ class EventStream:
         return self._chunks.opening(choice)
 
     def on_restart(self, choice: int) -> None:
-        """See Outlet: never called, since what was written cannot be taken back."""
+        """See AnswerSink: never called, since what was written cannot be taken back."""
         raise AssertionError("a stream does not begin anew")
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._chunks.prompt(choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         if self._is_closed:
             return
         data = self._open(choice)

@@ -39,7 +39,7 @@ class Collected:
         self.endings: list[Ending | None] = [None] * choices
 
     def on_restart(self, choice: int) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         if self.reading is not None:
             self.reading.restart(choice)
         self.messages[choice] = ReadMessage()
@@ -49,7 +49,7 @@ class Collected:
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         if self.reading is None:
             self.texts[choice].append(text)
         else:
@@ -60,11 +60,11 @@ class Collected:
             self.logprobs[choice].extend(logprobs)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self.prompts[choice] = entries
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self.endings[choice] = ending
         if self.reading is not None:
             self.reading.gather(choice, self.messages[choice], self.reading.flush(choice))

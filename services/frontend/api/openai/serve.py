@@ -24,7 +24,7 @@ from services.frontend.api.openai.chunks import ChatChunks, Chunks, CompletionCh
 from services.frontend.api.reading import Reading, reading_of
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared
-from services.frontend.pipeline.request import Answer, Conversation, Ending, Outlet
+from services.frontend.pipeline.request import AnswerSink, Conversation, Ending, RequestResult
 from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
@@ -137,12 +137,12 @@ def warning_headers(reading: Reading | None) -> dict[str, str]:
     return {WARNING_HEADER: ", ".join(reading.warnings)} if reading is not None and reading.warnings else {}
 
 
-def _usage(answers: Sequence[Answer], reading: Reading | None) -> Usage:
+def _usage(answers: Sequence[RequestResult], reading: Reading | None) -> Usage:
     usage = sum_usage([answer.usage for answer in answers])
     return usage if reading is None else reading.counted(usage)
 
 
-async def run_all(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+async def run_all(exchange: Effort, prepared: Sequence[Prepared], outlet: AnswerSink) -> list[RequestResult]:
     """Runs one request per prompt; the first failure ends all."""
     if len(prepared) == 1:
         answers = [await exchange.pipeline.run(prepared[0], outlet, began_s=exchange.began_s)]
@@ -152,7 +152,7 @@ async def run_all(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet
     return answers
 
 
-async def _run_several(exchange: Effort, prepared: Sequence[Prepared], outlet: Outlet) -> list[Answer]:
+async def _run_several(exchange: Effort, prepared: Sequence[Prepared], outlet: AnswerSink) -> list[RequestResult]:
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [
@@ -176,27 +176,27 @@ async def _run_several(exchange: Effort, prepared: Sequence[Prepared], outlet: O
 class ShiftedOutlet:
     """An outlet for one prompt of several: its choices are numbered from `first` on."""
 
-    def __init__(self, outlet: Outlet, first: int) -> None:
+    def __init__(self, outlet: AnswerSink, first: int) -> None:
         self._outlet = outlet
         self._first = first
         self.is_whole = outlet.is_whole
 
     def on_restart(self, choice: int) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._outlet.on_restart(self._first + choice)
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._outlet.on_text(self._first + choice, text, token_ids, logprobs)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._outlet.on_prompt(self._first + choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See Outlet."""
+        """See AnswerSink."""
         self._outlet.on_end(self._first + choice, ending)
 
 

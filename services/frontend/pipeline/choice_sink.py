@@ -1,4 +1,4 @@
-"""One choice of a request: tokens in from the link, text out to the client. The hot path."""
+"""One choice of a request: receives tokens from the link and passes text to the answer sink. The hot path."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,31 +7,31 @@ from kvmesh.core import FinishReason, LegFinish, TokenLogprob
 from kvmesh.errors import LostError, MeshError
 from services.frontend.metrics import ModelGaps
 from services.frontend.pipeline.call_end import CallEnd
-from services.frontend.pipeline.request import Ending, Outlet
+from services.frontend.pipeline.request import AnswerSink, Ending
 from services.frontend.text.detokenise import Detokeniser
 from services.frontend.text.stops import StopFinder
 
 
-class Choice:
-    """Sink of one decode leg.
+class ChoiceSink:
+    """LegSink of one decode leg. Invariants:
 
-    1. After `close` or the end nothing reaches the outlet.
+    1. After `close` or the end the answer sink receives nothing.
     2. `on_over` is called exactly once unless `close` came first: with None after `on_end`, or with the leg's failure.
-    3. While `has_shown` is false the outlet has neither text nor an end of this choice, however many tokens have come.
-    4. `_whole` is empty unless a token with an entry there can be shown by itself: the answer has begun and is not over,
-       nothing is held back and no stop string is looked for.
+    3. While `has_shown` is false the answer sink has received neither text nor an end of this choice, however many tokens came.
+    4. `_whole` is empty unless a token with an entry there can be passed on by itself: the answer has begun and is not over,
+       nothing is held back and there are no stop strings.
     """
 
     __slots__ = (
         "_cancel", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
         "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "_whole", "finish", "has_shown",
-        "heard_at_s", "tokens",
+        "last_token_at_s", "tokens",
     )  # fmt: skip
 
     def __init__(
         self,
         number: int,
-        outlet: Outlet,
+        outlet: AnswerSink,
         detokeniser: Detokeniser,
         *,
         stops: StopFinder | CallEnd | None,
@@ -41,7 +41,7 @@ class Choice:
         clock: Clock,
         gaps: ModelGaps,
         on_first: Callable[[], None],
-        on_over: Callable[["Choice", MeshError | None], None],
+        on_over: Callable[["ChoiceSink", MeshError | None], None],
     ) -> None:
         self._number = number
         self._outlet = outlet
@@ -60,12 +60,12 @@ class Choice:
         self._held_logprobs: list[TokenLogprob] = []
         self.tokens = 0
         self.has_shown = False
-        self.heard_at_s = clock.now()
+        self.last_token_at_s = clock.now()
         self.finish: LegFinish | None = None
 
     @property
     def is_over(self) -> bool:
-        """True when nothing more reaches the outlet."""
+        """True when the answer sink receives nothing more."""
         return self._is_over
 
     def begin(self, cancel: Callable[[], None]) -> None:
@@ -73,16 +73,16 @@ class Choice:
         self._cancel = cancel
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
-        """See LegSink. The hot path is one token that is whole by itself."""
+        """See LegSink. The fast path is one token whose text is whole by itself."""
         if len(token_ids) == 1:
             whole, token_id = self._whole, token_ids[0]
             if token_id < len(whole) and (text := whole[token_id]) and token_id not in self._stop_ids:
-                gaps, gap_s = self._gaps, came_s - self.heard_at_s
+                gaps, gap_s = self._gaps, came_s - self.last_token_at_s
                 if gap_s == gaps.last_s:
                     gaps.repeats += 1
                 else:
                     gaps.observe(gap_s, 1)
-                self.heard_at_s = came_s
+                self.last_token_at_s = came_s
                 self.tokens += 1
                 self._outlet.on_text(self._number, text, token_ids, logprobs)
                 return
@@ -94,8 +94,8 @@ class Choice:
         count = len(token_ids)
         is_first = not self.tokens
         if not is_first:
-            self._gaps.observe(came_s - self.heard_at_s, count)
-        self.heard_at_s = came_s
+            self._gaps.observe(came_s - self.last_token_at_s, count)
+        self.last_token_at_s = came_s
         self.tokens += count
         if token_ids[-1] in self._stop_ids and not self._includes_stop:
             # The token that ends the answer has no text, but belongs to its token ids and log-probabilities.
@@ -115,7 +115,7 @@ class Choice:
         is_clear = self._stops is None and not self._held_ids and not self._is_over
         self._whole = self._detokeniser.whole() if is_clear else ()
         if is_first:
-            # Once the text is on its way: who listens tells the router.
+            # After the text was passed on: the listener reports to the router, which can wait.
             self._on_first()
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
@@ -124,10 +124,7 @@ class Choice:
             self._outlet.on_prompt(self._number, logprobs)
 
     def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, first: int) -> None:
-        """Token by token where stop strings are looked for, so that none is reported that came after the stop.
-
-        `first`: how many tokens came before these.
-        """
+        """Passes tokens on one by one, so that none behind a stop string is reported. `first`: number of tokens before these."""
         stops = self._stops
         for i, token_id in enumerate(token_ids):
             text = self._detokeniser.push((token_id,))
@@ -148,7 +145,7 @@ class Choice:
             self._held_logprobs.extend(logprobs)
 
     def _emit(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        """With the tokens that were held back for want of text."""
+        """Passes text on, with the tokens that were held back because they had no text."""
         self._hold(token_ids, logprobs)
         entries = self._held_logprobs if logprobs is not None or self._held_logprobs else None
         self.has_shown = True
@@ -156,9 +153,9 @@ class Choice:
         self._held_ids, self._held_logprobs = [], []
 
     def _stop(self, stop: str, tokens: int) -> None:
-        """A stop string, or the end of a forced call, ends the choice here; the worker is told to stop.
+        """Ends the choice at a stop string or at the end of a forced call, and cancels the leg.
 
-        Tokens of the stop string come without text.
+        Tokens of the stop string are passed on without text.
         """
         self.tokens = tokens
         if self._held_ids:
@@ -181,7 +178,7 @@ class Choice:
         self._on_over(self, finish.error or LostError(f"the worker ended the answer: {finish.reason.value}"))
 
     def _flush(self) -> None:
-        """The detokeniser's tail still passes the stop strings, then what they held back is shown."""
+        """Passes on the rest of the text. The detokeniser's rest can still complete a stop string."""
         text = self._detokeniser.flush()
         if self._stops is not None:
             text = self._stops.push(text)
@@ -199,11 +196,11 @@ class Choice:
         self._on_over(self, None)
 
     def close(self) -> None:
-        """Stops the leg wherever it is; the outlet and the attempt hear no more. Idempotent."""
+        """Cancels the leg and stops all callbacks. Idempotent."""
         self._is_over, self._whole = True, ()
         self._call_cancel()
-        # The attempt has its choices and they had its methods: a circle that only the collector would take apart.
-        self._on_first, self._on_over = _tell_nobody, _tell_nobody
+        # The attempt refers to its choices and they to its methods; breaking the cycle saves a garbage collection.
+        self._on_first, self._on_over = _ignore, _ignore
 
     def _call_cancel(self) -> None:
         cancel, self._cancel = self._cancel, None
@@ -211,5 +208,5 @@ class Choice:
             cancel()
 
 
-def _tell_nobody(*_: object) -> None:
-    """Who listened has left."""
+def _ignore(*_: object) -> None:
+    pass

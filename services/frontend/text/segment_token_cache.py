@@ -1,10 +1,10 @@
-"""The tokens of a conversation's earlier turns, kept, so that its next turn has only its new part tokenised.
+"""A cache of tokens by segment of text, so that each turn of a conversation tokenises only its new part.
 
-A text can be cut before certain special tokens without changing any token: tokenizers take special tokens out of a text first and
-treat what lies between them by itself. Chat templates put such tokens between messages. So a prompt is cut there into segments, and a
-segment that was seen before is not tokenised again, whoever's conversation it was in: a long system prompt counts as well.
+A text can be cut before certain special tokens without changing any token: tokenizers first extract special tokens and then
+process the texts between them independently. Chat templates put such tokens between messages. A prompt is cut there into
+segments, and a known segment is not tokenised again. Conversations share segments, such as a long system prompt.
 
-Where to cut is told by the tokenizer's own rules (`safe_cuts`) and proven on samples when a model is loaded (`cuts_of`).
+The tokenizer's rules give the possible cuts (`find_safe_cuts`); samples verify them when a model is loaded (`find_cuts`).
 """
 
 import re
@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 Encode = Callable[[str], "array[int]"]
 SEGMENT_CHARACTERS_MIN = 512
-"""Shorter stretches between two cuts are taken together with the next one: looking one up has its price too."""
+"""Shorter segments are joined with the next one: below this length a lookup costs about as much as tokenising."""
 CUTS_MAX = 4
 SAMPLES = (
     "", " ", "\n", "x", " x", "x ", "Hello, world!", "\n\nuser\nHi", " 's", "12 345", "e\u0301", "\u4f60\u597d",
@@ -25,37 +25,37 @@ SAMPLES = (
 )  # fmt: skip
 
 
-class Remembering:
-    """Encodes like `encode`, which may be any function that can be cut before `cuts`. For any thread.
+class SegmentTokenCache:
+    """Encodes like `encode`, a function whose input can be cut before `cuts`. Thread-safe.
 
-    1. It holds segments of at most `characters_max` characters together; the least recently used go first.
-    2. Segments of different salts never meet.
+    1. It holds segments of at most `characters_max` characters in total and evicts the least recently used.
+    2. Segments are never shared between salts.
     """
 
     def __init__(self, encode: Encode, cuts: Sequence[str], *, characters_max: int) -> None:
         self._encode = encode
-        self._cut = AnyOf(cuts)
+        self._cut = CutFinder(cuts)
         self._characters_max = characters_max
         self._segments: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._characters = 0
         self._lock = Lock()
         self.characters_known = 0
-        """Of all texts so far, how much was not tokenised again."""
+        """Characters that were found in the cache so far."""
 
     @property
     def characters(self) -> int:
-        """Held now."""
+        """Characters of all segments in the cache."""
         return self._characters
 
     def encode(self, text: str, *, salt: str = "") -> "array[int]":
-        """Token ids of a text, without special tokens around it."""
+        """Returns the token ids of a text, without special tokens around it."""
         if len(text) < 2 * SEGMENT_CHARACTERS_MIN:
             return self._encode(text)
         token_ids = array("I")
         *stable, last = segments(text, self._cut)
         for segment in stable:
             token_ids += self._segment(salt, segment)
-        # The last segment is where the next turn goes on, so it will not come again as it is.
+        # The next turn extends the last segment, so the same segment will not come again.
         token_ids += self._encode(last)
         return token_ids
 
@@ -78,24 +78,24 @@ class Remembering:
         return found
 
 
-class AnyOf:
-    """What finds the next of some strings in one pass, however many there are."""
+class CutFinder:
+    """Finds the next of several strings in one pass."""
 
     def __init__(self, cuts: Sequence[str]) -> None:
         self._cut = re.compile("|".join(map(re.escape, cuts)))
         self._first = cuts[0][0] if len({cut[0] for cut in cuts}) == 1 else ""
 
     def search(self, text: str, begin: int) -> re.Match[str] | None:
-        """The first one at or after `begin`. What they all begin with is rare in most texts, and found thirty times as fast."""
+        """Returns the first cut at or after `begin`. A common first character is searched first: thirty times as fast."""
         if self._first and (begin := text.find(self._first, begin)) < 0:
             return None
         return self._cut.search(text, begin)
 
 
-def segments(text: str, cut: AnyOf) -> Iterator[str]:
-    """The text in segments of at least SEGMENT_CHARACTERS_MIN, each but the first beginning with a cut; at least one segment.
+def segments(text: str, cut: CutFinder) -> Iterator[str]:
+    """Yields segments of at least SEGMENT_CHARACTERS_MIN characters. Each but the first begins with a cut.
 
-    Where a segment ends depends on what comes before only, so that a text and its continuation begin with the same segments.
+    The end of a segment depends only on the text before it, so that a text and its continuation begin with equal segments.
     """
     begin = 0
     while found := cut.search(text, begin + SEGMENT_CHARACTERS_MIN):
@@ -104,9 +104,9 @@ def segments(text: str, cut: AnyOf) -> Iterator[str]:
     yield text[begin:]
 
 
-def cuts_of(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Sequence[str]:
-    """Where prompts of a chat template may be cut; empty when nothing is safe or a sample shows that it is not."""
-    safe = [cut for cut in safe_cuts(tokenizer.get_added_tokens_decoder().values()) if cut in template_source]
+def find_cuts(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Sequence[str]:
+    """Returns the strings before which prompts of a chat template may be cut; empty if a sample shows that a cut is not safe."""
+    safe = [cut for cut in find_safe_cuts(tokenizer.get_added_tokens_decoder().values()) if cut in template_source]
     cuts = safe[:CUTS_MAX]
     for cut in cuts:
         for before in SAMPLES:
@@ -116,11 +116,11 @@ def cuts_of(tokenizer: Tokenizer, template_source: str, encode: Encode) -> Seque
     return cuts
 
 
-def safe_cuts(added: Iterable[AddedToken]) -> list[str]:
-    """Added tokens that are found in a text before anything else happens to it, whatever stands before them.
+def find_safe_cuts(added: Iterable[AddedToken]) -> list[str]:
+    """Returns the added tokens that the tokenizer always extracts first, independent of the text before them.
 
-    Not those that swallow white space on their left, that must stand alone, or that are looked for in the normalised text; nor
-    those that another one could have begun to match before them.
+    Excludes tokens that strip white space on their left, that match only as single words or in normalised text, and tokens
+    that another added token may overlap.
     """
     tokens = list(added)
     contents = [token.content for token in tokens]
@@ -135,5 +135,5 @@ def safe_cuts(added: Iterable[AddedToken]) -> list[str]:
 
 
 def _overlaps(other: str, token: str) -> bool:
-    """Whether an occurrence of `other` could begin before one of `token` and reach into it."""
+    """Returns whether an occurrence of `other` can begin before one of `token` and reach into it."""
     return any(token.startswith(other[start:]) or other.startswith(token, start) for start in range(1, len(other)))

@@ -11,7 +11,14 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from kvmesh.clock import SystemClock
 from services.frontend.pipeline.request import Conversation
 from services.frontend.text.fast_tokenise import TEXTS, reference_ids
-from services.frontend.text.remember import SEGMENT_CHARACTERS_MIN, AnyOf, Remembering, cuts_of, safe_cuts, segments
+from services.frontend.text.segment_token_cache import (
+    SEGMENT_CHARACTERS_MIN,
+    CutFinder,
+    SegmentTokenCache,
+    find_cuts,
+    find_safe_cuts,
+    segments,
+)
 from services.frontend.text.text_model import load_text_model
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -35,7 +42,7 @@ CONTENTS = st.one_of(
 def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[str], salt: str) -> None:
     """Of a conversation that grows, with anything in it, special tokens and halves of them too."""
     model = MODELS[is_fast]
-    assert model.is_remembering
+    assert model.has_segment_cache
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
     for count in range(1, len(messages) + 1):
@@ -49,11 +56,11 @@ def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[
 )
 def test_a_text_and_its_continuation_begin_alike(text: str) -> None:
     """Segments join to the text; all but the last are the first segments of whatever the text goes on with."""
-    found = list(segments(text, AnyOf(CUTS)))
+    found = list(segments(text, CutFinder(CUTS)))
     assert "".join(found) == text
     assert all(segment.startswith(CUTS) for segment in found[1:])
     assert all(len(segment) >= SEGMENT_CHARACTERS_MIN for segment in found[:-1])
-    longer = list(segments(text + "<|im_start|>user\n" + "z" * 2000 + "<|im_end|>", AnyOf(CUTS)))
+    longer = list(segments(text + "<|im_start|>user\n" + "z" * 2000 + "<|im_end|>", CutFinder(CUTS)))
     assert longer[: len(found) - 1] == found[:-1]
 
 
@@ -65,7 +72,7 @@ def test_only_the_new_part_is_tokenised() -> None:
         asked.append(text)
         return reference_ids(REFERENCE, text, adds_special_tokens=False)
 
-    memory = Remembering(encode, CUTS, characters_max=100_000)
+    memory = SegmentTokenCache(encode, CUTS, characters_max=100_000)
     first = (
         "<|im_start|>system\n"
         + "Be brief. " * 500
@@ -83,7 +90,7 @@ def test_only_the_new_part_is_tokenised() -> None:
 
 def test_it_holds_no_more_than_it_may() -> None:
     """The least recently used goes; what is larger than everything is not kept at all."""
-    memory = Remembering(lambda text: array("I", [len(text)]), CUTS, characters_max=5000)
+    memory = SegmentTokenCache(lambda text: array("I", [len(text)]), CUTS, characters_max=5000)
     texts = [f"<|im_start|>{number}" + "x" * 1500 + "<|im_end|>" for number in range(20)]
     for text in texts:
         memory.encode(text)
@@ -104,12 +111,14 @@ def added(content: str, **flags: bool) -> AddedToken:
 
 def test_only_tokens_that_nothing_reaches_into_are_cuts() -> None:
     """Not those that depend on what stands before them."""
-    assert safe_cuts([added("<a>"), added("<b>")]) == ["<a>", "<b>"]
-    assert safe_cuts([added("<a>", lstrip=True), added("<b>", normalized=True), added("<c>", single_word=True)]) == []
-    assert safe_cuts([added("<a>"), added("x<a")]) == ["x<a"]
-    assert safe_cuts([added("<a>"), added("<<a>>")]) == ["<<a>>"]
-    assert safe_cuts([added("aba")]) == []
-    assert safe_cuts([AddedToken("<a>", special=False, normalized=False)]) == []
+    assert find_safe_cuts([added("<a>"), added("<b>")]) == ["<a>", "<b>"]
+    assert (
+        find_safe_cuts([added("<a>", lstrip=True), added("<b>", normalized=True), added("<c>", single_word=True)]) == []
+    )
+    assert find_safe_cuts([added("<a>"), added("x<a")]) == ["x<a"]
+    assert find_safe_cuts([added("<a>"), added("<<a>>")]) == ["<<a>>"]
+    assert find_safe_cuts([added("aba")]) == []
+    assert find_safe_cuts([AddedToken("<a>", special=False, normalized=False)]) == []
 
 
 def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
@@ -122,10 +131,10 @@ def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
     def encode(text: str) -> "array[int]":
         return reference_ids(tokenizer, text, adds_special_tokens=False)
 
-    assert cuts_of(tokenizer, "no such mark", encode) == []
-    assert list(cuts_of(tokenizer, "{{ '<a>' }}", lambda text: array("I", [len(text), *encode(text)]))) == []
+    assert find_cuts(tokenizer, "no such mark", encode) == []
+    assert list(find_cuts(tokenizer, "{{ '<a>' }}", lambda text: array("I", [len(text), *encode(text)]))) == []
     for before in TEXTS:
-        for cut in cuts_of(tokenizer, "<a>", encode):
+        for cut in find_cuts(tokenizer, "<a>", encode):
             assert encode(before + cut + "x") == encode(before) + encode(cut + "x")
 
 
@@ -133,5 +142,5 @@ def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
 def test_the_next_cut_is_the_first_one(text: str, cuts: tuple[str, ...], begin: int) -> None:
     """Whether all cuts begin alike or not."""
     wanted = min((at for cut in cuts if (at := text.find(cut, begin)) >= 0), default=None)
-    found = AnyOf(cuts).search(text, begin)
+    found = CutFinder(cuts).search(text, begin)
     assert (found.start() if found else None) == wanted
