@@ -26,7 +26,7 @@ SEPARATOR = "--"
 
 
 async def serve(frontend_settings: FrontendSettings, router_settings: RouterSettings) -> None:
-    """Runs both until a signal, or until one of them fails. The frontend stops first: what is in flight ends by its router."""
+    """Runs both until a signal, or until one fails. The frontend stops first, since requests in flight need the router."""
     if frontend_settings.processes > 1:
         raise InvalidRequestError("a gateway is one process; run frontends and a router apart", field="processes")
     clock = SystemClock()
@@ -55,7 +55,7 @@ async def serve(frontend_settings: FrontendSettings, router_settings: RouterSett
 
 
 async def _end(task: "asyncio.Task[None]") -> None:
-    """Waits for a task that was told to stop; cancelled meanwhile, it is cancelled too and still waited for."""
+    """Waits for a stopping task. If cancelled, cancels the task and still waits for its end."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -65,7 +65,7 @@ async def _end(task: "asyncio.Task[None]") -> None:
 
 
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The frontend's flags and the router's."""
+    """Splits the command line into the frontend's flags and the router's."""
     if SEPARATOR not in argv:
         return argv, ()
     at = argv.index(SEPARATOR)
@@ -73,8 +73,8 @@ def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def main() -> int:
-    """The process."""
-    # The tokenizer library would otherwise start a pool of threads for single prompts.
+    """Runs the process; returns its exit status."""
+    # Otherwise the tokenizer library starts a pool of threads for single prompts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     frontend_argv, router_argv = split(sys.argv[1:])
     description = __doc__ or ""

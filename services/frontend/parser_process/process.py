@@ -1,4 +1,4 @@
-"""The process of vLLM's parsers, spoken to in lines of JSON (see `kvmesh.engines.vllm.parsers`)."""
+"""The process that runs vLLM's parsers. Messages are lines of JSON (see `kvmesh.engines.vllm.parsers`)."""
 
 import asyncio
 import importlib.util
@@ -28,7 +28,7 @@ OnFailure = Callable[[MeshError], None]
 
 
 def check_installed() -> None:
-    """UnsupportedError where vLLM is not installed."""
+    """Raises UnsupportedError if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise UnsupportedError(
             "vLLM's parsers need vllm, which is not installed here", field="tool_parser", reason="vllm_missing"
@@ -51,8 +51,8 @@ class ParserProcessSettings:
 class ParserProcess:
     """One process, for one model. Replies come in the order of messages.
 
-    1. Every session that was opened hears of a reply to each of its messages or of one failure, unless it was closed.
-    2. When the process is gone all sessions fail, and new ones are refused until it is there again.
+    1. Each open session receives a reply to each of its messages, or one failure.
+    2. When the process exits all sessions fail, and new ones are refused until it has restarted.
     """
 
     def __init__(self, directory: Path, *, tool: str, reasoning: str, settings: ParserProcessSettings) -> None:
@@ -66,10 +66,10 @@ class ParserProcess:
         self._sessions: dict[str, tuple[OnReply, OnFailure]] = {}
         self._number = 0
         self.answers: WeakValueDictionary[str, RemoteAnswer] = WeakValueDictionary()
-        """Answers to be read here, by request, for as long as somebody holds them."""
+        """Answers that this process parses, by request id; an entry lives as long as its request."""
 
     async def start(self) -> None:
-        """Until it is ready. UnsupportedError for names that vLLM does not have; UnavailableError when it does not come."""
+        """Starts the process. Raises UnsupportedError for unknown parser names, UnavailableError if it does not start."""
         check_installed()
         try:
             await self._spawn()
@@ -105,7 +105,7 @@ class ParserProcess:
         return answer
 
     async def _follow(self) -> None:
-        """Hands replies out; a process that is gone fails its sessions and is started again."""
+        """Dispatches replies. When the process exits, fails its sessions and restarts it."""
         while True:
             try:
                 while True:
@@ -144,7 +144,7 @@ class ParserProcess:
 
     @property
     def is_running(self) -> bool:
-        """True while sessions can be opened."""
+        """Whether sessions can be opened."""
         return self._is_ready
 
     @property
@@ -154,14 +154,14 @@ class ParserProcess:
 
     @property
     def sessions(self) -> int:
-        """Answers being read."""
+        """Number of open sessions."""
         return len(self._sessions)
 
     def open_nowait(
         self, *, tools: Sequence[Mapping[str, Any]], parses_tools: bool, prompt_ids: Sequence[int],
         on_reply: OnReply, on_failure: OnFailure,
     ) -> str:  # fmt: skip
-        """A session for one answer. UnavailableError without a process, OverloadedError when there are too many."""
+        """Opens a session for one answer. Raises UnavailableError without a process, OverloadedError if there are too many."""
         if not self.is_running:
             raise UnavailableError("the parser process is gone", reason="parser_process_failed", retry_after_s=1.0)
         if len(self._sessions) >= self._settings.answers_max:
@@ -180,16 +180,16 @@ class ParserProcess:
         return session
 
     def push_nowait(self, session: str, text: str, ids: Sequence[int], *, is_last: bool) -> None:
-        """More text. The caller waits for the reply before it sends more, so little is ever on its way."""
+        """Sends text. The caller waits for the reply before it sends more, which bounds the data in flight."""
         self._write(op="push", session=session, text=text, ids=list(ids), is_last=is_last)
 
     def close_nowait(self, session: str) -> None:
-        """Forgets a session. Idempotent."""
+        """Closes a session. Idempotent."""
         if self._sessions.pop(session, None) is not None and self.is_running:
             self._write(op="close", session=session)
 
     def _write(self, **message: Any) -> None:
-        # A process that is gone has failed its sessions already; what they still send has nowhere to go.
+        # A process that has exited has failed its sessions; their messages are dropped.
         stdin = self._process.stdin if self._process is not None else None
         if stdin is not None and not stdin.is_closing():
             stdin.write(json.dumps(message).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What a family of formats consists of."""
+"""The description of a family of formats."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from services.frontend.parsers.feed import Feed, Reader, Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFamily:
-    """A way to write tool calls.
+    """A format of tool calls.
 
     `readers`: what reads on behind each opening mark; the mark was taken, the cursor stands behind it. A reader begins calls
     on its feed and returns behind the closing mark; it raises Malformed where the text is no call.
@@ -52,7 +52,7 @@ class ToolFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFamily:
-    """A way to write reasoning: between two marks.
+    """A format of reasoning between two marks.
 
     `is_open`: answers begin inside, unless the prompt's end says otherwise: old templates leave the opening mark out of both.
     `ends_at_tools`: a tool call's mark ends reasoning too: models forget the closing mark before calls.

@@ -1,7 +1,8 @@
-"""The text of one answer, as readers see it: a cursor in a text that grows.
+"""The input of readers: a cursor in the text of one answer, which grows as tokens come.
 
-Every primitive's result depends on the text alone and not on where pieces ended: it yields until the text decides, or until
-the answer is over. What is behind `kept` was delivered; when reading fails, the text from `kept` to the cursor is content.
+The result of each primitive depends only on the text and not on where its pieces end: the primitive yields until the text
+decides, or until the answer is over. Text before `kept` was delivered. If reading fails, the text from `kept` to the cursor is
+content.
 """
 
 import re
@@ -27,14 +28,14 @@ Emit = Callable[[str], None]
 ToPart = Callable[[str], Part]
 
 HELD_CHARACTERS_MAX = 65_536
-"""Longest text that a reader may hold back before it knows what it is; longer ones are content."""
+"""Longest text that a reader may hold back before it decides; longer text is content."""
 NAME_CHARACTERS_MAX = 256
 BLANKS_MAX = 1024
 _BLANKS = re.compile(r"\s*")
 
 
 class Malformed(Exception):
-    """The text is not what the reader reads. An empty `reason` says that it did not even look like a call."""
+    """The text is not in the reader's format. An empty `reason` means that it did not begin like a call."""
 
     def __init__(self, reason: str = MALFORMED) -> None:
         super().__init__(reason)
@@ -42,14 +43,14 @@ class Malformed(Exception):
 
 
 class Interrupted(Malformed):
-    """A mark of the family stands where a value of a call is not whole yet; the cursor is at the mark."""
+    """A mark of the family interrupts an incomplete value of a call. The cursor is at the mark."""
 
 
 class Doubts:
-    """Marks that a value without quotes may hold as text. One of them is text if the value's own end is the next of the
-    deciding marks; else the value's end is missing, and the mark ends it.
+    """Marks that a value without quotes may contain as text. Such a mark is text if the next deciding mark is the value's end;
+    else the end is missing, and the mark ends the value.
 
-    `marks`: those in doubt. `end`: the value's own end. `others`: further marks that decide, since a value holds none of them.
+    `marks`: the ambiguous marks. `end`: the end of the value. `others`: further deciding marks, which no value contains.
     """
 
     __slots__ = ("deciding", "end", "marks")
@@ -61,10 +62,10 @@ class Doubts:
 
 
 class Feed:
-    """One answer's text and the parts made of it.
+    """The text of one answer and the parts parsed from it.
 
     1. `kept <= at <= len(text)`; all text before `kept` was delivered, as a part or as the syntax around one.
-    2. Blanks at the end of content or reasoning wait in `blanks` until it is known what follows them.
+    2. Blanks at the end of content or reasoning are held in `blanks` until the next text decides whether they count.
     """
 
     __slots__ = (
@@ -74,10 +75,10 @@ class Feed:
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]] | None = None, *, takes_calls: bool = True) -> None:
         self.tools = dict(tools or {})
-        """The request's functions: the JSON schema of the parameters by name."""
+        """JSON schemas of the request's functions by name."""
         self.takes_calls = takes_calls
         self.stops = NO_MARKS
-        """The tool family's marks: they end a value that is not whole."""
+        """Marks of the tool family, which end an incomplete value."""
         self.hidden = NO_MARKS
         """Marks that never become content: special tokens."""
         self.text = ""
@@ -87,44 +88,44 @@ class Feed:
         self.parts: list[Part] = []
         self.blanks = ""
         self.drops_blanks = False
-        """True where blanks before the next content say nothing: behind reasoning."""
+        """True if blanks before the next content are dropped, as behind reasoning."""
         self.plain: re.Pattern[str] | None = None
-        """While set, a piece without a match and without blanks at its end is one part as it is (the quick path)."""
+        """While set, a piece without a match and without blanks at its end is one part unchanged (the fast path)."""
         self.plain_kind: Callable[[str], Part] = str
         self.has_content = False
         self.has_reasoning = False
         self.is_reasoning = False
         """True between reasoning's marks."""
         self.is_broken = False
-        """True behind a call that went wrong after it had begun, until the next one begins."""
+        """True behind a call that failed after its begin, until the next one begins."""
         self._calls = 0
 
     @property
     def calls(self) -> int:
-        """Calls begun."""
+        """Number of calls begun."""
         return self._calls
 
     # What the driver does.
 
     def add(self, text: str) -> None:
-        """More text."""
+        """Appends text."""
         self.text = self.text[self.kept :] + text
         self.at -= self.kept
         self.kept = 0
 
     def take_parts(self) -> list[Part]:
-        """The parts made since the last time."""
+        """Returns the parts since the last call."""
         parts, self.parts = self.parts, []
         return parts
 
     # Delivering.
 
     def add_content(self, text: str) -> None:
-        """Content, but for blanks at its end."""
+        """Delivers content, except blanks at its end."""
         self._add(text, str)
 
     def add_reasoning(self, text: str) -> None:
-        """Reasoning, but for blanks at its end."""
+        """Delivers reasoning, except blanks at its end."""
         self._add(text, Reasoning)
 
     def _add(self, text: str, kind: Callable[[str], Part]) -> None:
@@ -143,11 +144,11 @@ class Feed:
             self.has_content = True
 
     def drop_blanks(self) -> None:
-        """Forgets the blanks that wait: they are layout around what comes now."""
+        """Drops the held blanks: they are layout before the next part."""
         self.blanks = ""
 
     def begin_call(self, name: str, call_id: str = "") -> None:
-        """A call; all text up to the cursor was its syntax."""
+        """Begins a call. All text up to the cursor is its syntax."""
         self.drop_blanks()
         self.parts.append(CallBegin(self._calls, name, call_id))
         self._calls += 1
@@ -155,25 +156,25 @@ class Feed:
         self.kept = self.at
 
     def add_arguments(self, text: str) -> None:
-        """More of the last call's arguments; all text up to the cursor is in them."""
+        """Delivers more arguments of the last call. They contain all text up to the cursor."""
         if text:
             self.parts.append(CallArguments(self._calls - 1, text))
         self.kept = self.at
 
     def to_arguments(self, text: str) -> Part:
-        """What `add_arguments` would have made."""
+        """Returns the part that `add_arguments` would deliver."""
         return CallArguments(self._calls - 1, text)
 
     def settle(self) -> None:
-        """All text up to the cursor was syntax of what was delivered: should reading fail from here on, it is no content."""
+        """Marks all text up to the cursor as delivered, so that a later failure does not make it content."""
         self.kept = self.at
 
     def warn(self, reason: str) -> None:
-        """Tells the client that something was wrong."""
+        """Adds a warning for the client."""
         self.parts.append(Warned(reason))
 
     def reject(self, reason: str) -> None:
-        """What was read since the last delivery is content after all."""
+        """Delivers the text since the last delivery as content, with a warning if there is a reason."""
         if reason == TRUNCATED:
             self.at = len(self.text)
         text, self.kept = self.text[self.kept : self.at], self.at
@@ -184,20 +185,20 @@ class Feed:
     # Reading: each moves the cursor behind what it returns, and raises Malformed when that is not there.
 
     def wait(self, count: int = 1) -> Steps:
-        """Until `count` characters are ahead. The answer's end before that is a truncated call."""
+        """Waits until `count` characters are ahead. If the answer ends before, the call is truncated."""
         while len(self.text) - self.at < count:
             if self.is_over:
                 raise Malformed(TRUNCATED)
             yield
 
     def peek(self) -> Found:
-        """The next character, which stays; empty at the end of the answer."""
+        """Returns the next character without consuming it; empty at the end of the answer."""
         while self.at >= len(self.text) and not self.is_over:
             yield
         return self.text[self.at : self.at + 1]
 
     def has(self, literal: str) -> Asked:
-        """Whether `literal` is next; only then the cursor moves."""
+        """Returns whether `literal` is next, and consumes it if so."""
         while True:
             ahead = self.text[self.at : self.at + len(literal)]
             if ahead == literal:
@@ -208,13 +209,13 @@ class Feed:
             yield
 
     def expect(self, literal: str) -> Steps:
-        """`literal` and nothing else."""
+        """Consumes `literal`. Raises Malformed if other text follows."""
         if not (yield from self.has(literal)):
             is_cut = self.is_over and literal.startswith(self.text[self.at :])
             raise Malformed(TRUNCATED if is_cut else MALFORMED)
 
     def is_at_mark(self) -> Asked:
-        """Whether a mark of the family is next; the cursor stays."""
+        """Returns whether a mark of the family is next, without consuming it."""
         while not self.stops.is_at(self.text, self.at):
             may_come = self.at == len(self.text) or self.stops.held(self.text, self.at) == self.at
             if self.is_over or not may_come:
@@ -223,7 +224,7 @@ class Feed:
         return True
 
     def skip_blanks(self) -> Steps:
-        """Blanks, if any. Models that got lost write them without end: too many are malformed."""
+        """Skips blanks. More than BLANKS_MAX are malformed: a model in a loop may write blanks without end."""
         skipped = 0
         while True:
             found = _BLANKS.match(self.text, self.at)
@@ -238,7 +239,7 @@ class Feed:
             yield
 
     def take_while(self, pattern: re.Pattern[str], characters_max: int = NAME_CHARACTERS_MAX) -> Found:
-        """The longest text whose every character matches; may be empty. Too long a text is malformed."""
+        """Consumes characters while they match; may be none. More than `characters_max` are malformed."""
         length = 0
         while True:
             while self.at + length < len(self.text) and pattern.match(self.text[self.at + length]):
@@ -253,7 +254,7 @@ class Feed:
         return taken
 
     def take_until(self, marks: Marks, characters_max: int = HELD_CHARACTERS_MAX) -> Found:
-        """The text before the first mark, which stays. The answer's end before that is a truncated call."""
+        """Consumes the text before the first mark. If the answer ends before a mark, the call is truncated."""
         ahead = 0
         while (found := marks.find(self.text, self.at + ahead)) is None:
             ahead = marks.held(self.text, self.at + ahead) - self.at
@@ -268,7 +269,7 @@ class Feed:
         return taken
 
     def hold(self, pieces: list[str], characters_max: int = HELD_CHARACTERS_MAX) -> Emit:
-        """What keeps pieces that cannot be delivered yet; too many characters are malformed."""
+        """Returns an emit function that collects pieces which cannot be delivered yet. More than `characters_max` are malformed."""
         length = 0
 
         def emit(text: str) -> None:
@@ -283,7 +284,7 @@ class Feed:
         return emit
 
     def wait_quickly(self, special: re.Pattern[str], to_part: ToPart | None) -> Steps:
-        """Until there is more text. `to_part`: makes of a piece without a match what reading it would have made."""
+        """Waits for more text. `to_part` converts a piece without a match to the part that reading it would give."""
         if to_part is not None and self.kept == len(self.text):
             self.plain, self.plain_kind = special, to_part
         yield
@@ -296,8 +297,10 @@ class Feed:
         quick: Callable[[], ToPart | None] = lambda: None,
         doubts: "Doubts | None" = None,
     ) -> Found:
-        """Hands text out as it comes, up to a mark, which stays and is returned; empty at the end of the answer. `quick`: see
-        `wait_quickly`; it is asked each time. `doubts`: which of the marks may be text."""
+        """Emits text as it comes, up to a mark. Returns the mark without consuming it; empty at the end of the answer.
+
+        `quick` returns `to_part` of `wait_quickly`, before each wait. `doubts`: the marks that may be text.
+        """
         text_characters = 0
         while True:
             found = marks.find(self.text, self.at + text_characters)
@@ -316,7 +319,7 @@ class Feed:
             yield from self.wait_quickly(marks.starts, quick())
 
     def _text_before_end(self, mark: str, doubts: "Doubts") -> Generator[None, None, int]:
-        """How many characters from the mark at the cursor to the value's end are text; 0 if the mark ended the value."""
+        """Returns how many characters from the mark at the cursor to the value's end are text; 0 if the mark ends the value."""
         ahead = len(mark)
         while ahead <= HELD_CHARACTERS_MAX:
             found = doubts.deciding.find(self.text, self.at + ahead)
@@ -330,7 +333,7 @@ class Feed:
         return 0
 
     def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> Found:
-        """`stream_until` for content and reasoning, with the quick path open while nothing is held back."""
+        """As `stream_until`, for content and reasoning. Enables the fast path while nothing is held back."""
         self.is_reasoning = kind is Reasoning
         while True:
             found = marks.find(self.text, self.at)

@@ -1,4 +1,4 @@
-"""Drives a feed through the readers of its families."""
+"""Parses one answer: runs the readers of its families on a feed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,10 +11,8 @@ from services.frontend.parsers.readers import answer_readers
 
 
 class AnswerParser:
-    """Text in pieces to parts. All parts of all `push` calls and of `flush`, neighbours of a kind joined, do not depend on
-    where the pieces ended.
-
-    Reasoning comes first, then content and calls in any order; reasoning may come again.
+    """Converts text in pieces to parts. The parts of all `push` calls and of `flush`, adjacent ones of a kind joined, do not
+    depend on where the pieces end.
     """
 
     __slots__ = ("_feed", "_held_tokens", "_steps", "reasoning_tokens")
@@ -24,7 +22,7 @@ class AnswerParser:
         self._steps = steps
         self._held_tokens = 0
         self.reasoning_tokens = 0
-        """Tokens whose text came to be reasoning."""
+        """Number of tokens of reasoning."""
         next(steps, None)
 
     @property
@@ -33,10 +31,10 @@ class AnswerParser:
         return self._feed.calls
 
     def push(self, text: str, tokens: int = 0) -> Sequence[Part]:
-        """The parts that are certain now. `tokens`: how many tokens the text came from."""
+        """Returns the parts that are certain now. `tokens`: number of tokens of the text."""
         feed = self._feed
         if feed.plain is not None and text and not text[-1].isspace() and feed.plain.search(text) is None:
-            # The quick path: nothing is held back and nothing in the text begins a mark.
+            # The fast path: nothing is held back and no mark begins in the text.
             if feed.plain_kind is Reasoning:
                 self.reasoning_tokens += tokens
             return (feed.plain_kind(text),)
@@ -48,7 +46,7 @@ class AnswerParser:
         return feed.take_parts()
 
     def _count(self, tokens: int, *, was_reasoning: bool) -> None:
-        """Tokens of marks are no reasoning, so what may become a mark waits."""
+        """Counts tokens of reasoning. Tokens of marks do not count, so tokens of a possible mark are held."""
         feed = self._feed
         if was_reasoning and feed.is_reasoning:
             self._held_tokens += tokens
@@ -56,16 +54,16 @@ class AnswerParser:
                 self.reasoning_tokens += self._held_tokens
                 self._held_tokens = 0
         else:
-            # The mark came; of several tokens at once, one at least is its.
+            # The text contains the mark, which has at least one of the tokens.
             self.reasoning_tokens += max(0, tokens - 1)
             self._held_tokens = 0
 
     def flush(self) -> Sequence[Part]:
-        """The rest, once the answer is over. A call that was cut off keeps what came of its arguments."""
+        """Returns the rest at the end of the answer. A truncated call keeps its partial arguments."""
         feed = self._feed
         feed.is_over = True
         next(self._steps, None)
-        # Blanks behind the last call say nothing; in an answer without calls they are its text.
+        # Blanks behind the last call are dropped; in an answer without calls they are content.
         if feed.blanks and not feed.calls:
             feed.parts.append(feed.blanks)
         feed.blanks = ""
@@ -97,19 +95,19 @@ def answer_steps(
 
 
 def _skip(feed: Feed) -> Steps:
-    """Behind a mark that says nothing where it stands."""
+    """Ignores a mark that has no meaning in its place."""
     yield from ()
 
 
 def _skip_if_broken(feed: Feed) -> Steps:
-    """Behind a closing mark that no reader expects. It closes a call that went wrong; elsewhere it is text."""
+    """Ignores a closing mark behind a call that failed. Elsewhere such a mark is text."""
     if not feed.is_broken:
         raise Malformed("")
     yield from ()
 
 
 def attempt(feed: Feed, reader: Reader) -> Steps:
-    """Runs a reader; what it could not read is content."""
+    """Runs a reader. Text that it cannot read is content."""
     calls = feed.calls
     try:
         yield from reader(feed)
@@ -124,11 +122,11 @@ def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Read
     ends = Marks((*family.closings, *family.openings, *tool_marks))
 
     def read(feed: Feed) -> Steps:
-        # Blanks around reasoning say nothing at the ends of the answer; between two texts they keep them apart.
+        # Blanks around reasoning are dropped at the ends of the answer; between two texts they separate them.
         blanks, feed.blanks = feed.blanks, ""
         feed.drops_blanks = True
         yield from feed.has(family.label)
-        # Models that were given the opening mark in the prompt may say it again.
+        # Models may repeat an opening mark that the prompt already contains.
         while (mark := (yield from feed.stream_plain(ends, Reasoning))) in family.openings:
             feed.at += len(mark)
             yield from feed.has(family.label)

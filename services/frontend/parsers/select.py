@@ -1,4 +1,4 @@
-"""Which families a model's answers are read with: by name, or found out from its chat template and special tokens."""
+"""Selects the families that parse a model's answers: by name, or by its chat template and special tokens."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from services.frontend.parsers.tables import (
 Family = TypeVar("Family", ToolFamily | WholeFamily, ReasoningFamily | WholeFamily)
 AUTO, NONE = "auto", "none"
 VLLM = "vllm:"
-"""Before a name of vLLM's: its parser is used, in a process of its own."""
+"""Prefix of a vLLM parser's name. That parser runs in a process of its own."""
 DEFAULT_TOOL_FAMILY = "hermes"
 
-# The more telling come first: marks of a later family may stand in templates of an earlier one.
+# The more specific come first: templates of an earlier family may contain marks of a later one.
 TOOL_ORDER: Sequence[str] = (
     "harmony", "kimi_k3", "kimi_k2", "hy_v3", "glm45", "minimax_m3", "minimax_m2", "deepseek_v4_1", "deepseek_v3_2", "deepseek_v3", "step3",
     "gemma", "nemotron", "jamba", "cohere_command", "apertus", "internlm", "gigachat3", "lfm2", "longcat", "phi4", "granite",
     "seed_oss", "mimo", "qwen3_coder", "mistral", "xlam", "pythonic", "granite_20b_fc", "olmo3", "hermes", "llama3_json",
 )  # fmt: skip
-# Which reasoning goes with a tool family where the marks alone do not say.
+# The reasoning family of a tool family, where the marks alone do not decide.
 REASONING_OF_TOOLS: Mapping[str, str] = {
     "harmony": "gpt_oss", "kimi_k2": "kimi", "glm45": "glm45", "granite": "granite", "minimax_m2": "minimax_m2",
     "nemotron": "nemotron", "hy_v3": "hy_v3", "olmo3": "olmo3", "step3": "step3", "kimi_k3": "kimi_k3",
@@ -41,7 +41,7 @@ REASONING_ORDER: Sequence[str] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The parsers of one model. `problems` are sentences for people: what does not fit."""
+    """The parsers of one model. `problems`: warnings for the log about settings that do not fit the model."""
 
     tools: ToolFamily | WholeFamily | None = None
     reasoning: ReasoningFamily | WholeFamily | None = None
@@ -75,7 +75,7 @@ def select(tool_parser: str, reasoning_parser: str, *, template: str, added_toke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserNames:
-    """What the settings say: for all models, or as `MODEL=FAMILY,MODEL=FAMILY`; models that are not named are `auto`."""
+    """Parser settings: one family for all models, or `MODEL=FAMILY,MODEL=FAMILY`; other models are `auto`."""
 
     tools: str = AUTO
     reasoning: str = AUTO
@@ -133,7 +133,7 @@ def _remote(tool_parser: str, reasoning_parser: str) -> Selection:
 
 
 class _Clues:
-    """What is known of the model's format."""
+    """The model's chat template and special tokens."""
 
     def __init__(self, template: str, tokens: frozenset[str]) -> None:
         self.template = template
@@ -188,7 +188,7 @@ def _reasoning(
 
 
 def _first(order: Iterable[str], families: Mapping[str, Family], clues: _Clues) -> Family | None:
-    """The template says more than the tokenizer, which may know marks of other models."""
+    """Searches the template first: the tokenizer may contain marks of other models."""
     for has in (clues.writes, clues.shows):
         for name in order:
             if has(families[name].template_marks):

@@ -1,4 +1,4 @@
-"""The tables of files and batches, and what a row becomes."""
+"""The schema of files and batches, and the conversion of rows to OpenAI's objects."""
 
 from dataclasses import dataclass
 from sqlite3 import Row
@@ -71,7 +71,7 @@ INPUT_PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A batch that this process works on until its lease ends. `epoch` fences off whoever had it before."""
+    """A batch that this process holds a lease on. `epoch` fences off earlier holders."""
 
     batch_id: str
     owner: str
@@ -85,7 +85,7 @@ class Claim:
 
 
 def file_body(row: Row) -> dict[str, Any]:
-    """OpenAI's file object."""
+    """Converts a row to OpenAI's file object."""
     return {
         "id": row["id"],
         "object": "file",
@@ -103,7 +103,7 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 
 
 def batch_body(row: Row) -> dict[str, Any]:
-    """OpenAI's batch object."""
+    """Converts a row to OpenAI's batch object."""
     errors = orjson.loads(row["errors"]) if row["errors"] else None
     times = {f"{name}_at": None if row[f"{name}_s"] is None else int(row[f"{name}_s"]) for name in _TIMES}
     return {

@@ -1,4 +1,4 @@
-"""Rows of batches: made, found, leased, moved on. Every change of a batch under work is fenced by its lease's epoch."""
+"""Stores batches and their leases. Every change to a running batch is fenced by the epoch of its lease."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ _CANCELLABLE = (VALIDATING, IN_PROGRESS)
 
 
 class LeaseLostError(Exception):
-    """Another process works on the batch now; what this one does would be done twice."""
+    """Another process holds the lease of the batch now. This one must stop, or lines would run twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of one line. `record` is its line of the output or error file, without the line's end."""
+    """The result of one line. `record`: its line of the output or error file, without the line break."""
 
     line: int
     is_error: bool
@@ -44,7 +44,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
-    """A file that is on the disk and gets its row with the batch's end."""
+    """A file on the disk that gets its row when the batch ends."""
 
     file_id: str
     name: str
@@ -52,7 +52,7 @@ class OutputFile:
 
 
 class BatchStore:
-    """Batches in SQLite, shared by all frontends of a directory."""
+    """Batches in SQLite, shared by all frontends with the same directory."""
 
     def __init__(self, database: Database, settings: BatchSettings, clock: Clock, *, instance_id: str) -> None:
         self._database = database
@@ -72,7 +72,7 @@ class BatchStore:
         metadata: Mapping[str, str] | None,
         output_ttl_s: float | None,
     ) -> Row:
-        """A new batch, to be validated. OverloadedError when there are too many."""
+        """Creates a batch in status validating. Raises OverloadedError if there are too many."""
         now_s = self._clock.wall()
         told = orjson.dumps(metadata).decode() if metadata is not None else None
         values = (batch_id, owner, endpoint, input_file_id, completion_window, told, output_ttl_s, VALIDATING, now_s,
@@ -92,7 +92,7 @@ class BatchStore:
         return await self._database.call(work)
 
     async def get(self, owner: str, batch_id: str) -> Row:
-        """NotFoundError when it is not there or another's."""
+        """Raises NotFoundError if the batch does not exist or belongs to another owner."""
 
         def work(connection: Connection) -> Row:
             return _owned(connection, owner, batch_id)
@@ -100,7 +100,7 @@ class BatchStore:
         return await self._database.read(work)
 
     async def page(self, owner: str, *, limit: int, after: str | None) -> tuple[Sequence[Row], bool]:
-        """A page, the newest first, and whether there is more."""
+        """Returns a page, the newest first, and whether more batches follow."""
 
         def work(connection: Connection) -> list[Row]:
             place = place_of(connection, "batches", owner, after)
@@ -114,7 +114,7 @@ class BatchStore:
         return rows[:limit], len(rows) > limit
 
     async def cancel(self, owner: str, batch_id: str) -> Row:
-        """Begins to cancel; whoever works on it ends it. InvalidRequestError when it has ended."""
+        """Requests cancellation; the holder of the lease ends the batch. Raises InvalidRequestError if it has ended."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> Row:
@@ -132,7 +132,7 @@ class BatchStore:
         return await self._database.call(work)
 
     async def claim(self) -> Claim | None:
-        """The oldest batch that nobody works on, now this process's."""
+        """Leases the oldest batch without a lease. Returns None if there is none."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> Row | None:
@@ -160,7 +160,7 @@ class BatchStore:
         )
 
     async def renew(self, claim: Claim) -> str:
-        """Keeps the lease; returns the status, which a client may have changed. LeaseLostError."""
+        """Renews the lease and returns the status, which a client may have changed. Raises LeaseLostError."""
         until_s = self._clock.wall() + self._settings.lease_s
 
         def work(connection: Connection) -> str:
@@ -171,7 +171,7 @@ class BatchStore:
         return await self._database.call(work)
 
     async def release(self, claim: Claim, *, after_defect: bool = False) -> None:
-        """Leaves the batch to others. After a defect not at once, and not for ever."""
+        """Ends the lease. After a defect the batch waits for one lease time, and fails after `attempts_max` defects."""
         now_s = self._clock.wall()
         until_s = now_s + (self._settings.lease_s if after_defect else 0.0)
 
@@ -188,7 +188,7 @@ class BatchStore:
         await self._database.call(work)
 
     async def begin(self, claim: Claim, *, total: int, model: str | None) -> None:
-        """The input is valid. A batch that was cancelled meanwhile stays that."""
+        """Records that the input is valid. A batch that was cancelled meanwhile stays cancelling."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> None:
@@ -204,7 +204,7 @@ class BatchStore:
         await self._database.call(work)
 
     async def fail(self, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
-        """The input is not valid."""
+        """Ends the batch as failed, since its input is not valid."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> None:
@@ -214,7 +214,7 @@ class BatchStore:
         await self._database.call(work)
 
     async def done_lines(self, claim: Claim) -> set[int]:
-        """Lines that have their result, from this process or one before it."""
+        """Returns the lines that have a result, from this process or an earlier one."""
 
         def work(connection: Connection) -> set[int]:
             rows = connection.execute("SELECT line FROM results WHERE batch_id = ?", (claim.batch_id,)).fetchall()
@@ -223,7 +223,7 @@ class BatchStore:
         return await self._database.read(work)
 
     async def record(self, claim: Claim, results: Sequence[Result]) -> None:
-        """Keeps results for good, with the counts. A line has one result whatever happens."""
+        """Stores results and updates the counts. A line keeps its first result."""
 
         def work(connection: Connection) -> None:
             _fence(connection, claim)
@@ -238,7 +238,7 @@ class BatchStore:
         await self._database.call(work)
 
     async def expire(self, claim: Claim) -> None:
-        """The window is over; lines that were not run get an error each."""
+        """Records that the completion window has ended."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> None:
@@ -248,7 +248,7 @@ class BatchStore:
         await self._database.call(work)
 
     async def finalise(self, claim: Claim) -> str:
-        """The lines are over; the files are to be written. Returns the status that the batch will end with."""
+        """Records that all lines have ended and files are written next. Returns the final status of the batch."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> str:
@@ -277,7 +277,7 @@ class BatchStore:
         return await self._database.read(work)
 
     async def end(self, claim: Claim, status: str, output: OutputFile | None, errors: OutputFile | None) -> None:
-        """The files are on the disk: they get their rows, the results go, and nobody works on the batch again."""
+        """Ends the batch: adds the rows of its files, which are on the disk, and deletes its results."""
         now_s = self._clock.wall()
         ttl_s = self._settings.file_ttl_s if claim.output_ttl_s is None else claim.output_ttl_s
 
@@ -305,7 +305,7 @@ class BatchStore:
         await self._database.call(work)
 
     async def sweep(self) -> int:
-        """Deletes batches that ended long ago; returns how many."""
+        """Deletes batches that ended more than `batch_ttl_s` ago. Returns their number."""
         oldest_s = self._clock.wall() - self._settings.batch_ttl_s
 
         def work(connection: Connection) -> int:

@@ -1,4 +1,4 @@
-"""SQLite in a thread of its own: the event loop never waits for the disk."""
+"""Runs SQLite in its own thread, so that the event loop never waits for the disk."""
 
 import asyncio
 import os
@@ -17,8 +17,8 @@ Connection = sqlite3.Connection
 class Database:
     """One file, one connection, one thread. Several processes may share the file.
 
-    `migrations[i]` is the script that brings schema version i to i + 1; a file of a later version is refused. Each call is
-    one transaction. Cancelling a call that has begun lets it finish unheard.
+    `migrations[i]` is the script from schema version i to i + 1; a file of a later version is refused. Each call is one
+    transaction. A cancelled call that has begun still finishes; its result is dropped.
     """
 
     def __init__(self, path: Path, migrations: Sequence[str], *, busy_timeout_s: float, calls_max: int) -> None:
@@ -36,14 +36,14 @@ class Database:
         return self._path
 
     async def open(self) -> None:
-        """Creates or migrates the file. UnavailableError says why it cannot be used."""
+        """Creates or migrates the file. Raises UnavailableError with the reason if it cannot be used."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"database-{self._path.stem}")
         await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
 
     def _open(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The file holds what people said; nobody else on the machine reads it.
+            # The file holds conversations; other users of the machine must not read it.
             self._path.touch(mode=0o600)
             connection = sqlite3.connect(
                 self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
@@ -77,13 +77,13 @@ class Database:
         connection.execute("COMMIT")
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """As `call`, for work that only reads: it waits for nobody who writes."""
+        """As `call`, for work that only reads. Does not wait for writers."""
         return await self.call(work, begin="BEGIN")
 
     async def call(self, work: Callable[[Connection], T], *, begin: str = "BEGIN IMMEDIATE") -> T:
         """Runs `work` in the thread inside one transaction.
 
-        OverloadedError when too many calls wait; UnavailableError when the file is closed or fails.
+        Raises OverloadedError if too many calls wait, UnavailableError if the file is closed or fails.
         """
         thread = self._thread
         if thread is None:
@@ -117,7 +117,7 @@ class Database:
         return result
 
     async def aclose(self) -> None:
-        """Waits for calls under way and closes the file. Idempotent."""
+        """Waits for running calls and closes the file. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
             await asyncio.get_running_loop().run_in_executor(thread, self._close)
@@ -130,7 +130,7 @@ class Database:
 
 
 def state_directory(given: str) -> Path:
-    """The given directory, or the user's own: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh."""
+    """Returns the given directory, else $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh."""
     if given:
         return Path(given).expanduser()
     home = os.environ.get("XDG_STATE_HOME")

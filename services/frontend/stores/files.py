@@ -1,4 +1,4 @@
-"""Files: their rows, their bytes on disk, and how old ones go."""
+"""Uploaded files and batch output: rows in SQLite, bytes in a directory."""
 
 import asyncio
 import os
@@ -14,11 +14,11 @@ from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.stores.database import Connection, Database
 
 _STALE_S = 86_400.0
-"""A file without a row that is older than this belongs to a process that died before it told of it."""
+"""An older file without a row belongs to a process that died before it added the row."""
 
 
 class FileStore:
-    """Files below one directory. A file is complete as soon as it has a row, and has a row only once it is on the disk."""
+    """Files in one directory. A file gets its row after its bytes are on the disk, so a file with a row is complete."""
 
     def __init__(self, directory: Path, database: Database, settings: BatchSettings, clock: Clock) -> None:
         self._directory = directory / "files"
@@ -31,17 +31,17 @@ class FileStore:
         await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True, mode=0o700)
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes are. Ids are made here, never by clients."""
+        """Returns the path of a file's bytes. The frontend makes the ids, never a client."""
         return self._directory / file_id
 
     def new(self, file_id: str) -> "NewFile":
-        """A file that comes in."""
+        """Starts to write a file."""
         return NewFile(self.path(file_id))
 
     async def add(
         self, owner: str, file_id: str, *, name: str, purpose: str, size_bytes: int, ttl_s: float | None
     ) -> Row:
-        """Makes a row for bytes that are on the disk. OverloadedError when the store is full."""
+        """Adds the row of a file that is on the disk. Raises OverloadedError if the store is full."""
         now_s = self._clock.wall()
         expires_s = now_s + (self._settings.file_ttl_s if ttl_s is None else ttl_s)
         values = (file_id, owner, name, purpose, size_bytes, now_s, expires_s)
@@ -60,7 +60,7 @@ class FileStore:
             raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
 
     async def get(self, owner: str, file_id: str, *, field: str = "file_id") -> Row:
-        """NotFoundError when it is not there, too old, or another's."""
+        """Raises NotFoundError if the file does not exist, has expired, or belongs to another owner."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> Row | None:
@@ -77,7 +77,7 @@ class FileStore:
     async def page(
         self, owner: str, *, limit: int, after: str | None, purpose: str | None, newest_first: bool
     ) -> tuple[Sequence[Row], bool]:
-        """A page, and whether there is more."""
+        """Returns a page, and whether more files follow."""
         now_s = self._clock.wall()
         compare, order = ("<", "DESC") if newest_first else (">", "ASC")
 
@@ -93,7 +93,7 @@ class FileStore:
         return rows[:limit], len(rows) > limit
 
     async def delete(self, owner: str, file_id: str) -> None:
-        """NotFoundError; InvalidRequestError while a batch that has not ended reads it."""
+        """Raises NotFoundError, or InvalidRequestError while a batch that has not ended reads the file."""
 
         def work(connection: Connection) -> int:
             in_use = connection.execute(
@@ -110,7 +110,7 @@ class FileStore:
         await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
 
     async def sweep(self) -> int:
-        """Deletes rows that are too old and bytes that nobody told of; returns how many files."""
+        """Deletes expired files and old bytes without a row. Returns the number of files."""
         now_s = self._clock.wall()
 
         def work(connection: Connection) -> tuple[set[str], set[str]]:
@@ -136,12 +136,12 @@ class FileStore:
 
 
 def insert_file(connection: Connection, values: Sequence[object]) -> None:
-    """A row of `files`, in the order of its columns."""
+    """Inserts a row of `files`, in the order of its columns."""
     connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def place_of(connection: Connection, table: str, owner: str, after: str | None) -> tuple[float, str] | None:
-    """Where a page begins. InvalidRequestError when there is no such row."""
+    """Returns the position behind which a page begins. Raises InvalidRequestError if the row does not exist."""
     if after is None:
         return None
     row = connection.execute(f"SELECT created_s, id FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
@@ -153,9 +153,9 @@ def place_of(connection: Connection, table: str, owner: str, after: str | None) 
 
 
 class NewFile:
-    """Bytes on their way to the disk: beside their place until `commit`. All methods block; call them in a thread.
+    """Writes a file under a temporary name until `commit`. All methods block; call them in a thread.
 
-    `discard` may come while a cancelled `write` goes on unheard.
+    `discard` may be called while a cancelled `write` still runs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -167,7 +167,7 @@ class NewFile:
         self.size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """More bytes; none are written after the end."""
+        """Appends bytes. Does nothing after `commit` or `discard`."""
         with self._lock:
             self._write(data)
 
@@ -181,7 +181,7 @@ class NewFile:
         self.size_bytes += len(data)
 
     def commit(self) -> None:
-        """The file is whole: it survives a crash of the machine from here on."""
+        """Completes the file. From then on it survives a crash of the machine."""
         with self._lock:
             self._write(b"")
             if self._file is None:
@@ -198,7 +198,7 @@ class NewFile:
             self._file = None
 
     def discard(self) -> None:
-        """Removes what was not committed. Idempotent."""
+        """Removes the file unless it was committed. Idempotent."""
         with self._lock:
             self._close()
             self._beside.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Stored responses: what a conversation needs to go on, and what is asked for again."""
+"""Stored responses: conversations continue from them, and clients retrieve them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,17 +49,17 @@ _EVICTED_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response as it was answered, and the items that its request brought."""
+    """The body of a response, and the input items of its request."""
 
     body: Mapping[str, Any]
     items: Sequence[Mapping[str, Any]]
 
 
 class ResponseStore:
-    """Keeps responses in SQLite. `owner` separates tenants: nobody finds what another has stored.
+    """Stores responses in SQLite. `owner` separates tenants: a tenant finds only its own responses.
 
-    1. At most `stored_bytes_max` bytes stay after a sweep, and nothing unused for longer than `ttl_s`.
-    2. What is used is kept together with everything that it continues.
+    1. After a sweep at most `stored_bytes_max` bytes remain, and no response that was unused for longer than `ttl_s`.
+    2. Using a response renews all responses that it continues.
     """
 
     def __init__(self, path: Path, settings: ResponsesSettings, clock: Clock) -> None:
@@ -70,7 +70,7 @@ class ResponseStore:
         )
 
     async def open(self) -> None:
-        """Opens the file. UnavailableError says why it cannot be used."""
+        """Opens the file. Raises UnavailableError with the reason if it cannot be used."""
         await self._database.open()
 
     async def aclose(self) -> None:
@@ -78,7 +78,7 @@ class ResponseStore:
         await self._database.aclose()
 
     async def put(self, owner: str, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
-        """Stores a response; it is there for others when this returns."""
+        """Stores a response. All processes find it when this returns."""
         now_s = self._clock.wall()
         body_bytes, items_bytes = orjson.dumps(body), orjson.dumps(items)
         size_bytes = len(body_bytes) + len(items_bytes)
@@ -91,7 +91,7 @@ class ResponseStore:
         await self._database.call(work)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse:
-        """NotFoundError when it was never stored, is too old, was deleted, or belongs to another."""
+        """Raises NotFoundError if the response was never stored, has expired, was deleted, or belongs to another owner."""
         oldest_s = self._clock.wall() - self._settings.ttl_s
 
         def work(connection: Connection) -> tuple[bytes, bytes] | None:
@@ -107,7 +107,7 @@ class ResponseStore:
         return StoredResponse(body=orjson.loads(row[0]), items=orjson.loads(row[1]))
 
     async def delete(self, owner: str, response_id: str) -> None:
-        """NotFoundError when it is not there. Responses that continue it cannot be continued further."""
+        """Raises NotFoundError. Responses that continue the deleted one can no longer be continued."""
 
         def work(connection: Connection) -> int:
             return connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount
@@ -116,9 +116,9 @@ class ResponseStore:
             raise _not_found(response_id, "response_id")
 
     async def conversation(self, owner: str, response_id: str) -> list[Mapping[str, Any]]:
-        """All items up to and with the response's output, oldest first; marks them as used.
+        """Returns all items up to the response's output, oldest first, and marks the responses as used.
 
-        InvalidRequestError when the chain has a gap or is too long, NotFoundError when the response is not there.
+        Raises InvalidRequestError if the chain has a gap or is too long, NotFoundError if the response does not exist.
         """
         now_s = self._clock.wall()
         settings = self._settings
@@ -147,7 +147,7 @@ class ResponseStore:
         return [item for body, items in found for item in (*orjson.loads(items), *orjson.loads(body)["output"])]
 
     async def sweep(self) -> int:
-        """Deletes what is too old or too much; returns how many."""
+        """Deletes expired responses, and the least recently used while the store is too large. Returns their number."""
         oldest_s = self._clock.wall() - self._settings.ttl_s
 
         def work(connection: Connection) -> int:
