@@ -13,8 +13,7 @@ from services.frontend.api.batches.file_routes import FileRoutes
 from services.frontend.api.batches.routes import BatchRoutes
 from services.frontend.api.batches.runner import BatchRunner
 from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.api.batches.slots import Slots
-from services.frontend.api.batches.work import Workshop
+from services.frontend.api.batches.work import BatchResources, LineSlots
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.responses.serve import Responses
@@ -51,11 +50,11 @@ class Batches:
         store = BatchStore(self._database, settings, pipeline.clock, instance_id=instance_id)
         endpoints = Endpoints(responses, settings)
         self._runner = BatchRunner(
-            Workshop(
+            BatchResources(
                 store=store,
                 files=self._files,
                 lines=LineRunner(pipeline, endpoints, settings, Random(instance_id)),
-                slots=Slots(pipeline, settings),
+                slots=LineSlots(pipeline, settings),
                 settings=settings,
                 clock=pipeline.clock,
                 new_id=pipeline.new_id,
