@@ -1,7 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from aiohttp import web
@@ -11,11 +10,12 @@ from services.frontend.api.anthropic.body import block_body, error_body, message
 from services.frontend.api.anthropic.events import MessageEvents, MessageStream
 from services.frontend.api.anthropic.read import AskedMessage, read_message
 from services.frontend.api.blocks import BlockOutlet, pieces_for
-from services.frontend.api.http.boundary import Boundary, json_response
+from services.frontend.api.http.boundary import Boundary
+from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.steering import steer
-from services.frontend.api.openai.bodies import sum_usage
-from services.frontend.api.openai.serve import WARNING_HEADER, Exchange, read_of, run_all, stream_answer
+from services.frontend.api.http.streaming import stream_answer
 from services.frontend.api.reading import Reading
+from services.frontend.api.run import WARNING_HEADER, reading_for, run_all
 from services.frontend.pipeline.prepare import Prepared, tokens_of
 
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
@@ -31,41 +31,33 @@ class Messages:
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
         """See Extension."""
-        app.router.add_post(PATH, _handler(boundary, _create))
-        app.router.add_post(COUNT_PATH, _handler(boundary, _count))
+        app.router.add_post(PATH, boundary.handler(_serve_message, error_body=error_body))
+        app.router.add_post(COUNT_PATH, boundary.handler(_serve_count, error_body=error_body))
 
 
-def _handler(
-    boundary: Boundary, serve: Callable[[Exchange, AskedMessage], Awaitable[web.StreamResponse]]
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def work(exchange: Exchange) -> web.StreamResponse:
-        # Where Anthropic's clients look for the id.
-        exchange.headers["request-id"] = exchange.request_id
-        # The bodies did not change with it so far; what it must be is a date.
-        version = exchange.request.headers.get(VERSION_HEADER)
-        if version is not None and not _VERSION.match(version):
-            raise InvalidRequestError(
-                f"{VERSION_HEADER} must be a date such as 2023-06-01", field=VERSION_HEADER, reason="invalid_value"
-            )
-        values = await boundary.object(exchange.request)
-        asked = read_message(values, exchange.request_id, counts_only=serve is _count)
-        if asked.warnings:
-            exchange.headers[WARNING_HEADER] = ", ".join(asked.warnings)
-        return await serve(exchange, asked)
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await boundary.handle(request, work, error_body=error_body)
-
-    return handle
+async def _read(exchange: Exchange, *, counts_only: bool) -> AskedMessage:
+    # Anthropic's clients read the request's id from this header.
+    exchange.headers["request-id"] = exchange.request_id
+    # No version has changed the bodies so far, so any date is accepted.
+    version = exchange.request.headers.get(VERSION_HEADER)
+    if version is not None and not _VERSION.match(version):
+        raise InvalidRequestError(
+            f"{VERSION_HEADER} must be a date such as 2023-06-01", field=VERSION_HEADER, reason="invalid_value"
+        )
+    asked = read_message(await exchange.read_object(), exchange.request_id, counts_only=counts_only)
+    if asked.warnings:
+        exchange.headers[WARNING_HEADER] = ", ".join(asked.warnings)
+    return asked
 
 
-async def _create(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse:
+async def _serve_message(exchange: Exchange) -> web.StreamResponse:
+    asked = await _read(exchange, counts_only=False)
     pipeline, request = exchange.pipeline, asked.request
     inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
     inner = steer(inner, exchange.request.headers, exchange.settings)
     prepared = await pipeline.prepare(inner, began_s=exchange.began_s)
     exchange.model_name = prepared.model.name
-    reading = read_of(request, [prepared])
+    reading = reading_for(request, [prepared])
     pieces = pieces_for(reading)
     if request.is_stream:
         events = MessageEvents(inner.request_id, request.model, pieces, prepared.ask.prompt_tokens)
@@ -76,19 +68,16 @@ async def _create(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse
 async def _whole(
     exchange: Exchange, asked: AskedMessage, prepared: Prepared, outlet: BlockOutlet, reading: Reading | None
 ) -> web.StreamResponse:
-    answers = await run_all(exchange, [prepared], outlet)
-    exchange.usage = sum_usage([answer.usage for answer in answers])
-    if reading is not None:
-        exchange.usage = reading.counted(exchange.usage)
+    await run_all(exchange, [prepared], outlet, reading)
     if reading is not None and reading.warnings:
-        told = [exchange.headers[WARNING_HEADER]] if WARNING_HEADER in exchange.headers else []
-        exchange.headers[WARNING_HEADER] = ", ".join([*told, *reading.warnings])
+        exchange.headers[WARNING_HEADER] = ", ".join([*asked.warnings, *reading.warnings])
     content = [block_body(block) for block in outlet.blocks]
     body = message_body(prepared.request.request_id, asked.request.model, content, outlet.ending, exchange.usage)
     return json_response(body, headers=exchange.headers)
 
 
-async def _count(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse:
+async def _serve_count(exchange: Exchange) -> web.StreamResponse:
+    asked = await _read(exchange, counts_only=True)
     pipeline = exchange.pipeline
     request = asked.request.requests[0]
     pipeline.access.check(request)

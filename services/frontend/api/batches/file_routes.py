@@ -8,11 +8,9 @@ from aiohttp import web
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
 from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.api.batches.upload import read_upload
-from services.frontend.api.http.boundary import Boundary, json_response
-from services.frontend.api.http.owner import owner_of
-from services.frontend.api.openai.serve import Exchange
+from services.frontend.api.http.boundary import Boundary
+from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.responses.pages import list_body, read_limit, read_order
-from services.frontend.api.responses.serve import handler
 from services.frontend.stores.batch_rows import INPUT_PURPOSE, OUTPUT_PURPOSE, file_body
 from services.frontend.stores.files import FileStore
 
@@ -31,13 +29,13 @@ class FileRoutes:
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
         """See Extension."""
-        app.router.add_post(PATH, handler(boundary, self._upload))
-        app.router.add_get(PATH, handler(boundary, self._list))
-        app.router.add_get(PATH + "/{id}", handler(boundary, self._get))
-        app.router.add_delete(PATH + "/{id}", handler(boundary, self._delete))
-        app.router.add_get(PATH + "/{id}/content", handler(boundary, self._content))
+        app.router.add_post(PATH, boundary.handler(self._upload))
+        app.router.add_get(PATH, boundary.handler(self._list))
+        app.router.add_get(PATH + "/{id}", boundary.handler(self._get))
+        app.router.add_delete(PATH + "/{id}", boundary.handler(self._delete))
+        app.router.add_get(PATH + "/{id}/content", boundary.handler(self._content))
 
-    async def _upload(self, exchange: Exchange, boundary: Boundary) -> web.StreamResponse:
+    async def _upload(self, exchange: Exchange) -> web.StreamResponse:
         request = exchange.request
         if not request.content_type.startswith("multipart/form-data"):
             raise InvalidRequestError("the body must be multipart/form-data", reason="invalid_body")
@@ -48,11 +46,11 @@ class FileRoutes:
         self._uploads += 1
         try:
             form, ttl_s = await read_upload(
-                request, file, self._settings, idle_timeout_s=boundary.settings.body_timeout_s
+                request, file, self._settings, idle_timeout_s=exchange.settings.body_timeout_s
             )
             await asyncio.to_thread(file.commit)
             row = await self._files.add(
-                owner_of(request), file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes,
+                exchange.owner, file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes,
                 ttl_s=ttl_s,
             )  # fmt: skip
         finally:
@@ -60,7 +58,7 @@ class FileRoutes:
             await asyncio.shield(asyncio.to_thread(file.discard))
         return json_response(file_body(row), headers=exchange.headers)
 
-    async def _list(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _list(self, exchange: Exchange) -> web.StreamResponse:
         query = exchange.request.query
         refuse_unknown(exchange.request, ("limit", "after", "order", "purpose"))
         purpose = query.get("purpose")
@@ -69,7 +67,7 @@ class FileRoutes:
                 f"purpose must be {INPUT_PURPOSE} or {OUTPUT_PURPOSE}", field="purpose", reason="invalid_value"
             )
         rows, has_more = await self._files.page(
-            owner_of(exchange.request),
+            exchange.owner,
             limit=read_limit(query, default=LIST_MAX, limit_max=LIST_MAX),
             after=query.get("after"),
             purpose=purpose,
@@ -77,18 +75,18 @@ class FileRoutes:
         )
         return json_response(list_body([file_body(row) for row in rows], has_more=has_more), headers=exchange.headers)
 
-    async def _get(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
-        row = await self._files.get(owner_of(exchange.request), file_id_of(exchange.request))
+    async def _get(self, exchange: Exchange) -> web.StreamResponse:
+        row = await self._files.get(exchange.owner, file_id_of(exchange.request))
         return json_response(file_body(row), headers=exchange.headers)
 
-    async def _delete(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _delete(self, exchange: Exchange) -> web.StreamResponse:
         file_id = file_id_of(exchange.request)
-        await self._files.delete(owner_of(exchange.request), file_id)
+        await self._files.delete(exchange.owner, file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True}, headers=exchange.headers)
 
-    async def _content(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _content(self, exchange: Exchange) -> web.StreamResponse:
         file_id = file_id_of(exchange.request)
-        await self._files.get(owner_of(exchange.request), file_id)
+        await self._files.get(exchange.owner, file_id)
         headers = {**exchange.headers, "Content-Type": "application/octet-stream"}
         return web.FileResponse(self._files.path(file_id), headers=headers)
 

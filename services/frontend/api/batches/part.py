@@ -13,11 +13,10 @@ from services.frontend.api.batches.file_routes import FileRoutes
 from services.frontend.api.batches.routes import BatchRoutes
 from services.frontend.api.batches.runner import BatchRunner
 from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.api.batches.slots import Slots
-from services.frontend.api.batches.work import Workshop
+from services.frontend.api.batches.work import BatchResources, LineSlots
 from services.frontend.api.http.boundary import Boundary
-from services.frontend.api.openai.serve import Exchange
-from services.frontend.api.responses.serve import Responses, handler
+from services.frontend.api.http.exchange import Exchange
+from services.frontend.api.responses.serve import Responses
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.stores.batch_rows import MIGRATIONS
 from services.frontend.stores.batches import BatchStore
@@ -51,11 +50,11 @@ class Batches:
         store = BatchStore(self._database, settings, pipeline.clock, instance_id=instance_id)
         endpoints = Endpoints(responses, settings)
         self._runner = BatchRunner(
-            Workshop(
+            BatchResources(
                 store=store,
                 files=self._files,
                 lines=LineRunner(pipeline, endpoints, settings, Random(instance_id)),
-                slots=Slots(pipeline, settings),
+                slots=LineSlots(pipeline, settings),
                 settings=settings,
                 clock=pipeline.clock,
                 new_id=pipeline.new_id,
@@ -111,8 +110,8 @@ class Batches:
                 routes.add_routes(app, boundary)
             return
         for path in ("/v1/files{rest:(/.*)?}", "/v1/batches{rest:(/.*)?}"):
-            app.router.add_route("*", path, handler(boundary, _off))
+            app.router.add_route("*", path, boundary.handler(_off))
 
 
-async def _off(_: Exchange, __: Boundary) -> web.StreamResponse:
+async def _off(_: Exchange) -> web.StreamResponse:
     raise NotFoundError("this frontend has no files and batches", reason="batches_off")

@@ -10,13 +10,11 @@ from services.frontend.api.batches.file_routes import is_file_id, refuse_unknown
 from services.frontend.api.batches.runner import BatchRunner
 from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.api.batches.upload import check_ttl
-from services.frontend.api.http.boundary import Boundary, json_response
-from services.frontend.api.http.owner import owner_of
-from services.frontend.api.openai.fields import Fields, read_object
-from services.frontend.api.openai.serve import Exchange
+from services.frontend.api.http.boundary import Boundary
+from services.frontend.api.http.exchange import Exchange, json_response
+from services.frontend.api.openai.fields import Fields
 from services.frontend.api.responses.pages import list_body, read_limit
 from services.frontend.api.responses.read import read_metadata
-from services.frontend.api.responses.serve import handler
 from services.frontend.stores.batch_rows import INPUT_PURPOSE, batch_body
 from services.frontend.stores.batches import BatchStore
 from services.frontend.stores.files import FileStore
@@ -37,14 +35,14 @@ class BatchRoutes:
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
         """See Extension."""
-        app.router.add_post(PATH, handler(boundary, self._create))
-        app.router.add_get(PATH, handler(boundary, self._list))
-        app.router.add_get(PATH + "/{id}", handler(boundary, self._get))
-        app.router.add_post(PATH + "/{id}/cancel", handler(boundary, self._cancel))
+        app.router.add_post(PATH, boundary.handler(self._create))
+        app.router.add_get(PATH, boundary.handler(self._list))
+        app.router.add_get(PATH + "/{id}", boundary.handler(self._get))
+        app.router.add_post(PATH + "/{id}/cancel", boundary.handler(self._cancel))
 
-    async def _create(self, exchange: Exchange, boundary: Boundary) -> web.StreamResponse:
-        owner = owner_of(exchange.request)
-        fields = Fields(read_object(await boundary.body(exchange.request)))
+    async def _create(self, exchange: Exchange) -> web.StreamResponse:
+        owner = exchange.owner
+        fields = Fields(await exchange.read_object(adds_model=False))
         endpoint, file_id = self._read_endpoint(fields), fields.text("input_file_id", 256)
         if file_id is None or not is_file_id(file_id):
             raise fields.wrong("input_file_id", "the id of a file")
@@ -103,20 +101,18 @@ class BatchRoutes:
         inner.finish()
         return check_ttl(ttl_s, self._settings, "output_expires_after.seconds")
 
-    async def _list(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _list(self, exchange: Exchange) -> web.StreamResponse:
         refuse_unknown(exchange.request, ("limit", "after"))
         query = exchange.request.query
-        rows, has_more = await self._store.page(
-            owner_of(exchange.request), limit=read_limit(query), after=query.get("after")
-        )
+        rows, has_more = await self._store.page(exchange.owner, limit=read_limit(query), after=query.get("after"))
         return json_response(list_body([batch_body(row) for row in rows], has_more=has_more), headers=exchange.headers)
 
-    async def _get(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
-        row = await self._store.get(owner_of(exchange.request), exchange.request.match_info["id"])
+    async def _get(self, exchange: Exchange) -> web.StreamResponse:
+        row = await self._store.get(exchange.owner, exchange.request.match_info["id"])
         return json_response(batch_body(row), headers=exchange.headers)
 
-    async def _cancel(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _cancel(self, exchange: Exchange) -> web.StreamResponse:
         batch_id = exchange.request.match_info["id"]
-        row = await self._store.cancel(owner_of(exchange.request), batch_id)
+        row = await self._store.cancel(exchange.owner, batch_id)
         self._runner.wake(batch_id)
         return json_response(batch_body(row), headers=exchange.headers)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import event_logger
 from services.frontend.api.batches.answer import DrainingError
-from services.frontend.api.batches.work import BatchRun, Workshop
+from services.frontend.api.batches.work import BatchResources, BatchRun
 from services.frontend.stores.batch_rows import Claim
 from services.frontend.stores.batches import LeaseLostError
 from services.frontend.stores.files import FileStore
@@ -18,8 +18,8 @@ _RELEASE_TIMEOUT_S = 2.0
 class BatchRunner:
     """Runs until cancelled. Several processes of one directory share the batches by their leases."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._shop = workshop
+    def __init__(self, resources: BatchResources) -> None:
+        self._resources = resources
         self._runs: dict[str, BatchRun] = {}
         self._wakeup = asyncio.Event()
 
@@ -44,23 +44,23 @@ class BatchRunner:
                     await self._claim_all(tasks)
                 self._wakeup.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._shop.settings.poll_s):
+                    async with asyncio.timeout(self._resources.settings.poll_s):
                         await self._wakeup.wait()
 
     async def _claim_all(self, tasks: asyncio.TaskGroup) -> None:
-        while len(self._runs) < self._shop.settings.running_max and not self._shop.is_draining():
-            claim = await self._shop.store.claim()
+        while len(self._runs) < self._resources.settings.running_max and not self._resources.is_draining():
+            claim = await self._resources.store.claim()
             if claim is None:
                 return
             if claim.batch_id in self._runs:
                 # This process lost its own lease for want of time; the run finds out by itself.
                 return
             _log.info("batch_claimed", batch=claim.batch_id, status=claim.status, epoch=claim.epoch)
-            run = self._runs[claim.batch_id] = BatchRun(claim, self._shop)
+            run = self._runs[claim.batch_id] = BatchRun(claim, self._resources)
             tasks.create_task(self._run(claim, run), name=f"batch-{claim.batch_id}")
 
     async def _run(self, claim: Claim, run: BatchRun) -> None:
-        store = self._shop.store
+        store = self._resources.store
         try:
             await run.run()
         except LeaseLostError:
@@ -81,11 +81,11 @@ class BatchRunner:
             self._wakeup.set()
 
     async def _sweep(self) -> None:
-        files: FileStore = self._shop.files
+        files: FileStore = self._resources.files
         while True:
             # What fails now is swept later.
             with suppress(MeshError, OSError):
-                gone = await files.sweep() + await self._shop.store.sweep()
+                gone = await files.sweep() + await self._resources.store.sweep()
                 if gone:
                     _log.info("files_and_batches_deleted", count=gone)
-            await asyncio.sleep(self._shop.settings.sweep_s)
+            await asyncio.sleep(self._resources.settings.sweep_s)

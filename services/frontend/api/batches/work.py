@@ -10,12 +10,13 @@ from kvmesh.telemetry import event_logger
 from services.frontend.api.batches.answer import DrainingError, LineRunner, unrun_result
 from services.frontend.api.batches.lines import Line, LineReader, check_file
 from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.api.batches.slots import Slots
+from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.stores.batch_rows import CANCELLED, CANCELLING, EXPIRED, FINALIZING, Claim
 from services.frontend.stores.batches import BatchStore, OutputFile, Result
 from services.frontend.stores.files import FileStore
 
 _log = event_logger(__name__)
+_SLOT_POLL_S = 0.05
 _CHUNK_LINES = 64
 _WRITTEN_AT_ONCE = 256
 _UNRUN = {
@@ -24,14 +25,37 @@ _UNRUN = {
 }
 
 
+class LineSlots:
+    """Limits the batch requests in flight on one frontend, so that interactive requests have room. First come, first served."""
+
+    def __init__(self, pipeline: Pipeline, settings: BatchSettings) -> None:
+        self._pipeline = pipeline
+        self._room = asyncio.Semaphore(settings.lines_in_flight_max)
+        self._in_flight_max = max(1, int(pipeline.settings.requests_max * settings.frontend_share_max))
+
+    async def take(self) -> None:
+        """Waits for a slot, and until the frontend is not busy with others."""
+        await self._room.acquire()
+        try:
+            while self._pipeline.in_flight >= self._in_flight_max and not self._pipeline.is_draining:  # noqa: ASYNC110
+                await asyncio.sleep(_SLOT_POLL_S)  # Requests end many times a second: a signal per end would cost more.
+        except BaseException:
+            self._room.release()
+            raise
+
+    def give(self) -> None:
+        """Gives a slot back."""
+        self._room.release()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
+class BatchResources:
     """What every batch of a frontend is run with."""
 
     store: BatchStore
     files: FileStore
     lines: LineRunner
-    slots: Slots
+    slots: LineSlots
     settings: BatchSettings
     clock: Clock
     new_id: Callable[[], str]
@@ -46,9 +70,9 @@ class BatchRun:
     3. Every write is fenced by the lease: LeaseLostError ends the run without a trace.
     """
 
-    def __init__(self, claim: Claim, workshop: Workshop) -> None:
+    def __init__(self, claim: Claim, resources: BatchResources) -> None:
         self._claim = claim
-        self._shop = workshop
+        self._resources = resources
         self._stop = asyncio.Event()
         self._stopped_as = ""
         self._look = asyncio.Event()
@@ -73,15 +97,15 @@ class BatchRun:
 
     async def _watch(self) -> None:
         """Keeps the lease and sees when a client cancels or the time is over."""
-        shop, claim = self._shop, self._claim
+        resources, claim = self._resources, self._claim
         while True:
-            status = await shop.store.renew(claim)
-            left_s = claim.expires_s - shop.clock.wall()
+            status = await resources.store.renew(claim)
+            left_s = claim.expires_s - resources.clock.wall()
             if status == CANCELLING:
                 self._stop_lines(CANCELLED)
             elif left_s <= 0:
                 self._stop_lines(EXPIRED)
-            pause_s = shop.settings.lease_s / 3
+            pause_s = resources.settings.lease_s / 3
             if 0 < left_s < pause_s:
                 pause_s = left_s
             self._look.clear()
@@ -97,7 +121,7 @@ class BatchRun:
             self._stop.set()
 
     async def _work(self) -> None:
-        shop, claim = self._shop, self._claim
+        resources, claim = self._resources, self._claim
         is_valid = claim.is_valid
         if not is_valid and claim.status != CANCELLING:
             if not await self._validate():
@@ -105,25 +129,25 @@ class BatchRun:
             is_valid = True
         if is_valid and claim.status != FINALIZING and (stopped_as := await self._run_lines()):
             await self._keep_unrun(stopped_as)
-        ended = await shop.store.finalise(claim)
+        ended = await resources.store.finalise(claim)
         output, errors = (
             await self._write_file("output", is_error=False),
             await self._write_file("error", is_error=True),
         )
-        await shop.store.end(claim, ended, output, errors)
+        await resources.store.end(claim, ended, output, errors)
         _log.info("batch_ended", batch=claim.batch_id, status=ended)
 
     async def _validate(self) -> bool:
-        settings, claim = self._shop.settings, self._claim
-        path = self._shop.files.path(claim.input_file_id)
+        settings, claim = self._resources.settings, self._claim
+        path = self._resources.files.path(claim.input_file_id)
         checked = await asyncio.to_thread(
             check_file, path, claim.endpoint, lines_max=settings.lines_max, line_bytes_max=settings.line_bytes_max
         )
         if checked.problems:
-            await self._shop.store.fail(claim, checked.problems)
+            await self._resources.store.fail(claim, checked.problems)
             _log.info("batch_refused", batch=claim.batch_id, problems=len(checked.problems))
             return False
-        await self._shop.store.begin(claim, total=checked.total, model=checked.model)
+        await self._resources.store.begin(claim, total=checked.total, model=checked.model)
         return True
 
     async def _run_lines(self) -> str:
@@ -146,17 +170,17 @@ class BatchRun:
         return ""
 
     async def _dispatch(self) -> None:
-        shop, claim = self._shop, self._claim
-        done = await shop.store.done_lines(claim)
+        resources, claim = self._resources, self._claim
+        done = await resources.store.done_lines(claim)
         reader = self._open()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while chunk := await asyncio.to_thread(reader.read, done, _CHUNK_LINES):
                     for line in chunk:
-                        await shop.slots.take()
-                        if self._leaves_lines or shop.is_draining():
+                        await resources.slots.take()
+                        if self._leaves_lines or resources.is_draining():
                             self._leaves_lines = True
-                            shop.slots.give()
+                            resources.slots.give()
                             return
                         tasks.create_task(self._run_line(line))
         finally:
@@ -164,18 +188,18 @@ class BatchRun:
 
     def _open(self) -> LineReader:
         claim = self._claim
-        path = self._shop.files.path(claim.input_file_id)
-        return LineReader(path, claim.endpoint, line_bytes_max=self._shop.settings.line_bytes_max)
+        path = self._resources.files.path(claim.input_file_id)
+        return LineReader(path, claim.endpoint, line_bytes_max=self._resources.settings.line_bytes_max)
 
     async def _run_line(self, line: Line) -> None:
         try:
-            result = await self._shop.lines.run(self._claim.endpoint, self._claim.owner, line)
+            result = await self._resources.lines.run(self._claim.endpoint, self._claim.owner, line)
             await self._keep(result)
         except DrainingError:
             # Those in flight end by themselves; the rest is left to another frontend.
             self._leaves_lines = True
         finally:
-            self._shop.slots.give()
+            self._resources.slots.give()
 
     async def _keep(self, result: Result) -> None:
         """Writes the result down. Those that come while another is written go together in the next transaction."""
@@ -186,7 +210,7 @@ class BatchRun:
 
     def _write_new(self) -> asyncio.Task[None]:
         new, self._new = self._new, []
-        self._writing = asyncio.create_task(self._shop.store.record(self._claim, new), name="batch-results")
+        self._writing = asyncio.create_task(self._resources.store.record(self._claim, new), name="batch-results")
         return self._writing
 
     async def _settle(self) -> None:
@@ -198,27 +222,29 @@ class BatchRun:
 
     async def _keep_unrun(self, status: str) -> None:
         """An error for every line that has no result; nothing is said of lines that ran."""
-        shop, claim = self._shop, self._claim
+        resources, claim = self._resources, self._claim
         if status == EXPIRED:
-            await shop.store.expire(claim)
+            await resources.store.expire(claim)
         code, message = _UNRUN[status]
-        done = await shop.store.done_lines(claim)
+        done = await resources.store.done_lines(claim)
         reader = self._open()
         try:
             while chunk := await asyncio.to_thread(reader.read, done, _WRITTEN_AT_ONCE):
-                results = [unrun_result(line, shop.new_id(), code, message) for line in chunk]
-                await shop.store.record(claim, results)
+                results = [unrun_result(line, resources.new_id(), code, message) for line in chunk]
+                await resources.store.record(claim, results)
         finally:
             await asyncio.shield(asyncio.to_thread(reader.close))
 
     async def _write_file(self, kind: str, *, is_error: bool) -> OutputFile | None:
         """The results as a file; None without any. Its id is the same however often it is written."""
-        shop, claim = self._shop, self._claim
+        resources, claim = self._resources, self._claim
         file_id = "file-" + hashlib.sha256(f"{claim.batch_id}/{kind}".encode()).hexdigest()[:32]
-        file = shop.files.new(file_id)
+        file = resources.files.new(file_id)
         last = 0
         try:
-            while rows := await shop.store.results(claim, after_line=last, is_error=is_error, count=_WRITTEN_AT_ONCE):
+            while rows := await resources.store.results(
+                claim, after_line=last, is_error=is_error, count=_WRITTEN_AT_ONCE
+            ):
                 last = rows[-1][0]
                 await asyncio.to_thread(file.write, _joined([record for _, record in rows]))
             if not last:

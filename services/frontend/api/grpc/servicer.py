@@ -28,9 +28,8 @@ from kvmesh.rpc.deadline import remaining_s
 from services.frontend.access.caller import current_caller
 from services.frontend.api.batches.calls import BatchCalls
 from services.frontend.api.batches.servicer import BatchServicer
-from services.frontend.api.grpc.answering import News
-from services.frontend.api.grpc.asking import chat_request, conversation_of, embed_request, generate_request
-from services.frontend.api.grpc.running import Running, accounted
+from services.frontend.api.grpc.requests import chat_request, conversation_of, embed_request, generate_request
+from services.frontend.api.grpc.running import AnswerUpdate, RunningRequest, accounted
 from services.frontend.api.reading import Reading, reading_of
 from services.frontend.models import ServedModel
 from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
@@ -54,20 +53,20 @@ class InferenceServicer(BatchServicer):
         began_s = self._pipeline.clock.now()
         call = from_generate_request(request)
         asked = generate_request(self._pipeline, call, remaining_s(context))
-        async with Running(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
+        async with RunningRequest(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
             echo = _echo(call, running.prepared) if call.echoes else ""
             opened: set[int] = set()
-            async for news in running.news():
-                text = news.text if news.choice in opened else echo + news.text
-                opened.add(news.choice)
+            async for update in running.updates():
+                text = update.text if update.choice in opened else echo + update.text
+                opened.add(update.choice)
                 yield to_generate_response(
                     asked.request_id,
-                    news.choice,
+                    update.choice,
                     text=text,
-                    token_ids=news.token_ids if call.options.returns_token_ids else (),
-                    logprobs=news.logprobs,
-                    finish=news.ending.reason if news.ending is not None else None,
-                    prompt_logprobs=news.prompt_logprobs,
+                    token_ids=update.token_ids if call.options.returns_token_ids else (),
+                    logprobs=update.logprobs,
+                    finish=update.ending.reason if update.ending is not None else None,
+                    prompt_logprobs=update.prompt_logprobs,
                 )
             yield to_generate_usage(asked.request_id, running.answer.usage)
 
@@ -75,7 +74,7 @@ class InferenceServicer(BatchServicer):
         began_s = self._pipeline.clock.now()
         call = from_chat_request(request)
         asked, conversation = chat_request(self._pipeline, call, remaining_s(context))
-        async with Running(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
+        async with RunningRequest(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
             reading = reading_of(
                 running.prepared.model,
                 conversation,
@@ -86,8 +85,8 @@ class InferenceServicer(BatchServicer):
                 constraint=running.prepared.generation.sampling.constraint,
                 includes_reasoning=call.includes_reasoning,
             )
-            async for news in running.news():
-                response = _chat_response(asked.request_id, news, call.options, reading)
+            async for update in running.updates():
+                response = _chat_response(asked.request_id, update, call.options, reading)
                 if response is not None:
                     yield response
             usage = running.answer.usage
@@ -156,16 +155,18 @@ class InferenceServicer(BatchServicer):
         return model
 
 
-def _chat_response(request_id: str, news: News, options: Options, reading: Reading | None) -> pb.ChatResponse | None:
+def _chat_response(
+    request_id: str, update: AnswerUpdate, options: Options, reading: Reading | None
+) -> pb.ChatResponse | None:
     """None when all there is may still become a tool call."""
-    finish = news.ending.reason if news.ending is not None else None
-    text, reasoning = news.text, ""
+    finish = update.ending.reason if update.ending is not None else None
+    text, reasoning = update.text, ""
     warnings: Sequence[MeshError] = ()
     calls: tuple[ToolCallPiece, ...] = ()
     if reading is not None:
-        choice = news.choice
+        choice = update.choice
         parts = [
-            *reading.push(choice, text, len(news.token_ids)),
+            *reading.push(choice, text, len(update.token_ids)),
             *(reading.flush(choice) if finish is not None else ()),
         ]
         text = "".join(part for part in parts if isinstance(part, str))
@@ -174,16 +175,16 @@ def _chat_response(request_id: str, news: News, options: Options, reading: Readi
         calls = _pieces(reading, choice, parts)
         if finish is FinishReason.STOP and reading.calls(choice):
             finish = FinishReason.TOOL_CALLS
-        if not (text or reasoning or calls or warnings or finish or news.logprobs or options.returns_token_ids):
+        if not (text or reasoning or calls or warnings or finish or update.logprobs or options.returns_token_ids):
             return None
     return to_chat_response(
         request_id,
-        news.choice,
+        update.choice,
         text=text,
         reasoning=reasoning,
         tool_calls=calls,
-        token_ids=news.token_ids if options.returns_token_ids else (),
-        logprobs=news.logprobs,
+        token_ids=update.token_ids if options.returns_token_ids else (),
+        logprobs=update.logprobs,
         finish=finish,
         warnings=warnings,
     )

@@ -2,8 +2,7 @@
 
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -12,14 +11,12 @@ from prometheus_client.exposition import choose_encoder
 
 from kvmesh.errors import MeshError, NotFoundError
 from kvmesh.rpc.http_status import http_status
-from services.frontend.api.http.boundary import REQUEST_ID_HEADER, Boundary, client_id_of, json_response
+from services.frontend.api.http.boundary import REQUEST_ID_HEADER, Boundary, Serve, client_id_of
+from services.frontend.api.http.exchange import json_response
 from services.frontend.api.http.half_close import HalfClosingRunner
-from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.bodies import error_body, error_headers, model_body
-from services.frontend.api.openai.chat_request import read_chat
-from services.frontend.api.openai.completion_request import read_completion
 from services.frontend.api.openai.embeddings import serve_embeddings
-from services.frontend.api.openai.serve import Exchange, serve
+from services.frontend.api.openai.serve import serve_chat, serve_completion
 from services.frontend.api.openai.tokens import serve_detokenize, serve_tokenize
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
@@ -27,12 +24,9 @@ from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
 ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
-CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
-
-Reader = Callable[[Mapping[str, Any], str], Asked]
-Answerer = Callable[[Exchange, Mapping[str, Any]], Awaitable[web.StreamResponse]]
-# What takes a JSON object and answers it without a stream.
-ANSWERERS: Mapping[str, Answerer] = {
+SERVED_PATHS: Mapping[str, Serve] = {
+    "/v1/chat/completions": serve_chat,
+    "/v1/completions": serve_completion,
     "/v1/embeddings": serve_embeddings,
     "/tokenize": serve_tokenize,
     "/detokenize": serve_detokenize,
@@ -78,10 +72,8 @@ class HttpServer:
     async def start(self) -> None:
         """Binds and serves. OSError when the address cannot be bound."""
         app = web.Application(client_max_size=self._settings.body_bytes_max)
-        app.router.add_post(CHAT_PATH, self._chat)
-        app.router.add_post(COMPLETION_PATH, self._completion)
-        for path, answerer in ANSWERERS.items():
-            app.router.add_post(path, partial(self._answer_with, answerer))
+        for path, serve in SERVED_PATHS.items():
+            app.router.add_post(path, self._boundary.handler(serve))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_get("/health", self._health)
@@ -121,26 +113,6 @@ class HttpServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, read_chat)
-
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, lambda values, id_: read_completion(values, id_, self._pipeline.settings))
-
-    async def _answer(self, request: web.Request, read: Reader) -> web.StreamResponse:
-        async def generate(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
-            return await serve(exchange, read(values, exchange.request_id))
-
-        return await self._answer_with(generate, request)
-
-    async def _answer_with(self, answerer: Answerer, request: web.Request) -> web.StreamResponse:
-        """One request whose body is a JSON object."""
-
-        async def work(exchange: Exchange) -> web.StreamResponse:
-            return await answerer(exchange, await self._boundary.object(request))
-
-        return await self._boundary.handle(request, work)
 
     async def _models(self, request: web.Request) -> web.Response:
         headers = self._common_headers(request)

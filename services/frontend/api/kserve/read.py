@@ -9,7 +9,7 @@ import orjson
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.kserve import TEXT_INPUT, InferCall
 from kvmesh.telemetry import current_traceparent
-from services.frontend.api.grpc.asking import timeout_s
+from services.frontend.api.grpc.requests import timeout_s
 from services.frontend.api.openai.completion_request import MAX_TOKENS_DEFAULT
 from services.frontend.api.openai.constraints import read_constraint
 from services.frontend.api.openai.fields import INTEGER_MAX, Fields

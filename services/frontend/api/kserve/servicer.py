@@ -23,7 +23,7 @@ from kvmesh.rpc.codec.kserve import (
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
 from services.frontend.access.caller import current_caller
-from services.frontend.api.grpc.running import Running
+from services.frontend.api.grpc.running import RunningRequest
 from services.frontend.api.kserve.read import INPUTS, OUTPUTS, Inference, read_inference
 from services.frontend.api.kserve.settings import KserveSettings
 from services.frontend.api.kserve.tensors import Tensors
@@ -71,8 +71,8 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             raise UnsupportedError("stream must be false here: ask ModelStreamInfer", field="parameters.stream")
         async with self._running(inference) as running:
             tensors = Tensors(inference, running.prepared)
-            news = [each async for each in running.news()]
-            return to_infer_response(call.model, call.call_id, tensors.of(news))
+            updates = [each async for each in running.updates()]
+            return to_infer_response(call.model, call.call_id, tensors.of(updates))
 
     async def ModelStreamInfer(  # type: ignore[override]  # it writes: answers of several requests come mixed
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -103,13 +103,13 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         async with self._running(inference) as running:
             tensors = Tensors(inference, running.prepared)
             if not inference.is_stream:
-                waiting = [tensors.of([each async for each in running.news()])]
+                waiting = [tensors.of([each async for each in running.updates()])]
             else:
                 waiting = []
                 left = inference.request.choices
-                async for news in running.news():
-                    left -= news.ending is not None
-                    waiting = [tensors.of([news])]
+                async for update in running.updates():
+                    left -= update.ending is not None
+                    waiting = [tensors.of([update])]
                     if left:
                         await write(to_stream_response(self._part(call, waiting.pop(), is_final=False)))
             # The last part waits for the request's end: a failure after it would come too late to be told.
@@ -126,9 +126,11 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         pipeline = self._pipeline
         return read_inference(call, pipeline.new_id(), remaining_s(context), pipeline.settings.choices_max)
 
-    def _running(self, inference: Inference) -> Running:
+    def _running(self, inference: Inference) -> RunningRequest:
         began_s = self._pipeline.clock.now()
-        return Running(self._pipeline, inference.request, is_stream=inference.is_stream, began_s=began_s, path="kserve")
+        return RunningRequest(
+            self._pipeline, inference.request, is_stream=inference.is_stream, began_s=began_s, path="kserve"
+        )
 
     @property
     def _is_ready(self) -> bool:

@@ -6,7 +6,7 @@ import orjson
 
 from kvmesh.core import TokenLogprob
 from kvmesh.rpc.codec.kserve import Tensor
-from services.frontend.api.grpc.answering import News
+from services.frontend.api.grpc.running import AnswerUpdate
 from services.frontend.api.kserve.read import OUTPUTS, Inference
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.text.text_model import TextModel
@@ -23,9 +23,9 @@ class Tensors:
         self._cumulative = [0.0] * choices
         self._counted = [0] * choices
 
-    def of(self, news: Sequence[News]) -> list[Tensor]:
-        """The tensors of what is new, at most one entry per choice."""
-        by_choice = {each.choice: each for each in news}
+    def of(self, updates: Sequence[AnswerUpdate]) -> list[Tensor]:
+        """The tensors of these updates, of which each choice has at most one."""
+        by_choice = {each.choice: each for each in updates}
         ordered = [by_choice.get(choice) for choice in range(len(self._cumulative))]
         values: dict[str, Sequence[object]] = {
             "text_output": [self._output(each) for each in ordered],
@@ -41,33 +41,33 @@ class Tensors:
             if name in self._inference.outputs
         ]
 
-    def _output(self, news: News | None) -> bytes:
-        return b"" if news is None else (self._inference.echo + news.text).encode()
+    def _output(self, update: AnswerUpdate | None) -> bytes:
+        return b"" if update is None else (self._inference.echo + update.text).encode()
 
-    def _logprob(self, choice: int, news: News | None) -> float:
-        self._cumulative[choice] += sum(each.logprob for each in (news.logprobs if news else None) or ())
+    def _logprob(self, choice: int, update: AnswerUpdate | None) -> float:
+        self._cumulative[choice] += sum(each.logprob for each in (update.logprobs if update else None) or ())
         return self._cumulative[choice]
 
-    def _tokens(self, choice: int, news: News | None) -> int:
+    def _tokens(self, choice: int, update: AnswerUpdate | None) -> int:
         """New tokens; with the end also those that gave no text."""
-        if news is None:
+        if update is None:
             return 0
-        new = len(news.token_ids)
-        if news.ending is not None:
-            new = max(new, news.ending.output_tokens - self._counted[choice])
+        new = len(update.token_ids)
+        if update.ending is not None:
+            new = max(new, update.ending.output_tokens - self._counted[choice])
         self._counted[choice] += new
         return new
 
-    def _logprobs(self, news: News | None) -> bytes:
-        if news is None or news.logprobs is None:
+    def _logprobs(self, update: AnswerUpdate | None) -> bytes:
+        if update is None or update.logprobs is None:
             return b"null"
-        pairs = zip(news.token_ids, news.logprobs, strict=False)
+        pairs = zip(update.token_ids, update.logprobs, strict=False)
         return orjson.dumps([_entry(self._text, token_id, each) for token_id, each in pairs])
 
 
-def _finish(news: News | None) -> bytes:
+def _finish(update: AnswerUpdate | None) -> bytes:
     """vLLM's word for one that goes on is None."""
-    return b"None" if news is None or news.ending is None else news.ending.reason.value.encode()
+    return b"None" if update is None or update.ending is None else update.ending.reason.value.encode()
 
 
 def _entry(text: TextModel, token_id: int, logprob: TokenLogprob) -> dict[str, dict[str, object]]:

@@ -9,20 +9,20 @@ from typing import Any
 from aiohttp import web
 
 from kvmesh.rpc.clients import EmbedResult
+from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
 from services.frontend.api.openai.bodies import to_json
 from services.frontend.api.openai.fields import INTEGER_MAX, Fields
 from services.frontend.api.openai.sampling import TOKENS_MAX, read_inputs, read_truncation
-from services.frontend.api.openai.serve import Exchange
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.request import Request
 
 FORMATS = ("float", "base64")
 
 
-async def serve_embeddings(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
-    """One request."""
-    request, form = read_embeddings(values, exchange.request_id)
+async def serve_embeddings(exchange: Exchange) -> web.StreamResponse:
+    """POST /v1/embeddings."""
+    request, form = read_embeddings(await exchange.read_object(), exchange.request_id)
     request = replace(request, asked=steer(request.asked, exchange.request.headers, exchange.settings))
     exchange.model_name = exchange.pipeline.models.find(request.asked.model).name
     result = await exchange.pipeline.embed(request, began_s=exchange.began_s)

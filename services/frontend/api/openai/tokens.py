@@ -1,24 +1,21 @@
 """POST /tokenize and /detokenize, as vLLM has them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from aiohttp import web
 
 from services.frontend.access.caller import current_caller
+from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.openai.bodies import to_json
 from services.frontend.api.openai.chat_request import read_chat_prompt
 from services.frontend.api.openai.fields import Fields
 from services.frontend.api.openai.sampling import is_token_list
-from services.frontend.api.openai.serve import Exchange
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.prepare import checked_ids, tokens_of
 from services.frontend.pipeline.request import Prompt, Request
 
 
-async def serve_tokenize(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
+async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
     """A text's tokens, or those that the model would see of a conversation."""
-    fields = Fields(values)
+    fields = Fields(await exchange.read_object())
     model = _model(exchange, fields)
     with_texts = fields.flag("return_token_strs")
     prompt, name = _read_prompt(fields)
@@ -55,9 +52,9 @@ def _read_prompt(fields: Fields) -> tuple[Prompt, str]:
     return prompt, "prompt"
 
 
-async def serve_detokenize(exchange: Exchange, values: Mapping[str, Any]) -> web.StreamResponse:
+async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
     """The text of token ids, special tokens included."""
-    fields = Fields(values)
+    fields = Fields(await exchange.read_object())
     model = _model(exchange, fields)
     token_ids = fields.take("tokens")
     if not is_token_list(token_ids):

@@ -1,7 +1,7 @@
 """POST, GET and DELETE of responses."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,20 +13,20 @@ from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
 from services.frontend.api.blocks import BlockOutlet, pieces_for
-from services.frontend.api.http.boundary import Boundary, json_response
-from services.frontend.api.http.owner import owner_of
+from services.frontend.api.http.boundary import Boundary
+from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.steering import steer
+from services.frontend.api.http.streaming import stream_answer
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.bodies import sum_usage
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.logprobs import chat_entries
-from services.frontend.api.openai.serve import Effort, Exchange, read_of, run_all, stream_answer, warning_headers
 from services.frontend.api.reading import Reading
 from services.frontend.api.responses.body import begun_body, ended_body, item_body, status_of
 from services.frontend.api.responses.events import ResponseEvents, ResponseStream
 from services.frontend.api.responses.pages import numbered_items, page_of
 from services.frontend.api.responses.read import AskedResponse, is_response_id, read_asked, read_response
 from services.frontend.api.responses.settings import ResponsesSettings
+from services.frontend.api.run import RunContext, reading_for, run_all, warning_headers
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.stores.responses import ResponseStore
@@ -70,21 +70,21 @@ class Responses:
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
         """See Extension."""
-        app.router.add_post(PATH, handler(boundary, self._create))
-        app.router.add_get(PATH + "/{id}", handler(boundary, self._get))
-        app.router.add_delete(PATH + "/{id}", handler(boundary, self._delete))
-        app.router.add_get(PATH + "/{id}/input_items", handler(boundary, self._input_items))
-        app.router.add_post(PATH + "/{id}/cancel", handler(boundary, self._cancel))
+        app.router.add_post(PATH, boundary.handler(self._create))
+        app.router.add_get(PATH + "/{id}", boundary.handler(self._get))
+        app.router.add_delete(PATH + "/{id}", boundary.handler(self._delete))
+        app.router.add_get(PATH + "/{id}/input_items", boundary.handler(self._input_items))
+        app.router.add_post(PATH + "/{id}/cancel", boundary.handler(self._cancel))
 
-    async def _create(self, exchange: Exchange, boundary: Boundary) -> web.StreamResponse:
-        body = await boundary.object(exchange.request)
-        owner = owner_of(exchange.request)
+    async def _create(self, exchange: Exchange) -> web.StreamResponse:
+        body = await exchange.read_object()
+        owner = exchange.owner
         asked, prepared, request = await self.prepare(exchange.pipeline, body, exchange.request_id, owner, exchange)
         exchange.model_name = prepared.model.name
         if not asked.is_stream:
             answer = await self.answer(exchange, asked, prepared, request, owner)
             return json_response(answer, headers=exchange.headers)
-        reading = read_of(request, [prepared])
+        reading = reading_for(request, [prepared])
         events = _events(asked, prepared, reading, int(exchange.pipeline.clock.wall()))
 
         async def on_answered(usage: Usage) -> None:
@@ -102,7 +102,7 @@ class Responses:
         body: Mapping[str, Any],
         request_id: str,
         owner: str,
-        effort: Effort,
+        context: RunContext,
         *,
         priority: int | None = None,
     ) -> tuple[AskedResponse, Prepared, Asked]:
@@ -118,25 +118,22 @@ class Responses:
         inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
         if priority is not None:
             inner = replace(inner, priority=priority)
-        if isinstance(effort, Exchange):
-            inner = steer(inner, effort.request.headers, effort.settings)
-        return asked, await pipeline.prepare(inner, began_s=effort.began_s), request
+        if isinstance(context, Exchange):
+            inner = steer(inner, context.request.headers, context.settings)
+        return asked, await pipeline.prepare(inner, began_s=context.began_s), request
 
     async def answer(
-        self, effort: Effort, asked: AskedResponse, prepared: Prepared, request: Asked, owner: str
+        self, context: RunContext, asked: AskedResponse, prepared: Prepared, request: Asked, owner: str
     ) -> dict[str, Any]:
         """Runs a request to its end and stores what came, if that is wanted."""
-        clock = effort.pipeline.clock
+        clock = context.pipeline.clock
         begun = begun_body(asked, prepared.request.request_id, int(clock.wall()))
-        reading = read_of(request, [prepared])
+        reading = reading_for(request, [prepared])
         outlet = BlockOutlet(pieces_for(reading))
-        answers = await run_all(effort, [prepared], outlet)
-        effort.usage = sum_usage([each.usage for each in answers])
-        if reading is not None:
-            effort.usage = reading.counted(effort.usage)
-            if isinstance(effort, Exchange):
-                effort.headers.update(warning_headers(reading))
-        body = _whole(asked, prepared, outlet, begun, effort.usage, int(clock.wall()))
+        await run_all(context, [prepared], outlet, reading)
+        if isinstance(context, Exchange):
+            context.headers.update(warning_headers(reading))
+        body = _whole(asked, prepared, outlet, begun, context.usage, int(clock.wall()))
         await self._keep(asked, owner, body)
         return body
 
@@ -144,7 +141,7 @@ class Responses:
         if asked.stores and self._store is not None:
             await self._store.put(owner, body, numbered_items(asked.items, body["id"]))
 
-    async def _get(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _get(self, exchange: Exchange) -> web.StreamResponse:
         query = exchange.request.query
         if query.get("stream", "false").lower() not in ("false", "0", ""):
             raise UnsupportedError("stored responses are not streamed again", field="stream")
@@ -152,23 +149,23 @@ class Responses:
             if name in query:
                 raise UnsupportedError(f"{name} is for streams, and stored responses are not streamed", field=name)
         store, response_id = self._stored(exchange.request)
-        found = await store.get(owner_of(exchange.request), response_id)
+        found = await store.get(exchange.owner, response_id)
         return json_response(found.body, headers=exchange.headers)
 
-    async def _delete(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _delete(self, exchange: Exchange) -> web.StreamResponse:
         store, response_id = self._stored(exchange.request)
-        await store.delete(owner_of(exchange.request), response_id)
+        await store.delete(exchange.owner, response_id)
         body = {"id": response_id, "object": "response", "deleted": True}
         return json_response(body, headers=exchange.headers)
 
-    async def _input_items(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _input_items(self, exchange: Exchange) -> web.StreamResponse:
         store, response_id = self._stored(exchange.request)
-        found = await store.get(owner_of(exchange.request), response_id)
+        found = await store.get(exchange.owner, response_id)
         return json_response(page_of(found.items, exchange.request.query), headers=exchange.headers)
 
-    async def _cancel(self, exchange: Exchange, _: Boundary) -> web.StreamResponse:
+    async def _cancel(self, exchange: Exchange) -> web.StreamResponse:
         store, response_id = self._stored(exchange.request)
-        await store.get(owner_of(exchange.request), response_id)
+        await store.get(exchange.owner, response_id)
         raise InvalidRequestError(
             "only a response that runs in the background can be cancelled; to end another, close its connection",
             field="response_id",
@@ -191,17 +188,6 @@ _FIELDS = {
     "constraint": "text.format",
     "logprobs": "top_logprobs",
 }
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def handler(boundary: Boundary, serve: Callable[[Exchange, Boundary], Awaitable[web.StreamResponse]]) -> Handler:
-    """A route's handler inside the boundary."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        return await boundary.handle(request, lambda exchange: serve(exchange, boundary))
-
-    return handle
 
 
 def _events(asked: AskedResponse, prepared: Prepared, reading: Reading | None, created_s: int) -> ResponseEvents:

@@ -1,4 +1,4 @@
-"""What gRPC clients ask for, as requests of the pipeline. No protobuf here."""
+"""Turns the decoded messages of gRPC clients into requests of the pipeline. No protobuf here."""
 
 from kvmesh.errors import DeadlineError, InvalidRequestError, UnsupportedError
 from kvmesh.rpc.codec.inference import ChatCall, EmbedInputs, GenerateCall, Options
