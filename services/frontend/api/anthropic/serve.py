@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from aiohttp import web
 
@@ -21,9 +20,6 @@ from services.frontend.pipeline.prepare import Prepared, tokens_of
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
 VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"20\d\d-[01]\d-[0-3]\d\Z")
-# The pipeline's names of what this API calls otherwise.
-_FIELDS = {"prompt": "messages", "max_tokens": "max_tokens", "constraint": "output_config.format",
-           "stop": "stop_sequences"}  # fmt: skip
 
 
 class Messages:
@@ -61,8 +57,7 @@ def _handler(
 
 async def _create(exchange: Exchange, asked: AskedMessage) -> web.StreamResponse:
     pipeline, request = exchange.pipeline, asked.request
-    inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
-    inner = steer(inner, exchange.request.headers, exchange.settings)
+    inner = steer(request.requests[0], exchange.request.headers, exchange.settings)
     prepared = await pipeline.prepare(inner, began_s=exchange.began_s)
     exchange.model_name = prepared.model.name
     reading = read_of(request, [prepared])

@@ -18,7 +18,6 @@ from services.frontend.api.http.owner import owner_of
 from services.frontend.api.http.steering import steer
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.bodies import sum_usage
-from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.logprobs import chat_entries
 from services.frontend.api.openai.serve import Effort, Exchange, read_of, run_all, stream_answer, warning_headers
 from services.frontend.api.reading import Reading
@@ -110,12 +109,13 @@ class Responses:
         settings = self._settings
         asked = read_response(body, stores_by_default=settings.stores_by_default, has_store=self._store is not None)
         earlier: Sequence[Mapping[str, Any]] = ()
-        if asked.previous_response_id is not None:
+        previous = asked.body.previous_response_id
+        if previous is not None:
             if self._store is None:
                 raise UnsupportedError("this frontend keeps no responses", field="previous_response_id")
-            earlier = await self._store.conversation(owner, asked.previous_response_id)
-        request = read_asked(asked, earlier, request_id, read_chat)
-        inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
+            earlier = await self._store.conversation(owner, previous)
+        request = read_asked(asked, earlier, request_id)
+        inner = request.requests[0]
         if priority is not None:
             inner = replace(inner, priority=priority)
         if isinstance(effort, Exchange):
@@ -183,14 +183,6 @@ class Responses:
             )
         return self._store, response_id
 
-
-# The pipeline's names of what this API calls otherwise.
-_FIELDS = {
-    "prompt": "input",
-    "max_tokens": "max_output_tokens",
-    "constraint": "text.format",
-    "logprobs": "top_logprobs",
-}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
