@@ -101,9 +101,12 @@ class CountRequest(ModelBody, kw_only=True):
     system: str | TextBlocks | None = None
     tools: Annotated[list[MessageTool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: MessageToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: Annotated[
+        Thinking | None,
+        Meta(description="The types enabled and disabled set `enable_thinking` for the chat template."),
+    ] = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
+    cache_control: Annotated[CacheControl | None, Meta(description="Checked; changes nothing.")] = None
     container: Annotated[Any, refused("there are no containers")] = None
     mcp_servers: Annotated[Any, refused("tools are run by the client", [])] = None
     context_management: Annotated[Any, refused("conversations are not cut")] = None

@@ -128,16 +128,18 @@ class ChatRequest(OpenAiRequest, kw_only=True):
     max_tokens: Annotated[Count, Meta(description="max_completion_tokens wins.")] | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Logprobs | None = None
+    top_logprobs: Annotated[Logprobs | None, Meta(description="Alternatives per token; needs logprobs.")] = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolSelection | None = None
     parallel_tool_calls: bool | None = None
-    include_reasoning: bool | None = None
+    include_reasoning: Annotated[bool | None, Meta(description="False: the answer without its reasoning.")] = None
     documents: Documents | None = None
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: AnyObject | None = None
+    reasoning_effort: Annotated[Effort | None, Meta(description="For chat templates that know it.")] = None
+    chat_template_kwargs: Annotated[AnyObject | None, Meta(description="Variables of the chat template.")] = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="The answer continues the last message, whose text the template must render.")
+    ] = None
     functions: Annotated[Any, refused("use tools", [])] = None
     function_call: Annotated[Any, refused("use tool_choice", "none", "auto")] = None
     audio: Annotated[Any, refused("there is no audio output")] = None
@@ -288,6 +290,8 @@ def template_tools(tools: Sequence[ChatTool]) -> list[AnyObject]:
 def _chosen_tools(body: ChatRequest) -> tuple[list[AnyObject], ToolChoice]:
     """The tools for the template, none where none may be called, and how they are chosen."""
     given, selection = body.tools or [], body.tool_choice
+    if not given and selection is None:
+        return [], ToolChoice()
     if selection == "none":
         return [], ToolChoice(mode=ToolMode.NONE)
     if selection is not None and not given:

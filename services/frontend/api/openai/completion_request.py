@@ -21,8 +21,8 @@ class CompletionRequest(OpenAiRequest, kw_only=True):
 
     prompt: Prompts
     max_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX, description="0 with `echo`: the prompt alone.")] | None = None
-    logprobs: Logprobs | None = None
-    echo: bool | None = None
+    logprobs: Annotated[Logprobs | None, Meta(description="Alternatives per token.")] = None
+    echo: Annotated[bool | None, Meta(description="The prompt comes first; with logprobs it is scored too.")] = None
     add_special_tokens: bool | None = None
     suffix: Annotated[Any, refused("there is no filling in the middle", "")] = None
 

@@ -5,8 +5,9 @@ object against it with msgspec, and `/openapi.json` is written from the same cla
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
@@ -125,19 +126,40 @@ def refused(why: str, *neutral: Any) -> Meta:
     return Meta(description=f"Refused: {why}.", extra={"why": why, "neutral": neutral})
 
 
+class FieldGroup:
+    """Some fields of a body. Reading many of them in one call takes a third of the time that a loop takes."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        # An `attrgetter` of one name gives no tuple.
+        self._values: Callable[[Body], tuple[Any, ...]] = lambda body: tuple(getattr(body, name) for name in names)
+        if len(names) > 1:
+            self._values = attrgetter(*names)
+        self._nothing = (None,) * len(names)
+
+    def given(self, body: Body) -> Sequence[tuple[str, Any]]:
+        """Names and values of those that are not absent."""
+        values = self._values(body)
+        if values == self._nothing:
+            return ()
+        return [(name, value) for name, value in zip(self._names, values, strict=True) if value is not None]
+
+
 def refuse_fields(body: Body) -> None:
     """Raises FieldError for the first field of `body` that is `refused`; for `__post_init__`."""
-    for name, why, neutral in _refused_fields(type(body)):
-        value = getattr(body, name)
-        if value is not None and not any(value == each and type(value) is type(each) for each in neutral):
+    group, reasons = _refused_fields(type(body))
+    for name, value in group.given(body):
+        why, neutral = reasons[name]
+        if not any(value == each and type(value) is type(each) for each in neutral):
             raise FieldError(name, f"is not supported: {why}", UnsupportedError)
 
 
 @cache
-def _refused_fields(kind: type[Body]) -> tuple[tuple[str, str, tuple[Any, ...]], ...]:
-    metas = [
-        (name, meta)
+def _refused_fields(kind: type[Body]) -> tuple[FieldGroup, Mapping[str, tuple[str, tuple[Any, ...]]]]:
+    reasons = {
+        name: (meta.extra["why"], meta.extra["neutral"])
         for name, hint in get_type_hints(kind, include_extras=True).items()
         for meta in getattr(hint, "__metadata__", ())
-    ]
-    return tuple((name, meta.extra["why"], meta.extra["neutral"]) for name, meta in metas if meta.extra)
+        if meta.extra
+    }
+    return FieldGroup(list(reasons)), reasons

@@ -27,7 +27,17 @@ from services.frontend.api.openai.constraints import (
     StructuredOutputs,
     one_constraint,
 )
-from services.frontend.api.openai.fields import TOKENS_MAX, Body, Ignored, Metadata, ModelBody, TokenId, refused, wrong
+from services.frontend.api.openai.fields import (
+    TOKENS_MAX,
+    Body,
+    FieldGroup,
+    Ignored,
+    Metadata,
+    ModelBody,
+    TokenId,
+    refused,
+    wrong,
+)
 
 
 def _within(name: str, help: str = "") -> Meta:  # noqa: A002
@@ -41,6 +51,10 @@ StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength":
 Priority = Annotated[
     int,
     Meta(description="Larger goes first.", extra_json_schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
+]
+LogitBias = Annotated[
+    dict[TokenId, float],
+    Meta(max_length=LOGIT_BIAS_MAX, description="By token id; needs workers that have `logit_bias`."),
 ]
 Logprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
 Truncation = Annotated[
@@ -75,7 +89,7 @@ class CommonSampling(ModelBody, kw_only=True):
     cache_salt: (
         Annotated[str, Meta(max_length=CACHE_SALT_BYTES_MAX, description="Keeps cached prefixes apart.")] | None
     ) = None
-    user: UserName | None = None
+    user: Annotated[UserName | None, Meta(description="Checked; changes nothing.")] = None
 
 
 class SamplingFields(CommonSampling, kw_only=True):
@@ -88,17 +102,17 @@ class SamplingFields(CommonSampling, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: Annotated[dict[TokenId, float], Meta(max_length=LOGIT_BIAS_MAX, description="By token id.")] | None = (
-        None
-    )
+    logit_bias: LogitBias | None = None
     truncate_prompt_tokens: Truncation | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="Of this, `response_format` and `guided_*`, one may be given.")
+    ] = None
     guided_json: Document | None = None
     guided_regex: Pattern | None = None
     guided_choice: Options | None = None
     guided_grammar: Pattern | None = None
-    metadata: Metadata | None = None
+    metadata: Annotated[Metadata | None, Meta(description="Checked; changes nothing.")] = None
     safety_identifier: Ignored = None
     prompt_cache_retention: Ignored = None
     guided_decoding_backend: Annotated[Any, refused("the engine chooses")] = None
@@ -122,14 +136,16 @@ class SamplingFields(CommonSampling, kw_only=True):
 
     def constraint(self) -> tuple[Constraint | None, str]:
         """What the answer must match, and the field that says so."""
-        return one_constraint([(name, value) for name in SOURCES if (value := getattr(self, name)) is not None])
+        return one_constraint(_CONSTRAINTS.given(self))
 
 
 class StreamOptions(Body, kw_only=True):
     """`stream_options` of chat and completions."""
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: Annotated[bool | None, Meta(description="The last event has the usage.")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="With include_usage: every event has the counts of its choice so far.")
+    ] = None
     include_obfuscation: Ignored = None
 
 
@@ -140,8 +156,10 @@ class OpenAiRequest(SamplingFields, kw_only=True):
         None
     )
     stream_options: StreamOptions | None = None
-    prompt_logprobs: Annotated[Logprobs | bool | None, Meta(description="A number, or false.")] = None
-    return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[Logprobs | bool | None, Meta(description="A number, or false. Whole answers only.")] = (
+        None
+    )
+    return_token_ids: Annotated[bool | None, Meta(description="The answer and the prompt as token ids too.")] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, Meta(description="Log-probabilities name tokens `token_id:N`.")
     ] = None
@@ -183,18 +201,19 @@ class OpenAiRequest(SamplingFields, kw_only=True):
 
 def sampling_params(body: ModelBody, **values: Any) -> SamplingParams:
     """The fields of `body` that have names of SamplingParams; `values` come before them. Ranges are checked later."""
-    for name in _shared_names(type(body)):
-        if name not in values and (value := getattr(body, name)) is not None:
+    for name, value in _shared_fields(type(body)).given(body):
+        if name not in values:
             convert = _CONVERTED.get(name)
             values[name] = value if convert is None else convert(value)
     return SamplingParams(**values)
 
 
 @cache
-def _shared_names(kind: type[ModelBody]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(SamplingParams) if each.name in kind.__struct_fields__)
+def _shared_fields(kind: type[ModelBody]) -> FieldGroup:
+    return FieldGroup([each.name for each in fields(SamplingParams) if each.name in kind.__struct_fields__])
 
 
+_CONSTRAINTS = FieldGroup(list(SOURCES))
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "top_k": lambda value: max(value, 0),  # -1 is vLLM's older word for off.
     "stop": lambda value: (value,) if isinstance(value, str) else tuple(value),
