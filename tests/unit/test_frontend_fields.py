@@ -99,14 +99,14 @@ def test_fields_become_sampling_parameters() -> None:
     values = {
         "temperature": 1,
         "top_k": -1,
-        "stop": "x",
+        "stop": "end",
         "logit_bias": {"5": 1},
         "stop_token_ids": [7],
         "max_tokens": 3,
     }
     body = read_body(SamplingFields, values)
     assert sampling_params(body, max_tokens=9) == SamplingParams(
-        temperature=1.0, top_k=0, stop=("x",), logit_bias=((5, 1.0),), stop_token_ids=(7,), max_tokens=9
+        temperature=1.0, top_k=0, stop=("end",), logit_bias=((5, 1.0),), stop_token_ids=(7,), max_tokens=9
     )
     assert sampling_params(read_body(CommonSampling, {"stop": ["x", "y"], "user": "u"})) == SamplingParams(
         stop=("x", "y")
