@@ -45,6 +45,7 @@ check: setup ## Format, lint, types, import contracts, protos, generated code; a
 	run python scripts/generate_protos.py --check; \
 	run python scripts/support_matrix.py --check; \
 	run python scripts/settings_page.py --check; \
+	run python scripts/api_fields.py --check; \
 	exit $$status
 
 format: setup ## Format the code and mend what the linter can mend

@@ -4,12 +4,12 @@ from array import array
 from collections.abc import Sequence
 
 from kvmesh.core import Generation, SamplingParams
+from kvmesh.core.sampling import RANGES
 from kvmesh.errors import InvalidRequestError
 
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 STOP_TOKENS_MAX = 64
-LOGPROBS_MAX = 20
 LOGIT_BIAS_MAX = 1024
 PRIORITY_MAX = 100
 CACHE_SALT_BYTES_MAX = 256
@@ -44,19 +44,12 @@ def check_length(length: int, field: str, low: int, high: int, unit: str) -> Non
 
 
 def check_sampling(params: SamplingParams, *, prefix: str = "sampling.") -> None:
-    """All ranges of `protos/kvmesh/types/v1/sampling.proto`."""
-    check_range(params.temperature, f"{prefix}temperature", 0, 2)
-    check_range(params.top_p, f"{prefix}top_p", 0, 1, above=True)
-    check_range(params.top_k, f"{prefix}top_k", 0, 2**31 - 1)
-    check_range(params.min_p, f"{prefix}min_p", 0, 1)
-    check_range(params.presence_penalty, f"{prefix}presence_penalty", -2, 2)
-    check_range(params.frequency_penalty, f"{prefix}frequency_penalty", -2, 2)
-    check_range(params.repetition_penalty, f"{prefix}repetition_penalty", 0, 10, above=True)
-    check_range(params.max_tokens, f"{prefix}max_tokens", 1, 2**31 - 1)
-    check_range(params.min_tokens, f"{prefix}min_tokens", 0, params.max_tokens or 2**31 - 1)
-    check_range(params.seed, f"{prefix}seed", -(2**63), 2**63 - 1)
-    check_range(params.logprobs, f"{prefix}logprobs", 0, LOGPROBS_MAX)
-    check_range(params.prompt_logprobs, f"{prefix}prompt_logprobs", 0, LOGPROBS_MAX)
+    """Every range and length of SamplingParams; errors name fields behind `prefix`."""
+    for name, limits in RANGES.items():
+        if (value := getattr(params, name)) is not None:
+            check_range(value, prefix + name, limits.low, limits.high, above=limits.above)
+    if params.max_tokens is not None:
+        check_range(params.min_tokens, f"{prefix}min_tokens", 0, params.max_tokens)
     check_stops(params.stop, f"{prefix}stop")
     check_length(len(params.stop_token_ids), f"{prefix}stop_token_ids", 0, STOP_TOKENS_MAX, "entries")
     check_length(len(params.logit_bias), f"{prefix}logit_bias", 0, LOGIT_BIAS_MAX, "entries")

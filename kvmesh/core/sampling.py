@@ -1,8 +1,11 @@
 """How tokens are chosen and when generation ends."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
+
+LOGPROBS_MAX = 20
 
 
 class ConstraintKind(StrEnum):
@@ -26,28 +29,48 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """From `low` to `high`, both allowed; `above` excludes `low`."""
+
+    low: float
+    high: float
+    above: bool = False
+
+
+def _number(low: float, high: float, *, above: bool = False) -> Any:
+    return field(default=None, metadata={"range": Range(low=low, high=high, above=above)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling of one request. None takes the model's generation default, else the neutral value.
 
-    Ranges are those of `protos/kvmesh/types/v1/sampling.proto`; `kvmesh.checks.check_sampling` enforces them where
-    foreign data enters.
+    `kvmesh.checks.check_sampling` enforces the ranges where foreign data enters. A number that is declared here is written to
+    and read from the field of the same name in `protos/kvmesh/types/v1/sampling.proto`, and taken from HTTP bodies whose
+    class (`services/frontend/api/openai/sampling.py`) has a field of that name.
     """
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    temperature: float | None = _number(0, 2)
+    top_p: float | None = _number(0, 1, above=True)
+    top_k: int | None = _number(0, 2**31 - 1)
+    min_p: float | None = _number(0, 1)
+    presence_penalty: float | None = _number(-2, 2)
+    frequency_penalty: float | None = _number(-2, 2)
+    repetition_penalty: float | None = _number(0, 10, above=True)
+    seed: int | None = _number(-(2**63), 2**63 - 1)
+    max_tokens: int | None = _number(1, 2**31 - 1)
+    min_tokens: int | None = _number(0, 2**31 - 1)
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: int | None = _number(0, LOGPROBS_MAX)
+    prompt_logprobs: int | None = _number(0, LOGPROBS_MAX)
     logit_bias: Sequence[tuple[int, float]] = ()
     constraint: Constraint | None = None
     skip_special_tokens: bool = True
+
+
+RANGES: Mapping[str, Range] = {
+    each.name: each.metadata["range"] for each in fields(SamplingParams) if "range" in each.metadata
+}
+"""Of the numbers in SamplingParams, by name."""

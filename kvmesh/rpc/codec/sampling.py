@@ -5,6 +5,7 @@ from functools import lru_cache
 from kvmesh.api.types.v1 import sampling_pb2 as pb
 from kvmesh.checks import check_length, check_sampling
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
+from kvmesh.core.sampling import RANGES
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.scalars import optional_field
 
@@ -15,20 +16,6 @@ OPTION_CHARACTERS_MAX = 4096
 KEPT_MAX = 256
 KEPT_BYTES_MAX = 1024
 """Parameters that are kept once read. Long ones hold documents, and few are asked twice."""
-_SCALARS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "logprobs",
-    "prompt_logprobs",
-)
 
 
 def to_sampling(params: SamplingParams) -> pb.SamplingParams:
@@ -40,7 +27,7 @@ def to_sampling(params: SamplingParams) -> pb.SamplingParams:
 
 def fill_sampling(message: pb.SamplingParams, params: SamplingParams) -> None:
     """Writes the wire form into a message's field, which spares a copy."""
-    for name in _SCALARS:
+    for name in RANGES:
         if (value := getattr(params, name)) is not None:
             setattr(message, name, value)
     message.ignore_eos = params.ignore_eos
@@ -69,7 +56,7 @@ def _from_bytes(data: bytes, prefix: str) -> SamplingParams:
 
 
 def _from_sampling(message: pb.SamplingParams, prefix: str) -> SamplingParams:
-    scalars = {name: optional_field(message, name) for name in _SCALARS}
+    scalars = {name: optional_field(message, name) for name in RANGES}
     params = SamplingParams(
         **scalars,
         stop=tuple(message.stop),

@@ -1,173 +1,164 @@
-"""Messages and their blocks as messages of a conversation, in the shape that the chat reader takes."""
+"""Messages and their blocks, and the conversation that they are for the chat template."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-import orjson
+from msgspec import Meta
 
-from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.api.openai.fields import Fields
+from kvmesh.errors import UnsupportedError
+from services.frontend.api.openai.chat_request import CalledName, template_call
+from services.frontend.api.openai.fields import AnyObject, Body, FieldError, refuse_fields, refused
 from services.frontend.pipeline.request import content_of
 
-MESSAGES_MAX = 4096
 BLOCKS_MAX = 1024
-ROLES = ("user", "assistant", "system")
 ERROR_MARK = "Error: "
 """Chat templates have no place for `is_error`; the model reads it in the result's text."""
+CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """`messages` as chat messages. InvalidRequestError and UnsupportedError name the field."""
-    given = fields.objects("messages", MESSAGES_MAX)
-    if not given:
-        raise fields.wrong("messages", f"a list of 1 to {MESSAGES_MAX} messages")
-    return [message for i, each in enumerate(given) for message in _read_message(Fields(each, f"messages[{i}]."))]
+class CacheControl(Body, kw_only=True):
+    """Changes nothing: prefixes are cached whether they are marked or not."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
 
 
-def read_system(fields: Fields) -> list[dict[str, Any]]:
-    """`system` as a chat message, if there is one."""
-    if not fields.has("system"):
-        fields.take("system")
-        return []
-    text = read_text(fields, "system")
-    return [{"role": "system", "content": text}] if text else []
+class TextFields(Body, kw_only=True):
+    """A block of text, without its type."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[Any, refused("texts come without sources", [])] = None
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
 
 
-def read_text(fields: Fields, name: str) -> str:
-    """A string, or text blocks."""
-    value = fields.take(name)
-    if isinstance(value, str):
-        return value
-    return "\n".join(_text_of(kind, block) for kind, block in _read_blocks(fields, name, value))
+class TextBlock(TextFields, kw_only=True, tag_field="type", tag="text"):
+    """Text beside blocks of other types."""
 
 
-def _read_blocks(fields: Fields, name: str, value: Any) -> list[tuple[str, Fields]]:
-    if not isinstance(value, list) or len(value) > BLOCKS_MAX:
-        raise fields.wrong(name, f"a string or a list of at most {BLOCKS_MAX} blocks")
-    return [_read_kind(each, fields.name(f"{name}[{i}]")) for i, each in enumerate(value)]
+class TextOnlyBlock(TextFields, kw_only=True):
+    """Text where no other type may be. msgspec does not demand the tag of a class that has no alternatives."""
+
+    type: Literal["text"]
 
 
-def _read_kind(value: Any, name: str) -> tuple[str, Fields]:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise InvalidRequestError(f"{name} must be an object with a type", field=name, reason="invalid_value")
-    block = Fields(value, f"{name}.")
-    # Prefixes are cached by themselves; the mark asks for what happens anyway.
-    read_cache_control(block)
-    return str(block.take("type")), block
+TextBlocks = Annotated[list[TextOnlyBlock], Meta(max_length=BLOCKS_MAX)]
 
 
-def read_cache_control(fields: Fields) -> None:
-    """Checked and otherwise nothing: prefixes are cached whether they are marked or not."""
-    value = fields.object("cache_control")
-    if value is not None:
-        control = Fields(value, fields.name("cache_control."))
-        if control.choice("type", ("ephemeral",)) is None:
-            raise control.wrong("type", "ephemeral")
-        control.choice("ttl", ("5m", "1h"))
-        control.finish()
+class ToolResultBlock(Body, kw_only=True, tag_field="type", tag="tool_result"):
+    """What a tool answered."""
+
+    tool_use_id: CallId
+    content: str | TextBlocks | None = None
+    is_error: Annotated[bool, Meta(description="Marked for the model by the word Error.")] | None = None
+    cache_control: CacheControl | None = None
 
 
-def _text_of(kind: str, block: Fields) -> str:
-    if kind != "text":
-        raise _unsupported(kind, block, "text")
-    text = _needed(block, "text", empty=True)
-    block.refuse("citations", "texts come without sources", ([],))
-    block.finish()
-    return text
+class ThinkingBlock(Body, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought before. Thoughts are not sealed here, so the signature is not checked."""
+
+    thinking: str
+    signature: str | None = None
+    cache_control: CacheControl | None = None
 
 
-def _unsupported(kind: str, block: Fields, known: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"blocks of the type {kind[:64]!r} are not supported here; known: {known}", field=block.name("type")
-    )
+class ToolUseBlock(Body, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call of the model."""
+
+    id: CallId
+    name: CalledName
+    input: AnyObject
+    caller: AnyObject | None = None
+    cache_control: CacheControl | None = None
+
+    def __post_init__(self) -> None:
+        if self.caller is not None and self.caller.get("type") != "direct":
+            raise FieldError("caller.type", "must be direct: tools are called by the model only", UnsupportedError)
 
 
-def _needed(fields: Fields, name: str, *, empty: bool = False) -> str:
-    text = fields.text(name)
-    if text is None or not (text or empty):
-        raise fields.wrong(name, "a string" if empty else "a string that is not empty")
-    return text
+class UserMessage(Body, kw_only=True, tag_field="role", tag="user"):
+    """A message of the user, or results of tools."""
+
+    content: str | Annotated[list[TextBlock | ToolResultBlock], Meta(max_length=BLOCKS_MAX)]
 
 
-def _read_message(fields: Fields) -> list[dict[str, Any]]:
-    role = fields.choice("role", ROLES)
-    if role is None:
-        raise fields.wrong("role", "user or assistant")
-    content = fields.take("content")
-    if isinstance(content, str):
-        fields.finish()
-        return [{"role": role, "content": content}]
-    blocks = _read_blocks(fields, "content", content)
-    fields.finish()
-    if role == "assistant":
-        return [_read_assistant(blocks)]
-    return _read_user(role, blocks)
+class AssistantMessage(Body, kw_only=True, tag_field="role", tag="assistant"):
+    """A message of the model. The answer continues the last one."""
+
+    content: str | Annotated[list[TextBlock | ThinkingBlock | ToolUseBlock], Meta(max_length=BLOCKS_MAX)]
 
 
-def _read_user(role: str, blocks: Sequence[tuple[str, Fields]]) -> list[dict[str, Any]]:
+class SystemMessage(Body, kw_only=True, tag_field="role", tag="system"):
+    """Instructions."""
+
+    content: str | TextBlocks
+
+
+Message = UserMessage | AssistantMessage | SystemMessage
+
+
+def template_messages(system: str | list[TextOnlyBlock] | None, messages: Sequence[Message]) -> list[AnyObject]:
+    """The conversation for the chat template."""
+    text = _joined(system)
+    found: list[AnyObject] = [{"role": "system", "content": text}] if text else []
+    for message in messages:
+        match message:
+            case AssistantMessage():
+                found.append(_assistant_message(message))
+            case SystemMessage():
+                found.append({"role": "system", "content": _content(message.content)})
+            case UserMessage():
+                found += _user_messages(message)
+    return found
+
+
+def _joined(content: str | list[TextOnlyBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.text for block in content)
+
+
+def _content(content: str | list[TextOnlyBlock]) -> str | list[dict[str, str]]:
+    return content if isinstance(content, str) else content_of([block.text for block in content])
+
+
+def _user_messages(message: UserMessage) -> list[AnyObject]:
     """Results of tools are messages of their own, in their place between the texts."""
-    messages: list[dict[str, Any]] = []
+    if isinstance(message.content, str):
+        return [{"role": "user", "content": message.content}]
+    messages: list[AnyObject] = []
     texts: list[str] = []
-    for kind, block in blocks:
-        if kind == "tool_result" and role == "user":
-            messages.append(_read_result(block))
+    for block in message.content:
+        if isinstance(block, ToolResultBlock):
+            text = (ERROR_MARK if block.is_error else "") + _joined(block.content)
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
             texts = []
-        elif kind == "text":
-            if not texts:
-                messages.append({"role": role})
-            texts.append(_text_of(kind, block))
-            messages[-1]["content"] = content_of(texts)
-        else:
-            raise _unsupported(kind, block, "text, tool_result" if role == "user" else "text")
-    return messages or [{"role": role, "content": ""}]
+            continue
+        if not texts:
+            messages.append({"role": "user"})
+        texts.append(block.text)
+        messages[-1]["content"] = content_of(texts)
+    return messages or [{"role": "user", "content": ""}]
 
 
-def _read_result(block: Fields) -> dict[str, Any]:
-    call_id, is_error = _needed(block, "tool_use_id"), block.flag("is_error")
-    text = ""
-    if block.has("content"):
-        text = read_text(block, "content")
-    else:
-        block.take("content")
-    block.finish()
-    return {"role": "tool", "tool_call_id": call_id, "content": ERROR_MARK + text if is_error else text}
+def _assistant_message(message: AssistantMessage) -> AnyObject:
+    if isinstance(message.content, str):
+        return {"role": "assistant", "content": message.content}
+    blocks = message.content
+    result: AnyObject = {
+        "role": "assistant",
+        "content": content_of([block.text for block in blocks if isinstance(block, TextBlock)]),
+    }
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        result["reasoning_content"] = "\n".join(thoughts)
+    if uses := [block for block in blocks if isinstance(block, ToolUseBlock)]:
+        result["tool_calls"] = [template_call(block.id, block.name, block.input) for block in uses]
+    return result
 
 
-def _read_assistant(blocks: Sequence[tuple[str, Fields]]) -> dict[str, Any]:
-    texts, thoughts = [], []
-    calls: list[dict[str, Any]] = []
-    for kind, block in blocks:
-        if kind == "text":
-            texts.append(_text_of(kind, block))
-        elif kind == "thinking":
-            thoughts.append(_needed(block, "thinking", empty=True))
-            # Thoughts are not sealed here, so there is no seal to check.
-            block.text("signature")
-            block.finish()
-        elif kind == "tool_use":
-            calls.append(_read_use(block))
-        else:
-            raise _unsupported(kind, block, "text, thinking, tool_use")
-    message: dict[str, Any] = {"role": "assistant", "content": content_of(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-def _read_use(block: Fields) -> dict[str, Any]:
-    arguments = block.object("input")
-    if arguments is None:
-        raise block.wrong("input", "an object")
-    function = {"name": _needed(block, "name"), "arguments": orjson.dumps(arguments).decode()}
-    call_id = _needed(block, "id")
-    caller = block.object("caller")
-    if caller is not None and caller.get("type") != "direct":
-        raise UnsupportedError("tools are called by the model itself only", field=block.name("caller.type"))
-    block.finish()
-    return {"id": call_id, "type": "function", "function": function}
-
-
-def continues_last(messages: Sequence[Mapping[str, Any]]) -> bool:
+def continues_last(messages: Sequence[AnyObject]) -> bool:
     """True where the answer is to go on from the beginning that the client wrote for it."""
     last = messages[-1]
     return bool(last["role"] == "assistant" and last["content"] and "tool_calls" not in last)

@@ -1,7 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
 import re
-from dataclasses import replace
 
 from aiohttp import web
 
@@ -21,9 +20,6 @@ from services.frontend.pipeline.prepare import Prepared, tokens_of
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
 VERSION_HEADER = "anthropic-version"
 _VERSION = re.compile(r"20\d\d-[01]\d-[0-3]\d\Z")
-# The pipeline's names of what this API calls otherwise.
-_FIELDS = {"prompt": "messages", "max_tokens": "max_tokens", "constraint": "output_config.format",
-           "stop": "stop_sequences"}  # fmt: skip
 
 
 class Messages:
@@ -53,8 +49,7 @@ async def _read(exchange: Exchange, *, counts_only: bool) -> AskedMessage:
 async def _serve_message(exchange: Exchange) -> web.StreamResponse:
     asked = await _read(exchange, counts_only=False)
     pipeline, request = exchange.pipeline, asked.request
-    inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
-    inner = steer(inner, exchange.request.headers, exchange.settings)
+    inner = steer(request.requests[0], exchange.request.headers, exchange.settings)
     prepared = await pipeline.prepare(inner, began_s=exchange.began_s)
     exchange.model_name = prepared.model.name
     reading = reading_for(request, [prepared])

@@ -13,14 +13,20 @@ from services.frontend.api.batches.file_routes import is_file_id
 from services.frontend.api.batches.lines import CUSTOM_ID_CHARACTERS_MAX
 from services.frontend.api.batches.runner import BatchRunner
 from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.api.openai.fields import Fields
-from services.frontend.api.responses.read import read_metadata
+from services.frontend.api.openai.fields import Body, read_body
+from services.frontend.api.responses.read import StoredMetadata
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
 from services.frontend.stores.batches import BatchStore
 from services.frontend.stores.files import FileStore
 
 _READ_AT_ONCE = 64
 PAGE_DEFAULT, PAGE_MAX = 20, 100
+
+
+class CallMetadata(Body, kw_only=True):
+    """What a call names a batch by."""
+
+    metadata: StoredMetadata
 
 
 class BatchCalls:
@@ -48,7 +54,7 @@ class BatchCalls:
                 f"completion_window must be whole seconds from 1 to {self._settings.window_s_max:g}",
                 field="completion_window",
             )
-        metadata = read_metadata(Fields({"metadata": dict(call.metadata)})) if call.metadata else None
+        metadata = read_body(CallMetadata, {"metadata": dict(call.metadata)}).metadata or None
         if call.lines is None:
             await self._check_file(owner, call.input_file_id)
             return await self._create(owner, call, call.input_file_id, metadata)

@@ -1,8 +1,10 @@
 """POST, GET and cancel of batches."""
 
 import re
+from typing import Annotated, Literal
 
 from aiohttp import web
+from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.api.batches.answer import ENDPOINTS
@@ -12,9 +14,9 @@ from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.api.batches.upload import check_ttl
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange, json_response
-from services.frontend.api.openai.fields import Fields
+from services.frontend.api.openai.fields import Body, read_body, wrong
 from services.frontend.api.responses.pages import list_body, read_limit
-from services.frontend.api.responses.read import read_metadata
+from services.frontend.api.responses.read import StoredMetadata
 from services.frontend.stores.batch_rows import INPUT_PURPOSE, batch_body
 from services.frontend.stores.batches import BatchStore
 from services.frontend.stores.files import FileStore
@@ -22,6 +24,30 @@ from services.frontend.stores.files import FileStore
 PATH = "/v1/batches"
 _WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])\Z")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class OutputExpiry(Body, kw_only=True):
+    """`output_expires_after`."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(extra_json_schema={"minimum": 3600, "maximum": 30 * 86_400})]
+
+
+class BatchRequest(Body, kw_only=True):
+    """The body."""
+
+    input_file_id: Annotated[str, Meta(max_length=256, extra_json_schema={"pattern": "^file-[0-9a-f]{32}$"})]
+    endpoint: Annotated[str, Meta(extra_json_schema={"enum": list(ENDPOINTS)})]
+    completion_window: Annotated[
+        str,
+        Meta(
+            max_length=32,
+            description="OpenAI's 24h, or another time up to the server's limit.",
+            extra_json_schema={"pattern": "^[1-9][0-9]{0,6}[smhd]$"},
+        ),
+    ]
+    metadata: StoredMetadata | None = None
+    output_expires_after: OutputExpiry | None = None
 
 
 class BatchRoutes:
@@ -42,13 +68,17 @@ class BatchRoutes:
 
     async def _create(self, exchange: Exchange) -> web.StreamResponse:
         owner = exchange.owner
-        fields = Fields(await exchange.read_object(adds_model=False))
-        endpoint, file_id = self._read_endpoint(fields), fields.text("input_file_id", 256)
-        if file_id is None or not is_file_id(file_id):
-            raise fields.wrong("input_file_id", "the id of a file")
-        window, window_s = self._read_window(fields)
-        metadata, output_ttl_s = read_metadata(fields), self._read_output_ttl(fields)
-        fields.finish()
+        body = read_body(BatchRequest, await exchange.read_object(adds_model=False))
+        file_id = body.input_file_id
+        if not is_file_id(file_id):
+            raise wrong("input_file_id", "the id of a file")
+        if body.endpoint not in ENDPOINTS:
+            message = f"endpoint can be {', '.join(ENDPOINTS)}, not {body.endpoint[:64]!r}"
+            raise UnsupportedError(message, field="endpoint")
+        window_s, ttl = self._window_s(body.completion_window), body.output_expires_after
+        output_ttl_s = None
+        if ttl is not None:
+            output_ttl_s = check_ttl(ttl.seconds, self._settings, "output_expires_after.seconds")
         file = await self._files.get(owner, file_id, field="input_file_id")
         if file["purpose"] != INPUT_PURPOSE:
             raise InvalidRequestError(
@@ -59,47 +89,22 @@ class BatchRoutes:
         row = await self._store.create(
             owner,
             f"batch_{exchange.request_id}",
-            endpoint=endpoint,
+            endpoint=body.endpoint,
             input_file_id=file_id,
-            completion_window=window,
+            completion_window=body.completion_window,
             window_s=window_s,
-            metadata=metadata,
+            metadata=body.metadata,
             output_ttl_s=output_ttl_s,
         )
         self._runner.wake()
         return json_response(batch_body(row), headers=exchange.headers)
 
-    def _read_endpoint(self, fields: Fields) -> str:
-        endpoint = fields.text("endpoint", 256)
-        if not endpoint:
-            raise fields.wrong("endpoint", "one of " + ", ".join(ENDPOINTS))
-        if endpoint not in ENDPOINTS:
-            raise UnsupportedError(f"endpoint can be {', '.join(ENDPOINTS)}, not {endpoint[:64]!r}", field="endpoint")
-        return endpoint
-
-    def _read_window(self, fields: Fields) -> tuple[str, float]:
-        """OpenAI's only window is 24h; here it can be any number of seconds, minutes, hours or days."""
-        window = fields.text("completion_window", 32)
-        match = _WINDOW.match(window or "")
+    def _window_s(self, window: str) -> float:
+        match = _WINDOW.match(window)
         window_s = float(int(match[1]) * _UNIT_S[match[2]]) if match else 0.0
         if not 0 < window_s <= self._settings.window_s_max:
-            raise fields.wrong(
-                "completion_window", f"a time such as 24h, at most {self._settings.window_s_max:g} seconds"
-            )
-        return str(window), window_s
-
-    def _read_output_ttl(self, fields: Fields) -> float | None:
-        value = fields.object("output_expires_after")
-        if value is None:
-            return None
-        inner = Fields(value, "output_expires_after.")
-        if inner.choice("anchor", ("created_at",)) is None:
-            raise inner.wrong("anchor", "created_at")
-        ttl_s = inner.integer("seconds")
-        if ttl_s is None:
-            raise inner.wrong("seconds", "an integer")
-        inner.finish()
-        return check_ttl(ttl_s, self._settings, "output_expires_after.seconds")
+            raise wrong("completion_window", f"a time such as 24h, at most {self._settings.window_s_max:g} seconds")
+        return window_s
 
     async def _list(self, exchange: Exchange) -> web.StreamResponse:
         refuse_unknown(exchange.request, ("limit", "after"))

@@ -1,5 +1,8 @@
 """Turns the decoded messages of gRPC clients into requests of the pipeline. No protobuf here."""
 
+from dataclasses import fields
+
+from kvmesh.core import SamplingParams
 from kvmesh.errors import DeadlineError, InvalidRequestError, UnsupportedError
 from kvmesh.rpc.codec.inference import ChatCall, EmbedInputs, GenerateCall, Options
 from kvmesh.telemetry import current_traceparent
@@ -7,11 +10,7 @@ from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation, Prompt, Request, ToolChoice, ToolMode
 
-_SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "logit_bias", "constraint",
-)  # fmt: skip
-_FIELDS = {name: f"options.sampling.{name}" for name in _SAMPLING_FIELDS} | {
+_FIELDS = {each.name: f"options.sampling.{each.name}" for each in fields(SamplingParams)} | {
     name: f"options.{name}" for name in ("choices", "priority", "cache_salt", "adapter", "request_id")
 }
 

@@ -1,24 +1,24 @@
 """What tensors and parameters mean, after Triton's vLLM backend; the sampling fields are those of the completions API."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import orjson
+from msgspec import Meta
 
+from kvmesh.core import SamplingParams
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.kserve import TEXT_INPUT, InferCall
 from kvmesh.telemetry import current_traceparent
 from services.frontend.api.grpc.requests import timeout_s
 from services.frontend.api.openai.completion_request import MAX_TOKENS_DEFAULT
-from services.frontend.api.openai.constraints import read_constraint
-from services.frontend.api.openai.fields import INTEGER_MAX, Fields
-from services.frontend.api.openai.sampling import TOKENS_MAX, read_sampling, read_truncation
+from services.frontend.api.openai.fields import INTEGER_MAX, TOKENS_MAX, Ignored, read_body, refused, wrong
+from services.frontend.api.openai.sampling import SamplingFields, sampling_params
 from services.frontend.pipeline.request import Request
 
 SAMPLING = "sampling_parameters"
 EXCLUDE = "exclude_input_in_output"
-EMPTY_FINAL = "triton_enable_empty_final_response"
 INPUTS: Mapping[str, str] = {
     TEXT_INPUT: "BYTES",
     "stream": "BOOL",
@@ -38,14 +38,33 @@ OUTPUTS: Mapping[str, str] = {
     "num_input_tokens": "UINT32",
     "num_output_tokens": "UINT32",
 }
-# Triton's clients of old could write texts and whole numbers only, so numbers may come as texts.
-_NUMBERS = frozenset({
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "n", "truncate_prompt_tokens", "ignore_eos",
-    "skip_special_tokens", "include_stop_str_in_output", "stop_token_ids", "logit_bias",
-})  # fmt: skip
 _PREFIX = "parameters."
-_NAMES = {name: f"{_PREFIX}{name}" for name in (*_NUMBERS, "stop", "cache_salt")}
+
+
+class KserveParameters(SamplingFields, kw_only=True):
+    """Input tensors but the text, parameters, and the document of `sampling_parameters`, as one."""
+
+    logprobs: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] | None = None
+    stream: bool | None = None
+    exclude_input_in_output: bool | None = None
+    return_finish_reason: bool | None = None
+    return_cumulative_logprob: bool | None = None
+    return_logprobs: bool | None = None
+    return_num_input_tokens: bool | None = None
+    return_num_output_tokens: bool | None = None
+    triton_enable_empty_final_response: bool | None = None
+    timeout: Annotated[int, Meta(ge=0, le=INTEGER_MAX, description="Microseconds.")] | None = None
+    lora_name: Annotated[str, Meta(max_length=256)] | None = None
+    sequence_id: int | str | None = None
+    sequence_start: Ignored = None
+    sequence_end: Ignored = None
+    priority: Annotated[Any, refused("Triton's levels are not the mesh's", 0)] = None
+
+
+_SAMPLING_NAMES = [each.name for each in fields(SamplingParams)]
+_NAMES = {name: f"{_PREFIX}{name}" for name in (*_SAMPLING_NAMES, "cache_salt")}
+# Triton's clients of old could write texts and whole numbers only, so these may come as JSON in a text.
+_NUMBERS = {*_SAMPLING_NAMES, "n", "truncate_prompt_tokens", "include_stop_str_in_output"} - {"stop", "constraint"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,23 +85,18 @@ def read_inference(call: InferCall, request_id: str, left_s: float | None, choic
         raise InvalidRequestError(
             f"inputs.{TEXT_INPUT} must be a BYTES tensor with a text", field=f"inputs.{TEXT_INPUT}"
         )
-    fields = Fields(_values(call), _PREFIX)
-    is_stream = fields.flag("stream")
-    excludes = fields.flag(EXCLUDE, is_stream)
+    body = read_body(KserveParameters, _values(call), _PREFIX)
+    is_stream = bool(body.stream)
+    excludes = is_stream if body.exclude_input_in_output is None else body.exclude_input_in_output
     if is_stream and not excludes:
-        raise fields.wrong(EXCLUDE, "true when stream is true")
-    outputs = _outputs(call.outputs, fields)
-    request = _request(call, fields, text, request_id, left_s, choices_max, outputs)
-    ends_with_empty = fields.flag(EMPTY_FINAL)
-    fields.refuse("priority", "Triton's levels are not the mesh's", (0,))
-    fields.ignore(("sequence_start", "sequence_end"))
-    fields.finish()
+        raise wrong(_PREFIX + EXCLUDE, "true when stream is true")
+    outputs = _outputs(call.outputs, body)
     return Inference(
-        request=request,
+        request=_request(call, body, text, request_id, left_s, choices_max, outputs),
         is_stream=is_stream,
         echo="" if excludes else text,
         outputs=outputs,
-        ends_with_empty=ends_with_empty,
+        ends_with_empty=bool(body.triton_enable_empty_final_response),
     )
 
 
@@ -119,46 +133,51 @@ def _number(name: str, value: Any) -> Any:
         return value
 
 
-def _outputs(asked: Sequence[str], fields: Fields) -> frozenset[str]:
+def _outputs(asked: Sequence[str], body: KserveParameters) -> frozenset[str]:
     for name in asked:
         if name not in OUTPUTS:
             raise InvalidRequestError(f"outputs.{name} must be one of {', '.join(OUTPUTS)}", field=f"outputs.{name}")
-    flagged = {name for name in OUTPUTS if name != "text_output" and fields.flag(f"return_{name}")}
+    flagged = {name for name in OUTPUTS if name != "text_output" and getattr(body, f"return_{name}")}
     return frozenset(asked or {"text_output"}) | flagged
 
 
 def _request(
     call: InferCall,
-    fields: Fields,
+    body: KserveParameters,
     text: str,
     request_id: str,
     left_s: float | None,
     choices_max: int,
     outputs: frozenset[str],
 ) -> Request:
-    constraint, constraint_name = read_constraint(fields)
-    max_tokens = fields.integer("max_tokens", 1, TOKENS_MAX)
-    logprobs = fields.integer("logprobs", 0, TOKENS_MAX)
+    try:
+        constraint, constraint_name = body.constraint()
+        prompt_tokens_kept = body.tokens_kept()
+    except InvalidRequestError as error:
+        raise InvalidRequestError(_PREFIX + error.message, field=_PREFIX + error.field, reason=error.reason) from None
+    logprobs = body.logprobs
     if logprobs is None and outputs & {"cumulative_logprob", "logprobs"}:
         logprobs = 0
-    timeout_us = fields.integer("timeout", 0, INTEGER_MAX)
+    choices = body.n or 1
+    if choices > choices_max:
+        raise wrong(f"{_PREFIX}n", f"an integer from 1 to {choices_max}")
     return Request(
         request_id=request_id,
         model=call.model,
         prompt=text,
-        sampling=read_sampling(
-            fields,
-            max_tokens=MAX_TOKENS_DEFAULT if max_tokens is None else max_tokens,
+        sampling=sampling_params(
+            body,
+            max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens,
             logprobs=logprobs,
             constraint=constraint,
         ),
-        choices=fields.integer("n", 1, choices_max) or 1,
-        adapter=fields.text("lora_name", 256) or "",
-        cache_salt=fields.text("cache_salt", 256) or "",
-        session_id=_session(fields),
-        prompt_tokens_kept=read_truncation(fields),
-        includes_stop=fields.flag("include_stop_str_in_output"),
-        timeout_s=timeout_s(timeout_us / 1e6 if timeout_us else None, left_s),
+        choices=choices,
+        adapter=body.lora_name or "",
+        cache_salt=body.cache_salt or "",
+        session_id=_session(body.sequence_id),
+        prompt_tokens_kept=prompt_tokens_kept,
+        includes_stop=bool(body.include_stop_str_in_output),
+        timeout_s=timeout_s(body.timeout / 1e6 if body.timeout else None, left_s),
         traceparent=current_traceparent(),
         fields={
             **_NAMES,
@@ -170,11 +189,9 @@ def _request(
     )
 
 
-def _session(fields: Fields) -> str:
+def _session(value: int | str | None) -> str:
     """Triton's sequence is a session here: its requests go where their prefix is."""
-    value = fields.take("sequence_id")
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > 128:
-        raise fields.wrong("sequence_id", "a whole number or a short text")
-    return str(value)
+    session = "" if value is None else str(value)
+    if len(session) > 128:
+        raise wrong(f"{_PREFIX}sequence_id", "a whole number or a short text")
+    return session

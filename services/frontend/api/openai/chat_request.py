@@ -1,333 +1,334 @@
 """The body of POST /v1/chat/completions."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol
 
 import orjson
+from msgspec import Meta
 
-from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.errors import InvalidRequestError
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.constraints import read_constraint
-from services.frontend.api.openai.fields import Fields, Refusals
-from services.frontend.api.openai.sampling import (
-    TOKENS_MAX,
-    read_extras,
-    read_prompt_logprobs,
-    read_sampling,
-    read_stream_options,
-    read_top_logprobs,
-)
+from services.frontend.api.openai.fields import AnyObject, Body, Count, FieldError, Ignored, read_body, refused, wrong
+from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, sampling_params, top_logprobs
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
-MESSAGES_MAX = 4096
 TOOLS_MAX = 128
-CALLS_MAX = 128
-PARTS_MAX = 1024
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
-# Fields of a message that OpenAI's clients send back as they got them, and that no template needs.
-_MESSAGE_IGNORED = ("refusal", "annotations", "audio", "function_call")
-_REFUSED = Refusals(
-    ("functions", "use tools", ([],)),
-    ("function_call", "use tool_choice", ("none", "auto")),
-    ("audio", "there is no audio output", ()),
-    ("modalities", "only text comes out", (["text"],)),
-    ("prediction", "not yet", ()),
-    ("web_search_options", "there is no web search", ()),
-    ("verbosity", "not yet", ()),
-    ("chat_template", "templates come with the model", ()),
-    ("add_special_tokens", "the chat template adds them", (False,)),
-    ("echo", "only for completions", (False,)),
-    ("mm_processor_kwargs", "only text goes in", ({},)),
-)
+CalledName = Annotated[str, Meta(min_length=1, max_length=256)]
+# Python's `$` also matches before a line end at the end of the text.
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}(?!\n)$")]
+JsonSchema = Annotated[AnyObject, Meta(description="A JSON Schema.")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class TextPart(Body, kw_only=True, tag_field="type", tag="text"):
+    """A part of a message."""
+
+    text: str
+
+
+class RefusalPart(Body, kw_only=True, tag_field="type", tag="refusal"):
+    """A part of an answer that is sent back."""
+
+    refusal: str
+
+
+class CalledFunction(Body, kw_only=True):
+    """What an assistant called."""
+
+    name: CalledName
+    arguments: Annotated[str, Meta(description="A JSON object in a string.")] | None = None
+
+
+class ToolCall(Body, kw_only=True):
+    """A call of an assistant."""
+
+    function: CalledFunction
+    id: Annotated[str, Meta(max_length=256)] | None = None
+    type: Literal["function"] | None = None
+    index: Ignored = None
+
+
+class ChatMessage(Body, kw_only=True):
+    """A message. The ignored fields are what OpenAI's clients send back as they got them."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1, max_length=1024)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Annotated[str, Meta(description="As reasoning_content.")] | None = None
+    refusal: Ignored = None
+    annotations: Ignored = None
+    audio: Ignored = None
+    function_call: Ignored = None
+
+    def __post_init__(self) -> None:
+        if self.role != "assistant":
+            if self.tool_calls:
+                raise FieldError("tool_calls", "must be absent unless the role is assistant")
+            if self.content is None:
+                raise FieldError("content", "must be a string or a list of parts")
+
+
+class ChatFunction(Body, kw_only=True):
+    """A function that may be called."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: Annotated[bool, Meta(description="Arguments match the schema.")] | None = None
+
+
+class ChatTool(Body, kw_only=True):
+    """A tool that may be called."""
+
+    type: Literal["function"]
+    function: ChatFunction
+
+
+class NamedFunction(Body, kw_only=True):
+    """Names a tool."""
+
+    name: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class NamedTool(Body, kw_only=True):
+    """One of the tools that may be called."""
+
+    type: Literal["function"] | None = None
+    function: NamedFunction | None = None
+
+
+class AllowedTools(Body, kw_only=True):
+    """`tool_choice.allowed_tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(max_length=TOOLS_MAX)] | None = None
+
+
+class ToolSelection(Body, kw_only=True):
+    """A `tool_choice` that names tools: the one to call, or those that may be called."""
+
+    type: Literal["function", "allowed_tools"] | None = None
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
+Tools = Annotated[list[ChatTool], Meta(max_length=TOOLS_MAX)]
+Documents = Annotated[list[AnyObject], Meta(max_length=1024)]
+
+
+class ChatRequest(OpenAiRequest, kw_only=True):
+    """The body."""
+
+    messages: Messages
+    max_tokens: Annotated[Count, Meta(description="max_completion_tokens wins.")] | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Logprobs | None, Meta(description="Alternatives per token; needs logprobs.")] = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolSelection | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: Annotated[bool | None, Meta(description="False: the answer without its reasoning.")] = None
+    documents: Documents | None = None
+    reasoning_effort: Annotated[Effort | None, Meta(description="For chat templates that know it.")] = None
+    chat_template_kwargs: Annotated[AnyObject | None, Meta(description="Variables of the chat template.")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="The answer continues the last message, whose text the template must render.")
+    ] = None
+    functions: Annotated[Any, refused("use tools", [])] = None
+    function_call: Annotated[Any, refused("use tool_choice", "none", "auto")] = None
+    audio: Annotated[Any, refused("there is no audio output")] = None
+    modalities: Annotated[Any, refused("only text comes out", ["text"])] = None
+    prediction: Annotated[Any, refused("not yet")] = None
+    web_search_options: Annotated[Any, refused("there is no web search")] = None
+    verbosity: Annotated[Any, refused("not yet")] = None
+    chat_template: Annotated[Any, refused("templates come with the model")] = None
+    add_special_tokens: Annotated[Any, refused("the chat template adds them", False)] = None
+    echo: Annotated[Any, refused("only for completions", False)] = None
+    mm_processor_kwargs: Annotated[Any, refused("only text goes in", {})] = None
 
 
 def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
     """The request. InvalidRequestError and UnsupportedError name the field."""
-    fields = Fields(values)
-    model = fields.text("model", 256)
-    if not model:
-        raise fields.wrong("model", "a model's name")
-    is_stream = fields.flag("stream")
-    max_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
-    old, new = fields.integer("max_tokens", 1, TOKENS_MAX), fields.integer("max_completion_tokens", 1, TOKENS_MAX)
-    logprobs = read_top_logprobs(fields)
-    tools, tool_choice = _read_tools(fields)
-    constraint, constraint_name = read_constraint(fields)
-    prompt_logprobs = read_prompt_logprobs(fields, is_stream=is_stream)
-    includes_usage, has_usage_throughout = read_stream_options(fields, is_stream=is_stream)
-    asked = Asked(
-        requests=(
-            Request(
-                request_id=request_id,
-                model=model,
-                prompt=_read_conversation(fields, tools, tool_choice),
-                sampling=read_sampling(
-                    fields,
-                    max_tokens=old if new is None else new,
-                    logprobs=logprobs,
-                    constraint=constraint,
-                    prompt_logprobs=prompt_logprobs,
-                ),
-                choices=_or(fields.integer("n", 1, 128), 1),
-                **read_extras(fields),
-                fields={
-                    "prompt": "messages",
-                    "choices": "n",
-                    "max_tokens": max_name,
-                    "logprobs": "top_logprobs",
-                    "constraint": constraint_name,
-                },
-            ),
+    body = read_body(ChatRequest, values)
+    logprobs = top_logprobs(body.logprobs, body.top_logprobs)
+    tools, tool_choice = _chosen_tools(body)
+    constraint, constraint_name = body.constraint()
+    has_new_limit = body.max_completion_tokens is not None
+    prompt_logprobs = body.scored_prompt()
+    request = Request(
+        request_id=request_id,
+        model=body.model_name(),
+        prompt=conversation_of(body, tools, tool_choice),
+        sampling=sampling_params(
+            body,
+            max_tokens=body.max_completion_tokens if has_new_limit else body.max_tokens,
+            logprobs=logprobs,
+            constraint=constraint,
+            prompt_logprobs=prompt_logprobs,
         ),
-        is_stream=is_stream,
-        includes_usage=includes_usage,
-        has_usage_throughout=has_usage_throughout,
+        **body.request_options(),
+        fields={
+            "prompt": "messages",
+            "choices": "n",
+            "max_tokens": "max_completion_tokens" if has_new_limit else "max_tokens",
+            "logprobs": "top_logprobs",
+            "constraint": constraint_name,
+        },
+    )
+    return Asked(
+        requests=(request,),
+        is_stream=bool(body.stream),
+        **body.usage_options(),
         has_logprobs=logprobs is not None,
-        returns_token_ids=fields.flag("return_token_ids"),
-        names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
-        includes_reasoning=fields.flag("include_reasoning", True),
+        returns_token_ids=bool(body.return_token_ids),
+        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
+        includes_reasoning=body.include_reasoning is not False,
         parses_tools=bool(tools),
         has_prompt_logprobs=prompt_logprobs is not None,
     )
-    fields.refuse_all(_REFUSED)
-    fields.finish()
-    return asked
 
 
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
+class ConversationFields(Protocol):
+    """What chat and tokenising say of a conversation."""
+
+    documents: Documents | None
+    reasoning_effort: Effort | None
+    chat_template_kwargs: AnyObject | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+
+    @property
+    def messages(self) -> Messages | None:
+        """The messages."""
+        ...
 
 
-def read_chat_prompt(fields: Fields) -> Conversation:
-    """The conversation of a body that asks for its tokens only."""
-    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
-    return _read_conversation(fields, tools, ToolChoice())
-
-
-def _read_conversation(fields: Fields, tools: list[dict[str, Any]], tool_choice: ToolChoice) -> Conversation:
-    messages = fields.objects("messages", MESSAGES_MAX)
-    if not messages:
-        raise fields.wrong("messages", f"a list of 1 to {MESSAGES_MAX} messages")
+def conversation_of(body: ConversationFields, tools: Sequence[AnyObject], tool_choice: ToolChoice) -> Conversation:
+    """The conversation for the chat template."""
+    continues = bool(body.continue_final_message)
+    adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    if continues and adds_prompt:
+        raise wrong("continue_final_message", "false when add_generation_prompt is true")
+    # A variable of templates that know it; what `chat_template_kwargs` says of it wins.
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     return Conversation(
-        messages=[
-            each if _is_plain(each) else _read_message(Fields(each, f"messages[{i}]."))
-            for i, each in enumerate(messages)
-        ],
+        messages=[_template_message(each, i) for i, each in enumerate(body.messages or ())],
         tools=tools,
         tool_choice=tool_choice,
-        **({} if fields.lacks(_OF_TEMPLATE) else _read_for_template(fields)),
+        documents=body.documents or (),
+        arguments=effort | (body.chat_template_kwargs or {}),
+        adds_generation_prompt=adds_prompt,
+        continues_final_message=continues,
     )
 
 
-_PLAIN = frozenset(("role", "content"))
-_OF_TEMPLATE = frozenset(
-    "continue_final_message add_generation_prompt documents reasoning_effort chat_template_kwargs".split()
-)
-
-
-def _is_plain(message: Mapping[str, Any]) -> bool:
-    """Who spoke and a text: what `_read_message` would give as it is."""
-    return message.keys() == _PLAIN and type(message["content"]) is str and message["role"] in ROLES
-
-
-def _read_for_template(fields: Fields) -> dict[str, Any]:
-    continues = fields.flag("continue_final_message")
-    adds_prompt = fields.flag("add_generation_prompt", not continues)
-    if continues and adds_prompt:
-        raise fields.wrong("continue_final_message", "false when add_generation_prompt is true")
-    return {
-        "documents": fields.objects("documents", 1024),
-        "arguments": _read_arguments_of_template(fields),
-        "adds_generation_prompt": adds_prompt,
-        "continues_final_message": continues,
-    }
-
-
-def _read_arguments_of_template(fields: Fields) -> dict[str, Any]:
-    """`reasoning_effort` is a variable of templates that know it; what `chat_template_kwargs` says of it wins."""
-    effort = fields.choice("reasoning_effort", EFFORTS)
-    return ({} if effort is None else {"reasoning_effort": effort}) | (fields.object("chat_template_kwargs") or {})
-
-
-def _read_message(fields: Fields) -> dict[str, Any]:
-    role = fields.choice("role", ROLES)
-    if role is None:
-        raise fields.wrong("role", "one of " + ", ".join(ROLES))
-    message: dict[str, Any] = {"role": role}
-    calls = [_read_call(Fields(each, fields.name(f"tool_calls[{i}].")))
-             for i, each in enumerate(fields.objects("tool_calls", CALLS_MAX))]  # fmt: skip
-    if calls and role != "assistant":
-        raise fields.wrong("tool_calls", "absent unless the role is assistant")
-    if calls:
-        message["tool_calls"] = calls
-    content = _read_content(fields)
-    if content is None and not calls and role != "assistant":
-        raise fields.wrong("content", "a string or a list of parts")
-    message["content"] = content
+def _template_message(message: ChatMessage, i: int) -> AnyObject:
+    """A message for the template. Parts stay parts: it may know only one of both."""
+    result: AnyObject
+    content = message.content
+    if isinstance(content, list):
+        texts = [part.text if isinstance(part, TextPart) else part.refusal for part in content]
+        result = {"role": message.role, "content": [{"type": "text", "text": text} for text in texts]}
+    else:
+        result = {"role": message.role, "content": content}
+    if message.tool_calls:
+        result["tool_calls"] = [
+            template_call(call.id or "", call.function.name, _arguments(call, f"messages[{i}].tool_calls[{j}]"))
+            for j, call in enumerate(message.tool_calls)
+        ]
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
-        text = fields.text(name)
-        if text is not None:
-            message[name] = text
-    if "reasoning" in message:
+        if (text := getattr(message, name)) is not None:
+            result[name] = text
+    if message.reasoning is not None:
         # The same by another name, which few templates know.
-        message.setdefault("reasoning_content", message["reasoning"])
-    fields.ignore(_MESSAGE_IGNORED)
-    fields.finish()
-    return message
+        result.setdefault("reasoning_content", message.reasoning)
+    return result
 
 
-def _read_content(fields: Fields) -> str | list[dict[str, str]] | None:
-    """A text, or parts of text as the client sent them: the template may know only one of both."""
-    value = fields.take("content")
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value or len(value) > PARTS_MAX:
-        raise fields.wrong("content", f"a string or a list of 1 to {PARTS_MAX} parts")
-    texts = [_read_part(each, fields.name(f"content[{i}]")) for i, each in enumerate(value)]
-    return [{"type": "text", "text": text} for text in texts]
+def template_call(call_id: str, name: str, arguments: AnyObject) -> AnyObject:
+    """A call for the template, with arguments as an object."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _read_part(value: Any, name: str) -> str:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise InvalidRequestError(f"{name} must be an object with a type", field=name, reason="invalid_value")
-    part = Fields(value, f"{name}.")
-    kind = part.take("type")
-    if kind not in ("text", "refusal"):
-        raise UnsupportedError(f"{name} is of the type {kind[:32]!r}; only text is supported", field=f"{name}.type")
-    text = part.text(kind)
-    if text is None:
-        raise part.wrong(kind, "a string")
-    part.finish()
-    return text
-
-
-def _read_call(fields: Fields) -> dict[str, Any]:
-    call_id = fields.text("id", 256)
-    fields.choice("type", ("function",))
-    fields.ignore(("index",))
-    value = fields.object("function")
-    if value is None:
-        raise fields.wrong("function", "an object")
-    function = Fields(value, fields.name("function."))
-    name = function.text("name", 256)
-    if not name:
-        raise function.wrong("name", "a function's name")
-    arguments = _read_arguments(function)
-    function.finish()
-    fields.finish()
-    return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _read_arguments(function: Fields) -> dict[str, Any]:
-    """As an object, the way templates want them."""
-    text = function.text("arguments")
-    try:
-        arguments = orjson.loads(text) if text else {}
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise function.wrong("arguments", "a JSON object in a string")
+def _arguments(call: ToolCall, path: str) -> AnyObject:
+    arguments = parsed_arguments(call.function.arguments)
+    if arguments is None:
+        raise wrong(f"{path}.function.arguments", "a JSON object in a string")
     return arguments
 
 
-_OF_TOOLS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
-_ANY_CHOICE = ToolChoice()
+def parsed_arguments(text: str | None) -> AnyObject | None:
+    """A call's arguments, empty where there is no text; None where the text is no JSON object."""
+    try:
+        arguments = orjson.loads(text) if text else {}
+    except orjson.JSONDecodeError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
-def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], ToolChoice]:
+def template_tool(name: str, description: str | None, parameters: AnyObject | None) -> AnyObject:
+    """A tool for the template."""
+    function: AnyObject = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def template_tools(tools: Sequence[ChatTool]) -> list[AnyObject]:
+    """Tools for the template."""
+    return [template_tool(each.function.name, each.function.description, each.function.parameters) for each in tools]
+
+
+def _chosen_tools(body: ChatRequest) -> tuple[list[AnyObject], ToolChoice]:
     """The tools for the template, none where none may be called, and how they are chosen."""
-    if fields.lacks(_OF_TOOLS):
-        return [], _ANY_CHOICE
-    values = fields.objects("tools", TOOLS_MAX)
-    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(values)]
-    strict = [tool["function"]["name"] for tool, value in zip(tools, values, strict=True) if _is_strict(value)]
-    is_parallel = fields.flag("parallel_tool_calls", True)
-    value = fields.take("tool_choice")
-    if value is None:
-        return tools, ToolChoice(is_parallel=is_parallel, strict=strict)
-    if value == "none":
+    given, selection = body.tools or [], body.tool_choice
+    if not given and selection is None:
+        return [], ToolChoice()
+    if selection == "none":
         return [], ToolChoice(mode=ToolMode.NONE)
-    if not tools:
+    if selection is not None and not given:
         raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
-    choice = ToolChoice(is_parallel=is_parallel, strict=strict)
-    if isinstance(value, str):
-        if value not in ("auto", "required"):
-            raise fields.wrong("tool_choice", "none, auto, required or an object")
-        return tools, replace(choice, mode=ToolMode(value))
-    if not isinstance(value, dict):
-        raise fields.wrong("tool_choice", "none, auto, required or an object")
-    return _read_chosen(Fields(value, "tool_choice."), tools, choice)
-
-
-def _is_strict(tool: Mapping[str, Any]) -> bool:
-    return tool["function"].get("strict") is True
-
-
-def _read_chosen(
-    fields: Fields, tools: list[dict[str, Any]], choice: ToolChoice
-) -> tuple[list[dict[str, Any]], ToolChoice]:
-    """A choice that names tools: the one to call, or those that may be called."""
-    if fields.choice("type", ("function", "allowed_tools")) == "allowed_tools":
-        return _read_allowed(fields, tools, choice)
-    name = _read_named(fields, tools)
-    fields.finish()
+    choice = ToolChoice(
+        is_parallel=body.parallel_tool_calls is not False,
+        strict=[each.function.name for each in given if each.function.strict],
+    )
+    tools = template_tools(given)
+    if selection is None:
+        return tools, choice
+    if isinstance(selection, str):
+        return tools, replace(choice, mode=ToolMode(selection))
+    names = [each.function.name for each in given]
+    if selection.type == "allowed_tools":
+        return _allowed_tools(selection, tools, choice)
+    name = _known_name(selection.function, names, "tool_choice")
     return tools, replace(choice, mode=ToolMode.NAMED, name=name)
 
 
-def _read_named(fields: Fields, tools: list[dict[str, Any]]) -> str:
-    function = Fields(fields.object("function") or {}, fields.name("function."))
-    name = function.text("name", 64)
-    function.finish()
-    if name not in [tool["function"]["name"] for tool in tools]:
-        raise function.wrong("name", "the name of one of the tools")
-    assert name is not None
+def _known_name(function: NamedFunction | None, names: Sequence[str], path: str) -> str:
+    name = None if function is None else function.name
+    if name is None or name not in names:
+        raise wrong(f"{path}.function.name", "the name of one of the tools")
     return name
 
 
-def _read_allowed(
-    fields: Fields, tools: list[dict[str, Any]], choice: ToolChoice
-) -> tuple[list[dict[str, Any]], ToolChoice]:
-    allowed = Fields(fields.object("allowed_tools") or {}, fields.name("allowed_tools."))
-    mode = allowed.choice("mode", ("auto", "required"))
-    if mode is None:
-        raise allowed.wrong("mode", "auto or required")
-    names = set()
-    for i, each in enumerate(allowed.objects("tools", TOOLS_MAX)):
-        one = Fields(each, allowed.name(f"tools[{i}]."))
-        one.choice("type", ("function",))
-        names.add(_read_named(one, tools))
-        one.finish()
-    if not names:
-        raise allowed.wrong("tools", "a list of at least one tool")
-    allowed.finish()
-    fields.finish()
-    kept = [tool for tool in tools if tool["function"]["name"] in names]
-    strict = [name for name in choice.strict if name in names]
-    return kept, replace(choice, mode=ToolMode(mode), strict=strict)
-
-
-def _read_tool(fields: Fields) -> dict[str, Any]:
-    if fields.choice("type", ("function",)) is None:
-        raise fields.wrong("type", "function")
-    value = fields.object("function")
-    if value is None:
-        raise fields.wrong("function", "an object")
-    function = Fields(value, fields.name("function."))
-    name = function.text("name", 64)
-    if not name or not _TOOL_NAME.match(name):
-        raise function.wrong("name", "1 to 64 characters of A-Z a-z 0-9 _ . -")
-    tool: dict[str, Any] = {"name": name}
-    description = function.text("description")
-    if description is not None:
-        tool["description"] = description
-    parameters = function.object("parameters")
-    if parameters is not None:
-        tool["parameters"] = parameters
-    function.flag("strict")
-    function.finish()
-    fields.finish()
-    return {"type": "function", "function": tool}
+def _allowed_tools(
+    selection: ToolSelection, tools: list[AnyObject], choice: ToolChoice
+) -> tuple[list[AnyObject], ToolChoice]:
+    allowed, path = selection.allowed_tools, "tool_choice.allowed_tools"
+    if allowed is None:
+        raise wrong(path, "an object")
+    names = [tool["function"]["name"] for tool in tools]
+    kept = {_known_name(each.function, names, f"{path}.tools[{i}]") for i, each in enumerate(allowed.tools or ())}
+    if not kept:
+        raise wrong(f"{path}.tools", "a list of at least one tool")
+    strict = [name for name in choice.strict if name in kept]
+    tools = [tool for tool in tools if tool["function"]["name"] in kept]
+    return tools, replace(choice, mode=ToolMode(allowed.mode), strict=strict)

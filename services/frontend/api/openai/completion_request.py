@@ -2,20 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from kvmesh.checks import LOGPROBS_MAX
+from msgspec import Meta
+
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.constraints import read_constraint
-from services.frontend.api.openai.fields import Fields
-from services.frontend.api.openai.sampling import (
-    TOKENS_MAX,
-    read_extras,
-    read_inputs,
-    read_prompt_logprobs,
-    read_sampling,
-    read_stream_options,
-)
+from services.frontend.api.openai.fields import TOKENS_MAX, read_body, refused, wrong
+from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, Prompts, prompt_list, sampling_params
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 
@@ -23,60 +16,59 @@ MAX_TOKENS_DEFAULT = 16
 """OpenAI's, for completions only."""
 
 
+class CompletionRequest(OpenAiRequest, kw_only=True):
+    """The body."""
+
+    prompt: Prompts
+    max_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX, description="0 with `echo`: the prompt alone.")] | None = None
+    logprobs: Annotated[Logprobs | None, Meta(description="Alternatives per token.")] = None
+    echo: Annotated[bool | None, Meta(description="The prompt comes first; with logprobs it is scored too.")] = None
+    add_special_tokens: bool | None = None
+    suffix: Annotated[Any, refused("there is no filling in the middle", "")] = None
+
+
 def read_completion(values: Mapping[str, Any], request_id: str, settings: PipelineSettings) -> Asked:
     """The request. InvalidRequestError and UnsupportedError name the field."""
-    fields = Fields(values)
-    model = fields.text("model", 256)
-    if not model:
-        raise fields.wrong("model", "a model's name")
-    is_stream = fields.flag("stream")
-    logprobs = fields.integer("logprobs", 0, LOGPROBS_MAX)
-    echoes = fields.flag("echo")
-    max_tokens = fields.integer("max_tokens", 0 if echoes and not is_stream else 1, TOKENS_MAX)
-    choices = fields.integer("n", 1, 128) or 1
-    prompts = read_prompts(fields, settings)
-    constraint, constraint_name = read_constraint(fields)
-    own = read_prompt_logprobs(fields, is_stream=is_stream)
-    includes_usage, has_usage_throughout = read_stream_options(fields, is_stream=is_stream)
+    body = read_body(CompletionRequest, values)
+    echoes, is_stream = bool(body.echo), bool(body.stream)
+    max_tokens = MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and (is_stream or not echoes):
+        raise wrong("max_tokens", "at least 1 without echo or with stream")
+    constraint, constraint_name = body.constraint()
+    own = body.scored_prompt()
     template = Request(
         request_id=request_id,
-        model=model,
+        model=body.model_name(),
         prompt="",
-        sampling=read_sampling(
-            fields,
+        sampling=sampling_params(
+            body,
             # An engine samples one token at least; for the echo alone it is thrown away.
-            max_tokens=MAX_TOKENS_DEFAULT if max_tokens is None else max(1, max_tokens),
-            logprobs=logprobs,
+            max_tokens=max(1, max_tokens),
             constraint=constraint,
-            prompt_logprobs=_prompt_logprobs(own, logprobs if echoes else None),
+            prompt_logprobs=_larger(own, body.logprobs if echoes else None),
         ),
-        choices=choices,
-        **read_extras(fields),
-        adds_special_tokens=fields.flag("add_special_tokens", True),
+        **body.request_options(),
+        adds_special_tokens=body.add_special_tokens is not False,
         fields={
             "choices": "n",
             "constraint": constraint_name,
             "prompt_logprobs": "prompt_logprobs" if own is not None else "echo",
         },
     )
-    asked = Asked(
-        requests=_one_each(template, prompts),
+    return Asked(
+        requests=_one_each(template, _prompts(body, settings)),
         is_stream=is_stream,
-        includes_usage=includes_usage,
-        has_usage_throughout=has_usage_throughout,
-        has_logprobs=logprobs is not None,
-        returns_token_ids=fields.flag("return_token_ids"),
-        names_tokens_by_id=fields.flag("return_tokens_as_token_ids"),
+        **body.usage_options(),
+        has_logprobs=body.logprobs is not None,
+        returns_token_ids=bool(body.return_token_ids),
+        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
         echoes=echoes,
         has_prompt_logprobs=own is not None,
         is_prompt_only=max_tokens == 0,
     )
-    fields.refuse("suffix", "there is no filling in the middle", ("",))
-    fields.finish()
-    return asked
 
 
-def _prompt_logprobs(own: int | None, echoed: int | None) -> int | None:
+def _larger(own: int | None, echoed: int | None) -> int | None:
     return max((count for count in (own, echoed) if count is not None), default=None)
 
 
@@ -88,9 +80,8 @@ def _one_each(template: Request, prompts: Sequence[str | list[int]]) -> tuple[Re
     )
 
 
-def read_prompts(fields: Fields, settings: PipelineSettings) -> list[str | list[int]]:
-    """`prompt` in its four shapes, and not too many of them."""
-    prompts = read_inputs(fields, "prompt")
+def _prompts(body: CompletionRequest, settings: PipelineSettings) -> list[str | list[int]]:
+    prompts = prompt_list(body.prompt, "prompt")
     if len(prompts) > settings.prompts_max:
-        raise fields.wrong("prompt", f"a list of at most {settings.prompts_max} prompts")
+        raise wrong("prompt", f"a list of at most {settings.prompts_max} prompts")
     return prompts

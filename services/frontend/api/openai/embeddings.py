@@ -4,7 +4,7 @@ import base64
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
 
@@ -12,12 +12,17 @@ from kvmesh.rpc.clients import EmbedResult
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
 from services.frontend.api.openai.bodies import to_json
-from services.frontend.api.openai.fields import INTEGER_MAX, Fields
-from services.frontend.api.openai.sampling import TOKENS_MAX, read_inputs, read_truncation
+from services.frontend.api.openai.fields import Count, ModelBody, read_body, refused
+from services.frontend.api.openai.sampling import (
+    Priority,
+    Prompts,
+    Truncation,
+    UserName,
+    checked_truncation,
+    prompt_list,
+)
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.request import Request
-
-FORMATS = ("float", "base64")
 
 
 async def serve_embeddings(exchange: Exchange) -> web.StreamResponse:
@@ -31,32 +36,34 @@ async def serve_embeddings(exchange: Exchange) -> web.StreamResponse:
     return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
 
 
+class EmbeddingRequest(ModelBody, kw_only=True):
+    """The body."""
+
+    input: Prompts
+    dimensions: Count | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: UserName | None = None
+    priority: Priority | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    add_special_tokens: bool | None = None
+    normalize: Annotated[Any, refused("vectors are normalised", True)] = None
+    use_activation: Annotated[Any, refused("vectors are normalised", True)] = None
+    messages: Annotated[Any, refused("use input")] = None
+
+
 def read_embeddings(values: Mapping[str, Any], request_id: str) -> tuple[EmbedRequest, str]:
     """The request and the form of its vectors."""
-    fields = Fields(values)
-    model = fields.text("model", 256)
-    if not model:
-        raise fields.wrong("model", "a model's name")
+    body = read_body(EmbeddingRequest, values)
     asked = Request(
         request_id=request_id,
-        model=model,
+        model=body.model_name(),
         prompt="",
-        priority=fields.integer("priority", -INTEGER_MAX, INTEGER_MAX) or 0,
-        prompt_tokens_kept=read_truncation(fields),
-        adds_special_tokens=fields.flag("add_special_tokens", True),
+        priority=body.priority or 0,
+        prompt_tokens_kept=checked_truncation(body.truncate_prompt_tokens),
+        adds_special_tokens=body.add_special_tokens is not False,
     )
-    request = EmbedRequest(
-        asked=asked,
-        inputs=read_inputs(fields, "input"),
-        dimensions=fields.integer("dimensions", 1, TOKENS_MAX),
-    )
-    form = fields.choice("encoding_format", FORMATS) or FORMATS[0]
-    fields.text("user", 512)
-    for name in ("normalize", "use_activation"):
-        fields.refuse(name, "vectors are normalised", (True,))
-    fields.refuse("messages", "use input")
-    fields.finish()
-    return request, form
+    inputs = prompt_list(body.input, "input")
+    return EmbedRequest(asked=asked, inputs=inputs, dimensions=body.dimensions), body.encoding_format or "float"
 
 
 def embeddings_body(model: str, result: EmbedResult, form: str) -> dict[str, Any]:

@@ -1,220 +1,248 @@
-"""Sampling fields that chat and completions share."""
+"""Fields that requests of several APIs share, and how they become the mesh's own values."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Annotated, Any
 
-from kvmesh.checks import LOGIT_BIAS_MAX, LOGPROBS_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX
+from msgspec import Meta
+
+from kvmesh.checks import (
+    CACHE_SALT_BYTES_MAX,
+    LOGIT_BIAS_MAX,
+    PRIORITY_MAX,
+    STOP_CHARACTERS_MAX,
+    STOP_STRINGS_MAX,
+    STOP_TOKENS_MAX,
+)
 from kvmesh.core import Constraint, SamplingParams
+from kvmesh.core.sampling import LOGPROBS_MAX, RANGES
 from kvmesh.errors import InvalidRequestError
-from services.frontend.api.openai.fields import INTEGER_MAX, Fields, Refusals
-
-TOKENS_MAX = 2**31 - 1
-METADATA_MAX = 16
-SESSION_CHARACTERS_MAX = 256
-
-# Fields that say who asks; nothing here depends on them.
-IGNORED = ("safety_identifier", "prompt_cache_retention")
-# Known to OpenAI or vLLM and not served yet; the neutral values ask for nothing.
-REFUSED = Refusals(
-    ("store", "answers of this endpoint are not kept", (False,)),
-    ("service_tier", "there is one", ("auto", "default")),
-    ("use_beam_search", "there is no beam search", (False,)),
-    ("best_of", "ask for n choices", (1,)),
-    ("length_penalty", "there is no beam search", (1, 1.0)),
-    ("early_stopping", "there is no beam search", (False,)),
-    ("logits_processors", "engines differ", ([],)),
-    ("bad_words", "use logit_bias", ([],)),
-    ("allowed_token_ids", "use logit_bias", ([],)),
-    ("spaces_between_special_tokens", "the tokenizer decides", (True,)),
-    ("kv_transfer_params", "the mesh sets them", ()),
-    ("vllm_xargs", "engines differ", ()),
+from services.frontend.api.openai.constraints import (
+    SOURCES,
+    Document,
+    Options,
+    Pattern,
+    ResponseFormat,
+    StructuredOutputs,
+    one_constraint,
+)
+from services.frontend.api.openai.fields import (
+    TOKENS_MAX,
+    Body,
+    FieldGroup,
+    Ignored,
+    Metadata,
+    ModelBody,
+    TokenId,
+    refused,
+    wrong,
 )
 
 
-def read_sampling(
-    fields: Fields,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    constraint: Constraint | None,
-    prompt_logprobs: int | None = None,
-) -> SamplingParams:
-    """All of SamplingParams; ranges are checked later, in one place."""
-    fields.refuse_all(REFUSED)
-    fields.ignore(IGNORED)
-    return SamplingParams(
-        temperature=fields.number("temperature"),
-        top_p=fields.number("top_p"),
-        max_tokens=max_tokens,
-        ignore_eos=fields.flag("ignore_eos"),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        constraint=constraint,
-        **({} if fields.lacks(_SELDOM) else _read_seldom(fields)),
+def _within(name: str, help: str = "") -> Meta:  # noqa: A002
+    """Describes a number's range; `kvmesh.checks.check_sampling` enforces it."""
+    limits = RANGES[name]
+    low = "exclusiveMinimum" if limits.above else "minimum"
+    return Meta(description=help or None, extra_json_schema={low: limits.low, "maximum": limits.high})
+
+
+StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": STOP_CHARACTERS_MAX})]
+Priority = Annotated[
+    int,
+    Meta(description="Larger goes first.", extra_json_schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
+]
+LogitBias = Annotated[
+    dict[TokenId, float],
+    Meta(max_length=LOGIT_BIAS_MAX, description="By token id; needs workers that have `logit_bias`."),
+]
+Logprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
+Truncation = Annotated[
+    int,
+    Meta(
+        ge=-1,
+        le=TOKENS_MAX,
+        description="The prompt's last tokens that are used; -1: as many as fit.",
+        extra_json_schema={"not": {"const": 0}},
+    ),
+]
+Prompts = Annotated[
+    str | list[str | TokenId | list[TokenId]], Meta(description="A text, token ids, or a list of either.")
+]
+SessionId = Annotated[str, Meta(max_length=256, description="Requests of one session go to where its prefix is.")]
+SessionKey = Annotated[str, Meta(max_length=256, description="As session_id, in OpenAI's word.")]
+UserName = Annotated[str, Meta(max_length=512)]
+
+
+class CommonSampling(ModelBody, kw_only=True):
+    """What chat, completions, responses and KServe share."""
+
+    temperature: Annotated[float, _within("temperature")] | None = None
+    top_p: Annotated[float, _within("top_p")] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=TOKENS_MAX, description="0 and -1: off.")] | None = None
+    min_p: Annotated[float, _within("min_p")] | None = None
+    presence_penalty: Annotated[float, _within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, _within("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=STOP_STRINGS_MAX)] | None = None
+    cache_salt: (
+        Annotated[str, Meta(max_length=CACHE_SALT_BYTES_MAX, description="Keeps cached prefixes apart.")] | None
+    ) = None
+    user: Annotated[UserName | None, Meta(description="Checked; changes nothing.")] = None
+
+
+class SamplingFields(CommonSampling, kw_only=True):
+    """What chat, completions and KServe share."""
+
+    n: Annotated[int, Meta(ge=1, le=128, description="Choices; the server's limit may be lower.")] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=STOP_TOKENS_MAX)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: LogitBias | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Meta(description="Of this, `response_format` and `guided_*`, one may be given.")
+    ] = None
+    guided_json: Document | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Options | None = None
+    guided_grammar: Pattern | None = None
+    metadata: Annotated[Metadata | None, Meta(description="Checked; changes nothing.")] = None
+    safety_identifier: Ignored = None
+    prompt_cache_retention: Ignored = None
+    guided_decoding_backend: Annotated[Any, refused("the engine chooses")] = None
+    guided_whitespace_pattern: Annotated[Any, refused("the engine chooses")] = None
+    store: Annotated[Any, refused("answers of this endpoint are not kept", False)] = None
+    service_tier: Annotated[Any, refused("there is one", "auto", "default")] = None
+    use_beam_search: Annotated[Any, refused("there is no beam search", False)] = None
+    best_of: Annotated[Any, refused("ask for n choices", 1)] = None
+    length_penalty: Annotated[Any, refused("there is no beam search", 1, 1.0)] = None
+    early_stopping: Annotated[Any, refused("there is no beam search", False)] = None
+    logits_processors: Annotated[Any, refused("engines differ", [])] = None
+    bad_words: Annotated[Any, refused("use logit_bias", [])] = None
+    allowed_token_ids: Annotated[Any, refused("use logit_bias", [])] = None
+    spaces_between_special_tokens: Annotated[Any, refused("the tokenizer decides", True)] = None
+    kv_transfer_params: Annotated[Any, refused("the mesh sets them")] = None
+    vllm_xargs: Annotated[Any, refused("engines differ")] = None
+
+    def tokens_kept(self) -> int | None:
+        """How many of the prompt's last tokens are used; -1 as many as fit. InvalidRequestError for 0."""
+        return checked_truncation(self.truncate_prompt_tokens)
+
+    def constraint(self) -> tuple[Constraint | None, str]:
+        """What the answer must match, and the field that says so."""
+        return one_constraint(_CONSTRAINTS.given(self))
+
+
+class StreamOptions(Body, kw_only=True):
+    """`stream_options` of chat and completions."""
+
+    include_usage: Annotated[bool | None, Meta(description="The last event has the usage.")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="With include_usage: every event has the counts of its choice so far.")
+    ] = None
+    include_obfuscation: Ignored = None
+
+
+class OpenAiRequest(SamplingFields, kw_only=True):
+    """What chat and completions share."""
+
+    stream: Annotated[bool | None, Meta(description="Answer with server-sent events, the last of which is [DONE].")] = (
+        None
     )
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: Annotated[Logprobs | bool | None, Meta(description="A number, or false. Whole answers only.")] = (
+        None
+    )
+    return_token_ids: Annotated[bool | None, Meta(description="The answer and the prompt as token ids too.")] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, Meta(description="Log-probabilities name tokens `token_id:N`.")
+    ] = None
+    priority: Priority | None = None
+    session_id: SessionId | None = None
+    prompt_cache_key: SessionKey | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.stream and self.stream_options is not None:
+            raise wrong("stream_options", "absent unless stream is true")
+        if self.prompt_logprobs is True:
+            raise wrong("prompt_logprobs", "an integer")
+        if self.stream and self.scored_prompt() is not None:
+            raise wrong("prompt_logprobs", "absent when stream is true")
+
+    def scored_prompt(self) -> int | None:
+        """How many log-probabilities of each prompt token are wanted. vLLM's field; its streams leave it out."""
+        return None if self.prompt_logprobs is False else self.prompt_logprobs
+
+    def usage_options(self) -> dict[str, bool]:
+        """Whether usage is wanted at the end of a stream, and whether in every event, as arguments of `Asked`."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return {}
+        return {"includes_usage": True, "has_usage_throughout": bool(options.continuous_usage_stats)}
+
+    def request_options(self) -> dict[str, Any]:
+        """Arguments of `Request`."""
+        return {
+            "choices": self.n or 1,
+            "cache_salt": self.cache_salt or "",
+            "priority": self.priority or 0,
+            "session_id": (self.prompt_cache_key or "") if self.session_id is None else self.session_id,
+            "prompt_tokens_kept": self.tokens_kept(),
+            "includes_stop": bool(self.include_stop_str_in_output),
+        }
 
 
-_SELDOM = frozenset(
-    (
-        "user metadata top_k min_p presence_penalty frequency_penalty repetition_penalty seed min_tokens stop stop_token_ids "
-        "logit_bias skip_special_tokens"
-    ).split()
-)
+def sampling_params(body: ModelBody, **values: Any) -> SamplingParams:
+    """The fields of `body` that have names of SamplingParams; `values` come before them. Ranges are checked later."""
+    for name, value in _shared_fields(type(body)).given(body):
+        if name not in values:
+            convert = _CONVERTED.get(name)
+            values[name] = value if convert is None else convert(value)
+    return SamplingParams(**values)
 
 
-def _read_seldom(fields: Fields) -> dict[str, Any]:
-    """The fields of `_SELDOM`."""
-    _check_who_asks(fields)
-    return {
-        "top_k": _top_k(fields),
-        "min_p": fields.number("min_p"),
-        "presence_penalty": fields.number("presence_penalty"),
-        "frequency_penalty": fields.number("frequency_penalty"),
-        "repetition_penalty": fields.number("repetition_penalty"),
-        "seed": fields.integer("seed"),
-        "min_tokens": fields.integer("min_tokens", 0, TOKENS_MAX),
-        "stop": _stops(fields),
-        "stop_token_ids": _token_ids(fields, "stop_token_ids", STOP_TOKENS_MAX),
-        "logit_bias": _logit_bias(fields),
-        "skip_special_tokens": fields.flag("skip_special_tokens", True),
-    }
+@cache
+def _shared_fields(kind: type[ModelBody]) -> FieldGroup:
+    return FieldGroup([each.name for each in fields(SamplingParams) if each.name in kind.__struct_fields__])
 
 
-def _check_who_asks(fields: Fields) -> None:
-    """`user` and `metadata` change nothing, but what is not even one of them is a mistake of the client."""
-    fields.text("user", 512)
-    metadata = fields.object("metadata") or {}
-    if len(metadata) > METADATA_MAX or not all(isinstance(each, str) for each in metadata.values()):
-        raise fields.wrong("metadata", f"an object of at most {METADATA_MAX} strings")
+_CONSTRAINTS = FieldGroup(list(SOURCES))
+_CONVERTED: Mapping[str, Callable[[Any], Any]] = {
+    "top_k": lambda value: max(value, 0),  # -1 is vLLM's older word for off.
+    "stop": lambda value: (value,) if isinstance(value, str) else tuple(value),
+    "stop_token_ids": tuple,
+    "logit_bias": lambda value: tuple(value.items()),
+}
 
 
-def _top_k(fields: Fields) -> int | None:
-    value = fields.integer("top_k", -1, TOKENS_MAX)
-    return 0 if value == -1 else value  # vLLM's older word for off.
+def checked_truncation(count: int | None) -> int | None:
+    """`truncate_prompt_tokens`. InvalidRequestError for 0."""
+    if count == 0:
+        raise wrong("truncate_prompt_tokens", "-1 or an integer of at least 1")
+    return count
 
 
-def _stops(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop")
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
-        raise fields.wrong("stop", "a string or a list of strings")
-    if len(stops) > STOP_STRINGS_MAX:
-        raise fields.wrong("stop", f"a list of at most {STOP_STRINGS_MAX} strings")
-    return tuple(stops)
-
-
-def _token_ids(fields: Fields, name: str, length_max: int) -> tuple[int, ...]:
-    value = fields.take(name)
-    if value is None:
-        return ()
-    if not is_token_list(value):
-        raise fields.wrong(name, "a list of token ids")
-    if len(value) > length_max:
-        raise fields.wrong(name, f"a list of at most {length_max} token ids")
-    return tuple(value)
-
-
-def is_token_list(value: Any) -> bool:
-    """A list of integers that could be token ids."""
-    return isinstance(value, list) and all(type(each) is int and 0 <= each <= TOKENS_MAX for each in value)
-
-
-def read_inputs(fields: Fields, name: str) -> list[str | list[int]]:
-    """A required field that is a text, token ids, or a list of either, as a list. How many there may be is the caller's to say."""
-    value = fields.take(name)
+def prompt_list(value: str | list[Any], name: str) -> list[str | list[int]]:
+    """A text, token ids, or a list of either, as a list. How many there may be is the caller's to say."""
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and value:
-        if is_token_list(value):
-            return [value]
-        if all(isinstance(each, str) for each in value) or all(is_token_list(each) for each in value):
-            return value
-    raise fields.wrong(name, "a string, a list of strings, a list of token ids, or a list of such lists")
+    kinds = {type(each) for each in value}
+    if kinds == {int}:
+        return [value]
+    if len(kinds) != 1:
+        raise wrong(name, "a string, a list of strings, a list of token ids, or a list of such lists")
+    return value
 
 
-def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
-    value = fields.object("logit_bias")
-    if value is None:
-        return ()
-    if len(value) > LOGIT_BIAS_MAX:
-        raise fields.wrong("logit_bias", f"an object of at most {LOGIT_BIAS_MAX} entries")
-    pairs: list[tuple[int, float]] = []
-    for key, bias in value.items():
-        is_id = key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= TOKENS_MAX
-        if not is_id or isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise fields.wrong("logit_bias", "an object from token ids to numbers")
-        pairs.append((int(key), float(bias)))
-    return tuple(pairs)
-
-
-def read_stream_options(fields: Fields, *, is_stream: bool) -> tuple[bool, bool]:
-    """Whether usage is wanted at the end of the stream, and whether in every event."""
-    value = fields.object("stream_options")
-    if value is None:
-        return False, False
-    if not is_stream:
-        raise fields.wrong("stream_options", "absent unless stream is true")
-    options = Fields(value, "stream_options.")
-    includes_usage = options.flag("include_usage")
-    options.ignore(("include_obfuscation",))
-    is_continuous = options.flag("continuous_usage_stats")
-    options.finish()
-    return includes_usage, includes_usage and is_continuous
-
-
-_TOP_LOGPROBS = frozenset(("logprobs", "top_logprobs"))
-
-
-def read_top_logprobs(fields: Fields) -> int | None:
+def top_logprobs(wanted: bool | None, count: int | None) -> int | None:
     """Chat: `logprobs` says whether, `top_logprobs` how many alternatives."""
-    if fields.lacks(_TOP_LOGPROBS):
-        return None
-    wanted = fields.flag("logprobs")
-    top = fields.integer("top_logprobs", 0, LOGPROBS_MAX)
-    if top is not None and not wanted:
+    if count is not None and not wanted:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    return (top or 0) if wanted else None
-
-
-def read_prompt_logprobs(fields: Fields, *, is_stream: bool) -> int | None:
-    """vLLM's field; its streams leave it out, so a stream that asks for it is refused instead of answered without."""
-    value = fields.take("prompt_logprobs")
-    if value is None or value is False:
-        return None
-    count = fields.integer("prompt_logprobs", 0, LOGPROBS_MAX)
-    if is_stream:
-        raise fields.wrong("prompt_logprobs", "absent when stream is true")
-    return count
-
-
-def read_truncation(fields: Fields) -> int | None:
-    """How many of the prompt's last tokens are kept; -1 as many as fit."""
-    count = fields.integer("truncate_prompt_tokens", -1, TOKENS_MAX)
-    if count == 0:
-        raise fields.wrong("truncate_prompt_tokens", "-1 or an integer of at least 1")
-    return count
-
-
-_EXTRAS = frozenset(
-    "cache_salt priority session_id prompt_cache_key truncate_prompt_tokens include_stop_str_in_output".split()
-)
-
-
-def read_extras(fields: Fields) -> dict[str, Any]:
-    """What only some clients say of a request, as arguments of `Request`."""
-    if fields.lacks(_EXTRAS):
-        return {}
-    return {
-        "cache_salt": fields.text("cache_salt", 256) or "",
-        "priority": fields.integer("priority", -INTEGER_MAX, INTEGER_MAX) or 0,
-        "session_id": read_session(fields),
-        "prompt_tokens_kept": read_truncation(fields),
-        "includes_stop": fields.flag("include_stop_str_in_output"),
-    }
-
-
-def read_session(fields: Fields) -> str:
-    """Which conversation it is, for affinity: `session_id`, else OpenAI's `prompt_cache_key`."""
-    session, key = fields.text("session_id", SESSION_CHARACTERS_MAX), fields.text("prompt_cache_key", 256)
-    return (key or "") if session is None else session
+    return (count or 0) if wanted else None

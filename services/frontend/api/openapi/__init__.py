@@ -1,1 +1,1 @@
-"""The API's own description: /openapi.json, made of what the readers take, and a page for people at /docs."""
+"""The API's own description: /openapi.json, written from the classes of the request bodies, and a page for people at /docs."""

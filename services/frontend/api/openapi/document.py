@@ -3,9 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-from services.frontend.api.openapi import anthropic, chat, others, responses
+import msgspec
+
+from services.frontend.api.anthropic.read import CountRequest, MessageRequest
+from services.frontend.api.batches.routes import BatchRequest
+from services.frontend.api.openai.chat_request import ChatRequest
+from services.frontend.api.openai.completion_request import CompletionRequest
+from services.frontend.api.openai.embeddings import EmbeddingRequest
+from services.frontend.api.openai.fields import Body
+from services.frontend.api.openai.tokens import DetokenizeRequest, TokenizeRequest
+from services.frontend.api.openapi import answers
 from services.frontend.api.openapi.operations import OPERATIONS, TAGS, Operation
 from services.frontend.api.openapi.shapes import Schema, constant, page, reference, told
+from services.frontend.api.responses.items import MessageItem
+from services.frontend.api.responses.read import ResponseRequest
 
 VERSION = "3.1.0"
 ABOUT = (
@@ -36,41 +47,51 @@ def openapi_document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, 
     }
 
 
+REQUESTS: Sequence[type[Body]] = (
+    ChatRequest,
+    CompletionRequest,
+    ResponseRequest,
+    MessageRequest,
+    CountRequest,
+    BatchRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+
+
 def schemas() -> dict[str, Schema]:
-    """All named schemas."""
+    """All named schemas. Those of requests and of what is in them come from the classes that read them."""
+    _, requests = msgspec.json.schema_components(REQUESTS, ref_template="#/components/schemas/{name}")
+    # An item without a type is a message; the reader adds it.
+    item = requests[MessageItem.__name__]
+    item["required"].remove("type")
+    item["properties"]["type"]["enum"].append(None)
     models = told({"object": constant("list"), "data": {"type": "array", "items": reference("Model")}})
     return {
-        "Error": others.error(),
-        "Usage": chat.usage(),
-        "ChatRequest": chat.chat_request(),
-        "ChatCompletion": chat.chat_answer(),
-        "CompletionRequest": chat.completion_request(),
-        "Completion": chat.completion_answer(),
-        "ResponseRequest": responses.response_request(),
-        "Response": responses.response_answer(),
-        "ResponseUsage": responses.response_usage(),
-        "DeletedResponse": responses.deleted("response"),
-        "InputItemList": responses.input_items(),
-        "MessageRequest": anthropic.message_request(),
-        "Message": anthropic.message_answer(),
-        "CountRequest": anthropic.count_request(),
-        "Count": anthropic.count_answer(),
-        "MessageError": anthropic.error(),
-        "Upload": others.upload(),
-        "File": others.file(),
+        **requests,
+        "Error": answers.error(),
+        "Usage": answers.usage(),
+        "ChatCompletion": answers.chat_answer(),
+        "Completion": answers.completion_answer(),
+        "Response": answers.response_answer(),
+        "ResponseUsage": answers.response_usage(),
+        "DeletedResponse": answers.deleted("response"),
+        "InputItemList": answers.input_items(),
+        "Message": answers.message_answer(),
+        "Count": answers.count_answer(),
+        "MessageError": answers.message_error(),
+        "Upload": answers.upload(),
+        "File": answers.file(),
         "FileList": page(reference("File")),
-        "DeletedFile": responses.deleted("file"),
-        "BatchRequest": others.batch_request(),
-        "Batch": others.batch(),
+        "DeletedFile": answers.deleted("file"),
+        "Batch": answers.batch(),
         "BatchList": page(reference("Batch")),
-        "EmbeddingRequest": others.embedding_request(),
-        "EmbeddingList": others.embedding_answer(),
-        "TokenizeRequest": others.tokenize_request(),
-        "Tokens": others.tokenize_answer(),
-        "DetokenizeRequest": others.detokenize_request(),
-        "Detokenized": others.detokenize_answer(),
-        "Model": others.model(),
+        "EmbeddingList": answers.embedding_answer(),
+        "Tokens": answers.tokenize_answer(),
+        "Detokenized": answers.detokenize_answer(),
+        "Model": answers.model(),
         "ModelList": models,
-        "Health": others.health(),
+        "Health": answers.health(),
         "Live": told({"status": constant("ok")}),
     }

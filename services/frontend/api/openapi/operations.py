@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.api.openapi.shapes import Schema, constant, integer, reference, text, words
+from services.frontend.api.openapi.shapes import Schema, anything, constant, integer, reference, text, words
 
 JSON = "application/json"
 
@@ -53,7 +53,7 @@ class Operation:
     def _responses(self) -> dict[str, Any]:
         content: dict[str, Any] = {self.answer_type: {"schema": reference(self.answer)} if self.answer else {}}
         if self.streams:
-            content["text/event-stream"] = {"schema": {"type": "string"}}
+            content["text/event-stream"] = {"schema": anything("Server-sent events.")}
         error = {JSON: {"schema": reference(self.errors)}}
         return {
             "200": {"description": "Answered.", "content": content},

@@ -83,10 +83,16 @@ def _is_refused(schema: Mapping[str, Any]) -> bool:
 
 
 def _row(name: str, schema: Mapping[str, Any], is_needed: bool) -> str:
-    help_text = escape(str(schema.get("description", "")))
+    help_text = escape(_help(schema))
     mark = " <b>needed</b>" if is_needed else ""
     kind = ' class="refused"' if _is_refused(schema) else ""
     return f"<tr{kind}><td><code>{escape(name)}</code>{mark}</td><td>{_type(schema)} {help_text}</td></tr>"
+
+
+def _help(schema: Mapping[str, Any]) -> str:
+    """Its description, or those of its alternatives."""
+    own = str(schema.get("description", ""))
+    return own or " ".join(filter(None, map(_help, schema.get("anyOf", ()))))
 
 
 def _type(schema: Mapping[str, Any]) -> str:

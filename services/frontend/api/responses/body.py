@@ -78,13 +78,10 @@ def begun_body(asked: AskedResponse, request_id: str, created_s: int) -> dict[st
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "model": asked.values["model"],
         "output": [],
-        "previous_response_id": asked.previous_response_id,
-        "store": asked.stores,
         "usage": None,
         "max_tool_calls": None,
-        **asked.echoed,
+        **asked.echoed(),
     }
 
 

@@ -1,102 +1,230 @@
-"""The body of POST /v1/responses.
-
-It is read into the body of a chat completion, which the chat reader then reads: what chat can do, responses can. Errors of
-that reader are given the names that the client used.
-"""
+"""The body of POST /v1/responses."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
-from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
+from msgspec import Meta
+
+from kvmesh.core import Constraint, ConstraintKind
+from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.fields import Fields
-from services.frontend.api.openai.sampling import TOKENS_MAX
-from services.frontend.api.responses.items import messages_of, read_input
+from services.frontend.api.openai.chat_request import TOOLS_MAX, Effort, JsonSchema, ToolName, template_tool
+from services.frontend.api.openai.constraints import json_schema
+from services.frontend.api.openai.fields import (
+    AnyObject,
+    Body,
+    Count,
+    FieldError,
+    read_body,
+    refuse_fields,
+    refused,
+    wrong,
+)
+from services.frontend.api.openai.sampling import CommonSampling, Logprobs, Priority, SessionKey, sampling_params
+from services.frontend.api.responses.items import ITEMS_MAX, Item, messages_of, stored_items
+from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
-METADATA_MAX = 16
-TOOLS_MAX = 128
 INCLUDES = ("message.output_text.logprobs", "reasoning.encrypted_content")
+RESPONSE_ID_PATTERN = "^resp_[0-9a-f]{32}$"
 _STORED_ID = re.compile(r"resp_[0-9a-f]{32}\Z")
-# Chat's names of what was given under another name.
-_NAMES = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "verbosity": "text.verbosity",
-    "response_format": "text.format",
-    "logprobs": "include",
-}
-_TOOL_PATH = re.compile(r"(tools\[\d+\])\.function\b")
+StoredMetadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 
-ChatReader = Callable[[Mapping[str, Any], str], Asked]
+
+class ResponseTool(Body, kw_only=True):
+    """A function that may be called. Only `strict` true asks for strictness; OpenAI's default is strict where possible."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = None
+
+
+class ResponseToolChoice(Body, kw_only=True):
+    """A `tool_choice` that names a function."""
+
+    type: Literal["function"]
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class ResponseTextFormat(Body, kw_only=True):
+    """`text.format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    schema: JsonSchema | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "schema"):
+            if (getattr(self, name) is not None) != (self.type == "json_schema"):
+                raise FieldError(name, "must be given with the type json_schema, and only then")
+
+
+class ResponseText(Body, kw_only=True):
+    """`text`."""
+
+    format: ResponseTextFormat | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, refused("not yet", "medium")] = None
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
+
+
+class ResponseReasoning(Body, kw_only=True):
+    """`reasoning`. Summaries are wanted where thoughts are hidden; here they come whole."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Annotated[Any, refused("use summary")] = None
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
+
+
+class ResponseStreamOptions(Body, kw_only=True):
+    """`stream_options`."""
+
+    include_obfuscation: Annotated[Any, refused("streams are not padded", False)] = None
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
+
+
+class ResponseRequest(CommonSampling, kw_only=True):
+    """The body."""
+
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=ITEMS_MAX)]
+    instructions: Annotated[
+        str | None, Meta(description="The first message; not carried over by previous_response_id.")
+    ] = None
+    previous_response_id: (
+        Annotated[str, Meta(max_length=256, extra_json_schema={"pattern": RESPONSE_ID_PATTERN})] | None
+    ) = None
+    store: Annotated[
+        bool | None, Meta(description="Keep the response, so that it can be continued and asked for again.")
+    ] = None
+    stream: Annotated[bool | None, Meta(description="Answer with server-sent events.")] = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Count | None = None
+    top_logprobs: Logprobs | None = None
+    include: (
+        Annotated[list[Annotated[str, Meta(extra_json_schema={"enum": list(INCLUDES)})]], Meta(max_length=16)] | None
+    ) = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: ResponseText | None = None
+    reasoning: ResponseReasoning | None = None
+    metadata: StoredMetadata | None = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
+    prompt_cache_key: SessionKey | None = None
+    priority: Priority | None = None
+    chat_template_kwargs: AnyObject | None = None
+    background: Annotated[Any, refused("answers are made while the client waits", False)] = None
+    conversation: Annotated[Any, refused("use previous_response_id")] = None
+    prompt: Annotated[Any, refused("there are no stored prompt templates")] = None
+    max_tool_calls: Annotated[Any, refused("there are no built-in tools")] = None
+    context_management: Annotated[Any, refused("conversations are not compacted", [])] = None
+    moderation: Annotated[Any, refused("there is none")] = None
+    prompt_cache_retention: Annotated[Any, refused("the mesh decides how long prefixes stay cached", "in_memory")] = (
+        None
+    )
+    prompt_cache_options: Annotated[Any, refused("the mesh decides how long prefixes stay cached")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedResponse:
-    """`values`: the same request for the chat reader, without the messages; `echoed`: what the answer repeats."""
+    """A checked body. `items`: its input as it is stored."""
 
-    values: Mapping[str, Any]
+    body: ResponseRequest
     items: Sequence[Mapping[str, Any]]
-    instructions: str | None
-    previous_response_id: str | None
     stores: bool
-    is_stream: bool
-    includes_logprobs: bool
-    echoed: Mapping[str, Any]
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer comes as events."""
+        return bool(self.body.stream)
+
+    @property
+    def includes_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities. Reasoning comes in the clear, so the other value adds nothing."""
+        return self.body.top_logprobs is not None or INCLUDES[0] in (self.body.include or ())
+
+    def echoed(self) -> AnyObject:
+        """What the answer repeats."""
+        body = self.body
+        choice, text, reasoning = body.tool_choice, body.text, body.reasoning
+        return {
+            "model": body.model,
+            "previous_response_id": body.previous_response_id,
+            "store": self.stores,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "tools": [_tool_body(each) for each in body.tools or ()],
+            "tool_choice": {"type": "function", "name": choice.name}
+            if isinstance(choice, ResponseToolChoice)
+            else choice or "auto",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "text": {"format": {"type": "text"} if text is None or text.format is None else _format_body(text.format)},
+            "reasoning": {
+                "effort": None if reasoning is None else reasoning.effort,
+                "summary": None if reasoning is None else reasoning.summary,
+            },
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "user": body.user,
+            "safety_identifier": body.safety_identifier,
+            "prompt_cache_key": body.prompt_cache_key,
+            "truncation": "disabled",
+            "service_tier": "default",
+            "instructions": body.instructions,
+            "top_logprobs": body.top_logprobs or 0,
+        }
+
+
+def _tool_body(tool: ResponseTool) -> AnyObject:
+    function = template_tool(tool.name, tool.description, tool.parameters)["function"]
+    return {"type": "function", **function, **({"strict": True} if tool.strict else {})}
+
+
+def _format_body(form: ResponseTextFormat) -> AnyObject:
+    return {name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not None}
 
 
 def read_response(values: Mapping[str, Any], *, stores_by_default: bool, has_store: bool) -> AskedResponse:
     """The request. InvalidRequestError and UnsupportedError name the field."""
-    fields = Fields(values)
-    model = fields.text("model", 256)
-    if not model:
-        raise fields.wrong("model", "a model's name")
-    if not fields.has("input"):
-        raise fields.wrong("input", "a string or a list of items")
-    items = read_input(fields.take("input"))
-    includes = _read_includes(fields)
-    top_logprobs = fields.integer("top_logprobs", 0, 20)
-    chat: dict[str, Any] = {"model": model, "stream": fields.flag("stream")}
-    if includes or top_logprobs is not None:
-        chat |= {"logprobs": True, "top_logprobs": top_logprobs or 0}
-    instructions = fields.text("instructions")
-    echoed = _read_common(fields, chat)
-    asked = AskedResponse(
-        values=chat,
-        items=items,
-        instructions=instructions,
-        previous_response_id=_read_previous(fields),
-        stores=_read_store(fields, stores_by_default=stores_by_default, has_store=has_store),
-        is_stream=chat["stream"],
-        includes_logprobs=includes or top_logprobs is not None,
-        echoed={**echoed, "instructions": instructions, "top_logprobs": top_logprobs or 0},
-    )
-    _refuse_others(fields)
-    fields.finish()
-    return asked
-
-
-def _read_includes(fields: Fields) -> bool:
-    """Whether log-probabilities are to be included. Reasoning comes in the clear, so asking for a sealed copy asks for
-    nothing that the item lacks."""
-    value = fields.take("include")
-    if value is None:
-        return False
-    if not isinstance(value, list) or len(value) > 16:
-        raise fields.wrong("include", "a list of at most 16 words")
-    for i, each in enumerate(value):
+    body = read_body(ResponseRequest, _with_item_types(values))
+    body.model_name()
+    for i, each in enumerate(body.include or ()):
         if each not in INCLUDES:
             raise UnsupportedError(f"include can hold {', '.join(INCLUDES)}", field=f"include[{i}]")
-    return INCLUDES[0] in value
+    if body.previous_response_id is not None and not is_response_id(body.previous_response_id):
+        raise wrong("previous_response_id", "the id of a response")
+    if not body.tools and body.tool_choice not in (None, "auto", "none"):
+        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
+    if body.store and not has_store:
+        raise UnsupportedError("store is not supported: this frontend keeps nothing", field="store")
+    stores = has_store and (stores_by_default if body.store is None else body.store)
+    return AskedResponse(body=body, items=stored_items(body.input), stores=stores)
 
 
-def _read_previous(fields: Fields) -> str | None:
-    previous = fields.text("previous_response_id", 256)
-    if previous is not None and not is_response_id(previous):
-        raise fields.wrong("previous_response_id", "the id of a response")
-    return previous
+def _with_item_types(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An item without a type is a message; msgspec chooses an item's class by its type."""
+    items = values.get("input")
+    if not isinstance(items, list):
+        return values
+    typed = [
+        {**each, "type": "message"} if isinstance(each, dict) and each.get("type") is None else each for each in items
+    ]
+    return {**values, "input": typed}
 
 
 def is_response_id(text: str) -> bool:
@@ -104,198 +232,68 @@ def is_response_id(text: str) -> bool:
     return _STORED_ID.match(text) is not None
 
 
-def _read_store(fields: Fields, *, stores_by_default: bool, has_store: bool) -> bool:
-    if not has_store:
-        fields.refuse("store", "this frontend keeps nothing", (False,))
-        return False
-    return fields.flag("store", stores_by_default)
-
-
-def _read_common(fields: Fields, chat: dict[str, Any]) -> dict[str, Any]:
-    """Fields that mean what they mean in chat, put into `chat`; returns what the answer repeats."""
-    temperature, top_p = fields.number("temperature"), fields.number("top_p")
-    tools = [_read_tool(Fields(each, f"tools[{i}].")) for i, each in enumerate(fields.objects("tools", TOOLS_MAX))]
-    tool_choice, is_parallel = _read_tool_choice(fields), fields.flag("parallel_tool_calls", True)
-    text, response_format, verbosity = _read_text(fields)
-    reasoning = _read_reasoning(fields)
-    limit = fields.integer("max_output_tokens", 1, TOKENS_MAX)
-    chat |= {"temperature": temperature, "top_p": top_p, "max_completion_tokens": limit}
-    chat |= {"tools": tools or None, "tool_choice": _chat_choice(tool_choice) if tools else None}
-    if tools:
-        chat["parallel_tool_calls"] = is_parallel
-    elif tool_choice not in ("auto", "none"):
-        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
-    chat |= {"response_format": response_format, "verbosity": verbosity, "reasoning_effort": reasoning["effort"]}
-    for name in ("user", "safety_identifier", "prompt_cache_key"):
-        chat[name] = fields.text(name, 1024)
-    for name in ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop",
-                 "priority", "cache_salt", "chat_template_kwargs"):  # fmt: skip
-        chat[name] = fields.take(name)
-    return {
-        "temperature": temperature,
-        "top_p": top_p,
-        "tools": [{"type": "function", **tool["function"]} for tool in tools],
-        "tool_choice": tool_choice,
-        "parallel_tool_calls": is_parallel,
-        "text": text,
-        "reasoning": reasoning,
-        "max_output_tokens": limit,
-        "metadata": _read_metadata(fields),
-        "user": chat["user"],
-        "safety_identifier": chat["safety_identifier"],
-        "prompt_cache_key": chat["prompt_cache_key"],
-        "truncation": fields.choice("truncation", ("disabled",)) or "disabled",
-        "service_tier": "default",
-    }
-
-
-def _read_tool(fields: Fields) -> dict[str, Any]:
-    kind = fields.take("type")
-    if not isinstance(kind, str):
-        raise fields.wrong("type", "function")
-    if kind != "function":
-        raise UnsupportedError(
-            f"tools of the type {kind[:64]!r} are not supported, only function", field=fields.name("type")
-        )
-    name = fields.text("name", 256)
-    if not name:
-        raise fields.wrong("name", "a function's name")
-    function: dict[str, Any] = {"name": name}
-    description, parameters = fields.text("description"), fields.object("parameters")
-    if description is not None:
-        function["description"] = description
-    if parameters is not None:
-        function["parameters"] = parameters
-    # Absent and null are OpenAI's word for strict where it is possible; here only a true asks for it.
-    is_strict = fields.flag("strict")
-    if is_strict:
-        function["strict"] = True
-    fields.finish()
-    return {"type": "function", "function": function}
-
-
-def _read_tool_choice(fields: Fields) -> Any:
-    value = fields.take("tool_choice")
-    if value is None or (isinstance(value, str) and value in ("auto", "none", "required")):
-        return value or "auto"
-    if not isinstance(value, dict):
-        raise fields.wrong("tool_choice", "auto, none, required or an object")
-    choice = Fields(value, "tool_choice.")
-    if choice.take("type") != "function":
-        raise UnsupportedError("tool_choice can only name a function", field="tool_choice.type")
-    name = choice.text("name", 256)
-    if not name:
-        raise choice.wrong("name", "a function's name")
-    choice.finish()
-    return {"type": "function", "name": name}
-
-
-def _chat_choice(choice: Any) -> Any:
-    return choice if isinstance(choice, str) else {"type": "function", "function": {"name": choice["name"]}}
-
-
-def _read_text(fields: Fields) -> tuple[dict[str, Any], dict[str, Any] | None, str | None]:
-    """What the answer repeats, chat's `response_format`, and the verbosity."""
-    value = fields.object("text")
-    if value is None:
-        return {"format": {"type": "text"}}, None, None
-    text = Fields(value, "text.")
-    form, verbosity = text.object("format"), text.choice("verbosity", ("low", "medium", "high"))
-    text.finish()
-    # Medium is what a model does that was told nothing.
-    verbosity = None if verbosity == "medium" else verbosity
-    if form is None:
-        return {"format": {"type": "text"}}, None, verbosity
-    return {"format": form}, _read_format(Fields(form, "text.format.")), verbosity
-
-
-def _read_format(fields: Fields) -> dict[str, Any] | None:
-    kind = fields.choice("type", ("text", "json_object", "json_schema"))
-    if kind is None:
-        raise fields.wrong("type", "one of text, json_object, json_schema")
-    if kind != "json_schema":
-        fields.finish()
-        return None if kind == "text" else {"type": kind}
-    name, schema = fields.text("name", 64), fields.object("schema")
-    if not name:
-        raise fields.wrong("name", "a string that is not empty")
-    if schema is None:
-        raise fields.wrong("schema", "a JSON Schema")
-    fields.text("description")
-    fields.flag("strict")
-    fields.finish()
-    return {"type": kind, "json_schema": {"name": name, "schema": schema}}
-
-
-def _read_reasoning(fields: Fields) -> dict[str, Any]:
-    value = fields.object("reasoning")
-    if value is None:
-        return {"effort": None, "summary": None}
-    reasoning = Fields(value, "reasoning.")
-    effort = reasoning.text("effort", 32)
-    # Summaries are wanted where thoughts are hidden; here they come whole.
-    summary = reasoning.choice("summary", ("auto", "concise", "detailed"))
-    reasoning.refuse("generate_summary", "use summary")
-    reasoning.finish()
-    return {"effort": effort, "summary": summary}
-
-
-def _read_metadata(fields: Fields) -> dict[str, str]:
-    return read_metadata(fields) or {}
-
-
-def read_metadata(fields: Fields) -> dict[str, str] | None:
-    """`metadata`: at most 16 short strings by name."""
-    value = fields.object("metadata")
-    if value is None:
-        return None
-    if len(value) > METADATA_MAX:
-        raise fields.wrong("metadata", f"an object of at most {METADATA_MAX} entries")
-    for key, text in value.items():
-        if not isinstance(text, str) or len(key) > 64 or len(text) > 512:
-            raise fields.wrong("metadata", "an object of strings: names up to 64 characters, values up to 512")
-    return value
-
-
-def _refuse_others(fields: Fields) -> None:
-    fields.choice("service_tier", ("auto", "default"))
-    fields.refuse("background", "answers are made while the client waits", (False,))
-    fields.refuse("conversation", "use previous_response_id")
-    fields.refuse("prompt", "there are no stored prompt templates")
-    fields.refuse("max_tool_calls", "there are no built-in tools")
-    fields.refuse("context_management", "conversations are not compacted", ([],))
-    fields.refuse("moderation", "there is none")
-    fields.refuse("prompt_cache_retention", "the mesh decides how long prefixes stay cached", ("in_memory",))
-    fields.refuse("prompt_cache_options", "the mesh decides how long prefixes stay cached")
-    options = fields.object("stream_options")
-    if options is not None:
-        inner = Fields(options, "stream_options.")
-        inner.refuse("include_obfuscation", "streams are not padded", (False,))
-        inner.finish()
-
-
-def read_asked(
-    asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], request_id: str, read_chat: ChatReader
-) -> Asked:
+def read_asked(asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], request_id: str) -> Asked:
     """The request for the pipeline. `earlier`: items of the conversation before this request's."""
+    body = asked.body
     messages = messages_of([*earlier, *asked.items])
-    if asked.instructions:
-        messages.insert(0, {"role": "system", "content": asked.instructions})
-    values = {name: value for name, value in asked.values.items() if value is not None}
-    try:
-        return read_chat({**values, "messages": messages}, request_id)
-    except MeshError as error:
-        raise renamed(error) from error
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+    tools, tool_choice = _chosen_tools(body)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    arguments = {} if effort is None else {"reasoning_effort": effort}
+    request = Request(
+        request_id=request_id,
+        model=body.model_name(),
+        prompt=Conversation(
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            arguments=arguments | (body.chat_template_kwargs or {}),
+        ),
+        sampling=sampling_params(
+            body,
+            max_tokens=body.max_output_tokens,
+            logprobs=body.top_logprobs or 0 if asked.includes_logprobs else None,
+            constraint=_constraint(body),
+        ),
+        cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+        session_id=body.prompt_cache_key or "",
+        fields={
+            "prompt": "input",
+            "max_tokens": "max_output_tokens",
+            "constraint": "text.format",
+            "logprobs": "top_logprobs",
+        },
+    )
+    return Asked(
+        requests=(request,),
+        is_stream=asked.is_stream,
+        has_logprobs=asked.includes_logprobs,
+        parses_tools=bool(tools),
+    )
 
 
-def renamed(error: MeshError) -> MeshError:
-    """The error with the field's name in this API."""
-    name = error.field
-    new = "input" if name.startswith("messages[") else _TOOL_PATH.sub(r"\1", name)
-    head, dot, rest = new.partition(".")
-    new = _NAMES.get(head, head) + dot + rest if new != "input" else new
-    new = new.replace("text.format.json_schema.", "text.format.").replace("tool_choice.function.", "tool_choice.")
-    if new != name:
-        error.message = error.message.replace(name, new, 1)
-        error.field = new
-    return error
+def _constraint(body: ResponseRequest) -> Constraint | None:
+    form = None if body.text is None else body.text.format
+    if form is None or form.type == "text":
+        return None
+    if form.schema is None:
+        return Constraint(kind=ConstraintKind.JSON_OBJECT)
+    return json_schema(form.schema, "text.format.schema")
+
+
+def _chosen_tools(body: ResponseRequest) -> tuple[list[AnyObject], ToolChoice]:
+    """The tools for the template, none where none may be called, and how they are chosen."""
+    given, selection = body.tools or [], body.tool_choice
+    if selection == "none":
+        return [], ToolChoice(mode=ToolMode.NONE)
+    tools = [template_tool(each.name, each.description, each.parameters) for each in given]
+    choice = ToolChoice(
+        is_parallel=body.parallel_tool_calls is not False, strict=[each.name for each in given if each.strict]
+    )
+    if isinstance(selection, ResponseToolChoice):
+        if selection.name not in [each.name for each in given]:
+            raise wrong("tool_choice.name", "the name of one of the tools")
+        return tools, replace(choice, mode=ToolMode.NAMED, name=selection.name)
+    return tools, replace(choice, mode=ToolMode(selection or "auto"))

@@ -18,7 +18,6 @@ from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import stream_answer
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.logprobs import chat_entries
 from services.frontend.api.reading import Reading
 from services.frontend.api.responses.body import begun_body, ended_body, item_body, status_of
@@ -110,12 +109,13 @@ class Responses:
         settings = self._settings
         asked = read_response(body, stores_by_default=settings.stores_by_default, has_store=self._store is not None)
         earlier: Sequence[Mapping[str, Any]] = ()
-        if asked.previous_response_id is not None:
+        previous = asked.body.previous_response_id
+        if previous is not None:
             if self._store is None:
                 raise UnsupportedError("this frontend keeps no responses", field="previous_response_id")
-            earlier = await self._store.conversation(owner, asked.previous_response_id)
-        request = read_asked(asked, earlier, request_id, read_chat)
-        inner = replace(request.requests[0], fields={**request.requests[0].fields, **_FIELDS})
+            earlier = await self._store.conversation(owner, previous)
+        request = read_asked(asked, earlier, request_id)
+        inner = request.requests[0]
         if priority is not None:
             inner = replace(inner, priority=priority)
         if isinstance(context, Exchange):
@@ -179,15 +179,6 @@ class Responses:
                 f"there is no stored response {response_id[:64]!r}", field="response_id", reason="response_not_found"
             )
         return self._store, response_id
-
-
-# The pipeline's names of what this API calls otherwise.
-_FIELDS = {
-    "prompt": "input",
-    "max_tokens": "max_output_tokens",
-    "constraint": "text.format",
-    "logprobs": "top_logprobs",
-}
 
 
 def _events(asked: AskedResponse, prepared: Prepared, reading: Reading | None, created_s: int) -> ResponseEvents:
