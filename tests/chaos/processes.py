@@ -158,7 +158,7 @@ async def process_mesh(
             await mesh.start(spec.name)
         try:
             async with asyncio.timeout(ready_timeout_s):
-                await mesh.wait_ready(prefill, names=decode)
+                await mesh.wait_ready(prefill, decode)
         except TimeoutError as error:
             raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
         yield mesh

@@ -77,7 +77,7 @@ async def pair(
 ) -> AsyncIterator[tuple[Drive, Drive]]:
     """A prefill and a decode engine that all harmless tests share."""
     folder = tmp_path_factory.mktemp("pair")
-    made = [settings(role, kv_pull_timeout_s=FIRST_PULL_S) for role in ("prefill", "decode")]
+    made = [settings(role, pull_timeout_s=FIRST_PULL_S) for role in ("prefill", "decode")]
     drives = [Drive(RemoteEngine(server, each, folder)) for each in made]
     await asyncio.gather(*(drive.start() for drive in drives))
     yield drives[0], drives[1]
@@ -669,7 +669,7 @@ def is_running(pid: int) -> bool:
 PARENT = """
 import asyncio
 from pathlib import Path
-from kvmesh.engines.vllm import VllmSettings
+from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.worker.fork_server import Child, ForkServer
@@ -779,7 +779,7 @@ def command_of(pid: int) -> str:
 @pytest.mark.parametrize("wide", ["prefill", "decode"])
 async def test_unequal_ranks_exchange_kv(pair: tuple[Drive, Drive], make: Make, wide: str) -> None:
     """One rank hands over to two and two to one: the tokens are those of one engine, and no prompt block is computed twice."""
-    other = await make(wide, tensor_parallel_size=2, kv_pull_timeout_s=FIRST_PULL_S)
+    other = await make(wide, tensor_parallel_size=2, pull_timeout_s=FIRST_PULL_S)
     prefill, decode = (other, pair[1]) if wide == "prefill" else (pair[0], other)
     assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
     for length in (33, 200):
