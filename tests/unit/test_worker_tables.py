@@ -20,6 +20,15 @@ def record(leg_id: str, deadline_s: float = 10.0) -> LegRecord:
     return LegRecord(leg_id=leg_id, deadline_s=deadline_s)
 
 
+def test_the_id_of_a_finished_leg_is_free_again() -> None:
+    """A frontend that places a request again may use it, and no memory is kept of legs that ended."""
+    legs = LegTable()
+    legs.add(key_of(1, 2), record("a"))
+    assert legs.has_leg_id("a")
+    legs.remove(key_of(1, 2))
+    assert not legs.has_leg_id("a")
+
+
 def test_one_link_keeps_the_engines_lists() -> None:
     """With one frontend a step is a mask over the keys; the token list is passed on as it is."""
     tokens = [5, 6, 7]
