@@ -92,7 +92,7 @@ class Side:
         self._client = GrpcWorkerClient(channels)
 
     async def watch(self) -> None:
-        """Keeps the load up to date. The watch's failure becomes that of whoever waits for a load."""
+        """Keeps the load up to date. If the watch fails, every wait for a load raises its error."""
         try:
             async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
                 async with self._changed:

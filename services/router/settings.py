@@ -52,7 +52,7 @@ class QueueSettings:
     tenant_weights: tuple[str, ...] = setting(
         (), "Shares of tenants that differ from 1: tenant=weight,... The default tenant has the empty name."
     )
-    retry_after_s_max: float = setting(60.0, "Longest time after which refused callers are told to retry.", min=0.1)
+    retry_after_s_max: float = setting(60.0, "Longest retry delay sent to refused callers.", min=0.1)
 
     def __post_init__(self) -> None:
         """Checks the weights."""
@@ -146,7 +146,7 @@ class RouterSettings:
         min=0,
         max=1,
     )
-    retry_after_s: float = setting(1.0, "Time after which refused callers are told to retry.", min=0.001)
+    retry_after_s: float = setting(1.0, "Retry delay sent to refused callers.", min=0.001)
     reservations_max: int = setting(65_536, "Placed requests that are not finished, of all workers.", min=1)
     reservation_s_max: float = setting(3600.0, "Longest life of a reservation without a report.", min=1)
     reservation_grace_s: float = setting(

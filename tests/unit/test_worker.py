@@ -364,7 +364,7 @@ async def test_time_ends_a_lease() -> None:
     await rig.worker.aclose()
 
 
-# DirectCalls
+# Legs of plain clients
 
 
 async def test_a_direct_stream_gives_tokens_then_the_finish(rig: WorkerRig) -> None:

@@ -69,7 +69,7 @@ class Scheduler:
         self.pool = BlockPool(settings.kv_blocks, settings.kv_blocks // SPARE_PART)
         self.leases = Leases(self.pool)
         self.releases: list[tuple[bytes, str]] = []
-        """Handles that will not be pulled, with the source's metadata. The engine removes them when it has told the source."""
+        """Handles that will not be pulled, with the source's metadata. The engine removes them after it has notified the source."""
         self.aborted_pulls: list[LegState] = []
         """Legs whose pull must be stopped. The engine removes them when it has stopped the pull."""
         self.prompt_tokens_total = self.output_tokens_total = 0

@@ -11,7 +11,7 @@ class AccessSettings:
 
     keys_file: str = setting("", "JSON file of API keys (docs/use/access.md). Empty: no file.")
     keys_consul_key: str = setting("", "Key in Consul KV that holds the same document. Empty: none.")
-    reload_interval_s: float = setting(2.0, "How often keys are looked at again; a rotation needs no restart.", min=0.1)
+    reload_interval_s: float = setting(2.0, "Time between two reads of the keys; a rotation needs no restart.", min=0.1)
     tenants_max: int = setting(10_000, "Tenants counted at a time; each takes about 300 bytes.", min=1)
     shares_quotas: bool = setting(
         True, "Each of several frontends grants its equal part of a quota; false: each grants all of it."
