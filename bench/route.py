@@ -24,9 +24,9 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_client import GrpcRouterClient
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.client import GrpcRouterClient
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 
 PROMPT_BLOCKS = 32

@@ -1,6 +1,6 @@
 """Asks a router through gRPC: `python -m bench.router --grpc`. The router is a process of its own, this is the frontends' end.
 
-One router, asked through the frontends' own links (`kvmesh.rpc.router_link`) in turns, a task per ask as a frontend has one per
+One router, asked through the frontends' own links (`kvmesh.rpc.router.link`) in turns, a task per ask as a frontend has one per
 request. Open loop: asks come at even or at random (Poisson) times whatever was answered; each placed request reports what a
 frontend reports, prefilled, first token and finished. Latency counts from before the task is made until `place` returned, so it
 contains this process's share; `late` is how long after its time this process came to make the call.
@@ -29,8 +29,8 @@ from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
 from kvmesh.lifecycle.garbage import collect_seldom
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 
 WARM_UP_S = 0.5

@@ -20,7 +20,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.router import Candidate, Explanation
-from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import SettingsError, load, setting
 

@@ -16,7 +16,7 @@ from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.planner import PlanReport
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import SettingsError, load, setting
 

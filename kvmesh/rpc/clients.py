@@ -1,6 +1,6 @@
 """What a frontend calls, as plain values: one typed client per service.
 
-`leg_link.py` and `router_link.py` implement these over any channel with the interface of `grpc.aio.Channel`, the in-memory one
+`leg_link.py` and `router/link.py` implement these over any channel with the interface of `grpc.aio.Channel`, the in-memory one
 included, so that the pipeline above them cannot tell them apart. Failures arrive as MeshError, never as RpcError.
 """
 

@@ -1,6 +1,6 @@
 """The link from a frontend to a router in the same process: calls instead of messages.
 
-Implements `kvmesh.rpc.clients.RouterLink`, as `kvmesh.rpc.router_link` does for routers in other processes.
+Implements `kvmesh.rpc.clients.RouterLink`, as `kvmesh.rpc.router.link` does for routers in other processes.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from kvmesh.core.routing import SETTLING
 from kvmesh.errors import DeadlineError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import check_ask
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
-from kvmesh.rpc.router_stream import URGENT
+from kvmesh.rpc.router.settings import RouterLinkSettings
+from kvmesh.rpc.router.stream import URGENT
 from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
 from services.router.serving.route_handler import RouteHandler
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvmesh.core import KvStored, LoadRecord, ReportKind
 from kvmesh.errors import LostError, UnavailableError
-from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
 from services.router.health.breaker import BreakerSettings
 from services.router.health.monitor import HealthSettings
 from services.router.health.overlap import OverlapSettings

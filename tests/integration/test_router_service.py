@@ -20,10 +20,10 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors
-from kvmesh.rpc.router_choice import rank
-from kvmesh.rpc.router_client import GrpcRouterClient
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.client import GrpcRouterClient
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.ranking import rank
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error

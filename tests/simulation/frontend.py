@@ -11,8 +11,8 @@ from kvmesh.core import Ask, FinishReason, Leg, LegFinish, LegTask, ReportKind, 
 from kvmesh.rpc.clients import LegLink, LegLinks, LegSink, Placed, RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors
 from kvmesh.rpc.leg_link import GrpcLegLinks
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels

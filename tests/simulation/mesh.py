@@ -19,7 +19,7 @@ from typing import Any
 from kvmesh.core import Role
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings

@@ -13,7 +13,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import KvStored, ReportKind
 from kvmesh.discovery.base import DECODE, PREFILL, ROUTER, Health, Instance, View
 from kvmesh.errors import UnavailableError
-from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry

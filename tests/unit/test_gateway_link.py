@@ -19,7 +19,7 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry.metrics import Instruments
 from services.gateway.link import HostedRouterLink
 from services.router.core import RouterCore

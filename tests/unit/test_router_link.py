@@ -12,10 +12,10 @@ from kvmesh.core import Placement, ReportKind, WorkerRef
 from kvmesh.discovery.base import ROUTER, Health, Instance, View
 from kvmesh.errors import LostError
 from kvmesh.rpc.codec.router import TAKES_BATCHES, said_in, to_placement
-from kvmesh.rpc.router_choice import best
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
-from kvmesh.rpc.router_stream import HASHES_MAX
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.ranking import best
+from kvmesh.rpc.router.settings import RouterLinkSettings
+from kvmesh.rpc.router.stream import HASHES_MAX
 from kvmesh.simulation.rpc import MemoryNetwork
 from tests.unit.router_fleets import ask
 from tests.virtual_loop import run_virtual

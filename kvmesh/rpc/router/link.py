@@ -8,7 +8,7 @@
 3. Reports go to the router that placed. When that stream breaks, the link has another router adopt what is in flight, and
    reports there, naming the reservation. Without any stream, both wait for the next one.
 
-Which routers those are is the matter of `router_streams.py`.
+Which routers those are is the matter of `router/streams.py`.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from kvmesh.errors import DeadlineError, InvalidRequestError, MeshError, Overloa
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import from_placement
-from kvmesh.rpc.router_choice import rank
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
-from kvmesh.rpc.router_stream import RouterStream
-from kvmesh.rpc.router_streams import RouterStreams
+from kvmesh.rpc.router.ranking import rank
+from kvmesh.rpc.router.settings import RouterLinkSettings
+from kvmesh.rpc.router.stream import RouterStream
+from kvmesh.rpc.router.streams import RouterStreams
 from kvmesh.rpc.status import from_detail
 
 log = logging.getLogger(__name__)

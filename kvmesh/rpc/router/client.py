@@ -1,4 +1,4 @@
-"""Calls of RouterService for people and tools; requests are placed over `router_link.py`."""
+"""Calls of RouterService for people and tools; requests are placed over `router/link.py`."""
 
 from collections.abc import Sequence
 from typing import Any

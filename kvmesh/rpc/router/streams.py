@@ -12,9 +12,9 @@ from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.rpc.channels import Channels
-from kvmesh.rpc.router_choice import best, better, usable, worst
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
-from kvmesh.rpc.router_stream import Pace, RouterStream
+from kvmesh.rpc.router.ranking import best, better, usable, worst
+from kvmesh.rpc.router.settings import RouterLinkSettings
+from kvmesh.rpc.router.stream import Pace, RouterStream
 
 log = logging.getLogger(__name__)
 LEAVE_TICK_S = 0.05
@@ -38,7 +38,7 @@ class StreamListener(Protocol):
 
 
 class RouterStreams:
-    """Streams to the `routers` routers that the frontend ranks highest (`router_choice.py`).
+    """Streams to the `routers` routers that the frontend ranks highest (`router/ranking.py`).
 
     When that set changes, streams move one at a time: the new one first, then the old one is asked no more and ends when the
     listener does not use it any more, or after `leave_s`.
