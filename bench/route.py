@@ -16,7 +16,7 @@ from typing import Any
 from bench.processes import process_use
 from bench.services import DEMO_MODEL, ROOT
 from kvmesh.clock import SystemClock
-from kvmesh.core import Ask, ReportKind
+from kvmesh.core import Ask, Report, ReportKind
 from kvmesh.discovery.base import ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
@@ -71,7 +71,8 @@ class _Load:
         self.place_s.append(time.perf_counter() - began_s)
         for kind, after_s in NEWS_S:
             await asyncio.sleep(after_s)
-            self._link.report_nowait(placed.ask_id, kind, elapsed_s=time.perf_counter() - began_s)
+            report = Report(kind=kind, elapsed_s=time.perf_counter() - began_s)
+            self._link.report_nowait(placed.ask_id, report)
         self.done += 1
 
 

@@ -23,7 +23,7 @@ from bench.router import BLOCK, PROMPTS, SEED, make_prompts
 from bench.services import ROOT
 from bench.table import render
 from kvmesh.clock import SystemClock
-from kvmesh.core import Ask, ReportKind
+from kvmesh.core import Ask, Report, ReportKind
 from kvmesh.discovery.base import Health, Instance, View
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
@@ -124,7 +124,7 @@ class Load:
         self.latencies_s.append(time.perf_counter() - asked_at)
         loop = asyncio.get_running_loop()
         for after_s, kind in REPORTS:
-            loop.call_later(after_s, partial(link.report_nowait, placed.ask_id, kind, elapsed_s=after_s))
+            loop.call_later(after_s, partial(link.report_nowait, placed.ask_id, Report(kind=kind, elapsed_s=after_s)))
 
     def begin(self) -> None:
         """What was so far does not count."""

@@ -19,7 +19,6 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Handoff
 from kvmesh.lifecycle import die_with_parent, run
 from kvmesh.lifecycle.garbage import collect_seldom
-from kvmesh.rpc.codec.router import TAKES_BATCHES
 from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
@@ -41,16 +40,16 @@ class BareServicer(RouterServicer):
         context: ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
         """One answer per ask."""
-        await context.send_initial_metadata(((TAKES_BATCHES, "1"),))
+        await context.send_initial_metadata(())
         pair = [WorkerRef(worker_id=name, address="10.0.0.1:1", epoch=1) for name in ("p1", "d1")]
         handoff = HANDOFF_NUMBERS[Handoff.SEQUENTIAL]
         async for message in request_iterator:
             response = pb.RouteResponse()
-            for ask in message.batch.asks:
-                response.answers.placements.add(
+            for ask in message.asks:
+                response.placements.add(
                     ask_id=ask.ask_id, reservation_id="r", prefill=pair[0], decode=pair[1], handoff=handoff
                 )
-            if message.batch.asks:
+            if message.asks:
                 await context.write(response)
 
 

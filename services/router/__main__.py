@@ -14,7 +14,7 @@ from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.peers_client import GrpcPeersClient
+from kvmesh.rpc.router.client import GrpcPeersClient
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit

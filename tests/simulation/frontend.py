@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kvmesh.core import Ask, FinishReason, Leg, LegFinish, LegTask, ReportKind, Role, TokenLogprob, WorkerRef
+from kvmesh.core import Ask, FinishReason, Leg, LegFinish, LegTask, Report, Role, TokenLogprob, WorkerRef
 from kvmesh.rpc.clients import LegLink, LegLinks, LegSink, Placed, RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors
 from kvmesh.rpc.leg_link import GrpcLegLinks
@@ -123,9 +122,9 @@ class _WatchedRouter:
         self.on_placed(ask.request_id, prefill_id, decode)
         return placed
 
-    def report_nowait(self, ask_id: int, kind: ReportKind, **details: Any) -> None:
-        self.world.trace.note("report", ask_id, self.asked[ask_id], kind.value)
-        self.inner.report_nowait(ask_id, kind, **details)
+    def report_nowait(self, ask_id: int, report: Report) -> None:
+        self.world.trace.note("report", ask_id, self.asked[ask_id], report.kind.value)
+        self.inner.report_nowait(ask_id, report)
 
 
 def _request_of(leg_id: str) -> str:

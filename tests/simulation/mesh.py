@@ -136,7 +136,9 @@ class SimulatedMesh:
 
     def _is_ready(self) -> bool:
         count = len(self.workers)
-        return self.frontend.router_link.is_up and all(r.workers_ready() == count for r in self.routers.values())
+        return bool(self.frontend.router_link.router_ids) and all(
+            r.workers_ready() == count for r in self.routers.values()
+        )
 
     async def start_worker(self, worker_id: str, role: Role) -> SimulatedWorker:
         """A new process; of an id that died, the next epoch."""

@@ -8,7 +8,7 @@ from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.peers_client import GrpcPeersClient
+from kvmesh.rpc.router.client import GrpcPeersClient
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
 from services.router.__main__ import make_core

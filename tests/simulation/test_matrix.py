@@ -33,7 +33,7 @@ def request(name: str, number: int, *, choices: int = 1, logprobs: int | None = 
 def target_of(mesh: SimulatedMesh, target: str, ledger: Ledger) -> str:
     """The router that is asked, or the worker that has the request or would have it."""
     if target == "router":
-        return mesh.frontend.router_link.router_id
+        return mesh.frontend.router_link.router_ids[0]
     placed = ledger.placements[-1] if ledger.placements else ("prefill-0", "decode-0")
     return placed[0] if target == "prefill" else placed[1]
 

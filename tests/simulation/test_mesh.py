@@ -174,7 +174,7 @@ def test_killed_router() -> None:
 
     async def kill_router(mesh: SimulatedMesh) -> None:
         await mesh.world.clock.sleep(1.0)
-        await mesh.kill(mesh.frontend.router_link.router_id)
+        await mesh.kill(mesh.frontend.router_link.router_ids[0])
 
     report = run(6, 150, mesh="two-routers", script=kill_router).check()
     assert set(report.outcomes) == {"answered", "cancelled"}

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import ReportKind
+from kvmesh.core import Report, ReportKind
 from kvmesh.errors import (
     DeadlineError,
     InvalidRequestError,
@@ -87,7 +87,9 @@ async def test_an_ask_is_answered_as_it_is_asked():
             placing.send(None)
         assert placed.value.value.placement.decode.worker_id == "d1"
         assert on.in_flight == 1
-        on.link.report_nowait(placed.value.value.ask_id, ReportKind.FINISHED, elapsed_s=0.1, output_tokens=3)
+        on.link.report_nowait(
+            placed.value.value.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1, output_tokens=3)
+        )
         await settled(on)
 
 
@@ -110,16 +112,16 @@ async def test_who_waits_is_placed_when_there_is_room():
         waiting = [asyncio.create_task(on.link.place(ask(f"r{n}"), timeout_s=PATIENCE_S)) for n in (2, 3)]
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         second = await waiting[0]
         assert second.placement.queued_s is not None
         assert second.placement.queued_s >= 0.04
         assert not waiting[1].done()
         on.link.report_nowait(
-            second.ask_id, ReportKind.FAILED, elapsed_s=0.1, error=LostError("gone"), failed_worker_id="d1"
+            second.ask_id, Report(kind=ReportKind.FAILED, elapsed_s=0.1, error=LostError("gone"), failed_worker_id="d1")
         )
         third = await waiting[1]
-        on.link.report_nowait(third.ask_id, ReportKind.CANCELLED, elapsed_s=0.1)
+        on.link.report_nowait(third.ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.1))
         await settled(on)
 
 
@@ -136,10 +138,10 @@ async def test_who_stops_waiting_keeps_nothing():
             await left
         with pytest.raises(DeadlineError):
             await late
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         placed = await last
         assert on.core.queue.requests == 0
-        on.link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await settled(on)
 
 
@@ -149,7 +151,7 @@ async def test_a_placement_that_crosses_a_cancel_is_given_back():
         first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
         crossed = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         on.servicer.handler.apply_reports()
         assert on.servicer.dispatcher.drain() == 1
         crossed.cancel()
@@ -189,8 +191,8 @@ async def test_closing_answers_everybody():
         first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
         waiting = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
-        on.link.report_nowait(first.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.1)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.1))
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await on.link.aclose()
         with pytest.raises(UnavailableError):
             await waiting
@@ -204,12 +206,12 @@ async def test_reports_of_what_is_over_are_not_told():
     """One end counts."""
     async with stage() as on:
         first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         second = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         placed = await second
-        on.link.report_nowait(first.ask_id, ReportKind.CANCELLED, elapsed_s=0.1)
-        on.link.report_nowait(99, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.1))
+        on.link.report_nowait(99, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await asyncio.sleep(0.02)
         assert on.in_flight == 1
-        on.link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await settled(on)

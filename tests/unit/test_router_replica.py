@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvmesh.core import PeerNews, ReportKind, ReservationNews
+from kvmesh.core import PeerReservation, PeerUpdate, ReportKind
 from kvmesh.errors import InvalidRequestError, LostError
-from kvmesh.rpc.codec.peers import from_sync, to_sync_request
+from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
 from services.router.replicas.peer_reservations import PeerLimits
 from tests.unit.router_fleets import join
 from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
@@ -51,12 +51,12 @@ def test_what_prefill_answers_counts_there_only():
 @pytest.mark.parametrize(("choices", "kv_blocks", "read"), [(0, 0, 0), (0, 9, 1), (2, 9, 2), (1, 0, 1)])
 def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
     """0 is none only where no blocks are kept either."""
-    news = ReservationNews(
+    news = PeerReservation(
         reservation_id="r", request_id="q", frontend_id="f", ask_id=1, decode_worker_id="d", ends_after_s=1.0,
         choices=choices, kv_blocks=kv_blocks,
     )  # fmt: skip
-    message = to_sync_request(PeerNews(sequence=1, router_id="a", run_id="x", reservations=(news,)))
-    assert from_sync(message).reservations[0].choices == read
+    message = to_peer_update(PeerUpdate(sequence=1, router_id="a", run_id="x", reservations=(news,)))
+    assert from_peer_update(message).reservations[0].choices == read
 
 
 def test_what_begins_and_ends_between_two_messages_is_not_told():
@@ -317,7 +317,7 @@ def test_the_first_message_says_who_speaks():
     """Bad introductions are refused by field."""
     replica = pair().replicas["a"]
     for router_id, run_id, field in (("", "x", "router_id"), ("b", "", "run_id"), ("a", "x", "router_id")):
-        news = PeerNews(sequence=1, router_id=router_id, run_id=run_id)
+        news = PeerUpdate(sequence=1, router_id=router_id, run_id=run_id)
         with pytest.raises(InvalidRequestError) as refused:
             replica.on_message(replica.open_session(), news, now=0.0)
         assert refused.value.field == field
@@ -357,10 +357,10 @@ def test_news_of_unknown_ids_is_ignored():
     routers = pair()
     stream = routers.streams[0]
     session = stream.ends["b"]
-    news = PeerNews(sequence=session.received + 1, prefilled_ids=["x"], settled_ids=["y"])
+    news = PeerUpdate(sequence=session.received + 1, prefilled_ids=["x"], settled_ids=["y"])
     routers.replicas["b"].on_message(session, news, now=routers.now)
     assert routers.sums("b") == NOTHING
-    unknown_rank = ReservationNews(
+    unknown_rank = PeerReservation(
         reservation_id="z",
         request_id="r",
         frontend_id="f",
@@ -370,7 +370,7 @@ def test_news_of_unknown_ids_is_ignored():
         ends_after_s=5,
     )
     routers.replicas["b"].on_message(
-        session, PeerNews(sequence=session.received + 1, reservations=[unknown_rank]), now=routers.now
+        session, PeerUpdate(sequence=session.received + 1, reservations=[unknown_rank]), now=routers.now
     )
     assert routers.sums("b") == NOTHING
     assert routers.replicas["b"].pending == 1

@@ -47,8 +47,6 @@ REPORTS_MAX = 1024
 """In one message."""
 ASKS_MAX = 64
 """In one message."""
-TAKES_BATCHES = "kvmesh-route-batches"
-"""Key of the initial metadata of a router that understands RouteBatch."""
 REPORT_KINDS = {
     pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
     pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
@@ -136,12 +134,6 @@ class Explanation:
     observed_ttft_s: float | None = None
     queued_s: float | None = None
     cost_unit: str = ""
-
-
-def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
-    message = pb.Ask()
-    fill_ask(message, ask_id, ask)
-    return message
 
 
 def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
@@ -252,12 +244,6 @@ def check_ask(ask: Ask) -> None:
         check_length(len(ask.excluded_worker_ids), "ask.excluded_worker_ids", 0, EXCLUDED_MAX, "entries")
 
 
-def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
-    message = pb.Placement()
-    fill_placement(message, ask_id, placement)
-    return message
-
-
 def fill_placement(message: pb.Placement, ask_id: int, placement: Placement) -> None:
     """Writes the wire form into an answer: field by field takes a third of what messages in messages take that are copied."""
     message.ask_id = ask_id
@@ -292,12 +278,6 @@ def from_placement(message: pb.Placement) -> Placement:
         queued_s=optional_duration(message, "queued"),
         decode_cached_tokens=message.decode_cached_tokens,
     )
-
-
-def to_report(ask_id: int, report: Report) -> pb.Report:
-    message = pb.Report()
-    fill_report(message, ask_id, report)
-    return message
 
 
 def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
@@ -399,7 +379,6 @@ def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
         policy=explanation.policy,
         decided_at=to_timestamp(explanation.decided_at_s),
         error=_optional_detail(explanation.error),
-        reports=[to_report(explanation.ask_id, report) for report in explanation.reports],
         margin=explanation.margin,
         observed_ttft=_optional_duration(explanation.observed_ttft_s),
         queued=_optional_duration(explanation.queued_s),
@@ -407,6 +386,8 @@ def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
     )
     if explanation.placement is not None:
         fill_placement(message.placement, explanation.ask_id, explanation.placement)
+    for report in explanation.reports:
+        fill_report(message.reports.add(), explanation.ask_id, report)
     for candidate in explanation.candidates:
         message.candidates.add(
             prefill=to_worker_ref(candidate.prefill) if candidate.prefill is not None else None,
@@ -435,36 +416,28 @@ def from_explanation(message: pb.ExplainResponse) -> Explanation:
     )
 
 
-def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:
-    """The reports and the asks of a message after the hello, each with a number; the reports are to be heard first."""
-    kind = message.WhichOneof("kind")
-    if kind == "batch":
-        batch = message.batch
-        # Lists keep the messages: each look into protobuf's own makes them anew.
-        reports, asks = list(batch.reports), list(batch.asks)
-        check_length(len(reports), "batch.reports", 0, REPORTS_MAX, "entries")
-        check_length(len(asks), "batch.asks", 0 if reports else 1, ASKS_MAX, "entries")
-        _check_numbers(reports, "batch.reports")
-        _check_numbers(asks, "batch.asks")
-        return reports, asks
-    if kind == "reports":
-        check_length(len(message.reports.reports), "reports.reports", 1, REPORTS_MAX, "entries")
-        _check_numbers(message.reports.reports, "reports.reports")
-        return message.reports.reports, ()
-    if kind == "report":
-        _check_numbers((message.report,), "report")
-        return (message.report,), ()
-    if kind == "ask":
-        _check_numbers((message.ask,), "ask")
-        return (), (message.ask,)
-    raise InvalidRequestError("kind must be an ask, a report or several", field="kind")
+def read_route_request(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:
+    """The reports and asks of a message after the hello.
+
+    Raises InvalidRequestError if it has none, too many, or one without its ask_id.
+    """
+    # Lists keep the messages: each access to protobuf's own containers makes new ones.
+    reports, asks = list(message.reports), list(message.asks)
+    if message.HasField("hello"):
+        raise InvalidRequestError("only the first message may have a hello", field="hello")
+    if not reports and not asks:
+        raise InvalidRequestError("a message after the hello must have a report or an ask", field="asks")
+    check_length(len(reports), "reports", 0, REPORTS_MAX, "entries")
+    check_length(len(asks), "asks", 0, ASKS_MAX, "entries")
+    _check_ask_ids(reports, "reports")
+    _check_ask_ids(asks, "asks")
+    return reports, asks
 
 
-def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
-    """The contract's numbers start at 1."""
+def _check_ask_ids(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
     for index, message in enumerate(messages):
         if not message.ask_id:
-            where = f"{field}[{index}].ask_id" if field.endswith("s") else f"{field}.ask_id"
+            where = f"{field}[{index}].ask_id"
             raise InvalidRequestError(f"{where} is required", field=where)
 
 

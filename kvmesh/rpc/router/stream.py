@@ -1,8 +1,7 @@
-"""One Route stream of a frontend, from its hello until it breaks."""
+"""One Route stream of a frontend."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from grpc.aio import EOF, AioRpcError
@@ -10,54 +9,41 @@ from grpc.aio import EOF, AioRpcError
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.core import Ask, Report, ReportKind
 from kvmesh.errors import MeshError, UnavailableError
-from kvmesh.rpc.codec.router import REPORTS_MAX, TAKES_BATCHES, fill_ask, fill_report, to_ask, to_report
+from kvmesh.rpc.codec.router import REPORTS_MAX, fill_ask, fill_report
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.status import from_rpc_error
 
 URGENT = frozenset({ReportKind.FAILED, ReportKind.CANCELLED})
-"""Not kept back: they take work away from a worker that may be in trouble."""
-
-
+"""Sent at once: they take work away from a worker that may be in trouble."""
 HASHES_MAX = 1 << 16
-"""In a message with several asks: half a megabyte."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """When what is said is written.
-
-    1. A report that is not urgent waits `report_delay_s` at most for others, or for an ask.
-    2. An ask is written at once while less than `asks_ahead` of the stream are unanswered; else with others as soon as there are
-       less, or after `ask_delay_s`. Both only where the router takes several in a message, `asks_max` at most.
-    """
-
-    report_delay_s: float
-    ask_delay_s: float
-    asks_ahead: int
-    asks_max: int
+"""Block hashes in a message with several asks: half a megabyte."""
 
 
 class RouterStream:
-    """Writes asks and reports, what has come together in one message. A turn of the loop is one message."""
+    """Writes asks and reports. Those that wait when a message is written share it.
 
-    def __init__(self, call: Any, router_id: str, frontend_id: str, pace: Pace) -> None:
+    1. A report that is not urgent waits up to `report_delay_s` for others, or for an ask.
+    2. An ask is written at once while fewer than `asks_ahead` of the stream are unanswered. Otherwise it waits until there are
+       fewer, or for `ask_delay_s`.
+    """
+
+    def __init__(self, call: Any, *, router_id: str, frontend_id: str, settings: RouterLinkSettings) -> None:
         self.router_id = router_id
-        self.has_stood = False
-        """The router said once that it hears."""
+        self.was_up = False
         self.is_up = False
+        """True from the router's initial metadata until the stream breaks."""
         self.messages_sent = 0
         self._call = call
         self._is_writing = False
-        self._pace = pace
-        self._takes_batches = False
-        hello = pb.Hello(frontend_id=frontend_id, takes_batches=True)
-        self._hello: pb.RouteRequest | None = pb.RouteRequest(hello=hello)
+        self._settings = settings
+        self._hello: pb.RouteRequest | None = pb.RouteRequest(hello=pb.Hello(frontend_id=frontend_id))
         self._asks: dict[int, Ask] = {}
-        self._unheard: set[int] = set()
-        """Asks that are written and of which the router has said nothing."""
+        self._unanswered: set[int] = set()
+        """Asks that are written, and neither answered nor queued at the router."""
         self._reports: list[tuple[int, Report]] = []
         self._wakeup = asyncio.Event()
         self._wakeup.set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
         self._ask_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -66,69 +52,66 @@ class RouterStream:
 
     @property
     def has_unwritten(self) -> bool:
-        """True until gRPC has everything that was said."""
+        """True until gRPC has taken everything."""
         return self._is_writing or bool(self._asks or self._reports)
 
-    def ask(self, ask_id: int, ask: Ask) -> None:
+    def send_ask(self, ask_id: int, ask: Ask) -> None:
         self._asks[ask_id] = ask
-        if len(self._unheard) < self._pace.asks_ahead or not self._takes_batches:
+        if len(self._unanswered) < self._settings.asks_ahead:
             self._wakeup.set()
         elif self._ask_timer is None:
-            self._ask_timer = asyncio.get_running_loop().call_later(self._pace.ask_delay_s, self._wakeup.set)
+            self._ask_timer = asyncio.get_running_loop().call_later(self._settings.ask_delay_s, self._wakeup.set)
 
-    def heard(self, ask_ids: Iterable[int]) -> None:
-        """The router has answered these, or said that they wait."""
-        self._unheard.difference_update(ask_ids)
-        if self._asks and len(self._unheard) < self._pace.asks_ahead:
+    def send_report(self, ask_id: int, report: Report) -> None:
+        self._reports.append((ask_id, report))
+        if report.kind in URGENT or not self._settings.report_delay_s:
+            self._wakeup.set()
+        elif self._report_timer is None:
+            self._report_timer = asyncio.get_running_loop().call_later(self._settings.report_delay_s, self._wakeup.set)
+
+    def on_answered(self, ask_ids: Iterable[int]) -> None:
+        """The router has answered or queued these asks."""
+        self._unanswered.difference_update(ask_ids)
+        if self._asks and len(self._unanswered) < self._settings.asks_ahead:
             self._wakeup.set()
 
     def withdraw(self, ask_id: int) -> None:
-        """Takes an ask back; one that was not written yet never was."""
+        """Removes an ask that is not written yet, else reports it as cancelled."""
         if self._asks.pop(ask_id, None) is None:
-            self.report(ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.0))
-
-    def report(self, ask_id: int, report: Report) -> None:
-        self._reports.append((ask_id, report))
-        if report.kind in URGENT or not self._pace.report_delay_s:
-            self._wakeup.set()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._pace.report_delay_s, self._wakeup.set)
+            self.send_report(ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.0))
 
     def give_up(self) -> None:
         """Ends the stream: `run` returns soon."""
         self._call.cancel()
 
     def take_reports(self) -> Sequence[tuple[int, Report]]:
-        """What was not written before the stream broke."""
+        """The reports that were not written before the stream broke."""
         reports, self._reports = self._reports, []
         return reports
 
     async def run(
         self,
-        on_standing: Callable[["RouterStream"], None],
+        on_up: Callable[["RouterStream"], None],
         on_message: Callable[["RouterStream", pb.RouteResponse], None],
-        *,
-        connect_timeout_s: float,
     ) -> MeshError:
-        """Writes and reads until the stream breaks; gives what broke it.
+        """Writes and reads until the stream breaks. Returns the error that broke it.
 
-        It stands when the router's initial metadata comes: a host that does not even refuse never sends any.
+        A host that does not even refuse sends no initial metadata: the stream is given up after `answer_timeout_s` without it.
         """
         writing = asyncio.create_task(self._write(), name=f"route-write-{self.router_id}")
         try:
-            async with asyncio.timeout(connect_timeout_s):
-                metadata = await self._call.initial_metadata()
-            if not self._call.done():  # A call that failed has initial metadata too.
-                self.is_up = self.has_stood = True
-                self._takes_batches = TAKES_BATCHES in metadata
-                on_standing(self)
+            async with asyncio.timeout(self._settings.answer_timeout_s):
+                await self._call.initial_metadata()
+            if not self._call.done():  # A failed call has initial metadata too.
+                self.is_up = self.was_up = True
+                on_up(self)
             while (message := await self._call.read()) is not EOF:
                 on_message(self, message)
             return UnavailableError("the router ended the stream", reason="stream_ended")
         except AioRpcError as error:
             return from_rpc_error(error, where=self.router_id)
         except TimeoutError:
-            return UnavailableError("the router did not say that it hears", reason="router_silent")
+            return UnavailableError("the router did not accept the stream in time", reason="router_silent")
         except asyncio.CancelledError:
             if not self._call.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
@@ -146,59 +129,37 @@ class RouterStream:
                 await self._wakeup.wait()
                 self._wakeup.clear()
                 self._is_writing = True
-                for message in self._take():
+                for message in self._take_messages():
                     self.messages_sent += 1
                     await self._call.write(message)
                 self._is_writing = False
         except (AioRpcError, asyncio.InvalidStateError):
-            return  # The reader sees the same end and tells everybody.
+            return  # The reader gets the same error and returns it.
 
-    def _take(self) -> Sequence[pb.RouteRequest]:
-        """What waits: reports first, since they make room for what is asked."""
+    def _take_messages(self) -> Iterator[pb.RouteRequest]:
         self._stop_timers()
-        messages = [self._hello] if self._hello is not None else []
-        self._hello = None
-        reports, asks = self._reports, self._asks
-        self._reports, self._asks = [], {}
-        if self._takes_batches:
-            self._unheard.update(asks)
-            messages += self._together(reports, list(asks.items()))
-        else:
-            messages += _apart(reports, asks.items())
-        return messages
-
-    def _together(
-        self, reports: Sequence[tuple[int, Report]], asks: Sequence[tuple[int, Ask]]
-    ) -> Iterator[pb.RouteRequest]:
+        hello, self._hello = self._hello, None
+        reports, self._reports = self._reports, []
+        asks, self._asks = list(self._asks.items()), {}
+        self._unanswered.update([ask_id for ask_id, _ in asks])
+        if hello is not None:
+            yield hello
         while reports or asks:
             message = pb.RouteRequest()
-            batch = message.batch
             for ask_id, report in reports[:REPORTS_MAX]:
-                fill_report(batch.reports.add(), ask_id, report)
+                fill_report(message.reports.add(), ask_id, report)
             taken, hashes = 0, 0
-            for ask_id, ask in asks[: self._pace.asks_max]:
+            for ask_id, ask in asks[: self._settings.asks_max]:
                 hashes += len(ask.block_hashes)
                 if taken and hashes > HASHES_MAX:
                     break
-                fill_ask(batch.asks.add(), ask_id, ask)
+                fill_ask(message.asks.add(), ask_id, ask)
                 taken += 1
             reports, asks = reports[REPORTS_MAX:], asks[taken:]
             yield message
 
     def _stop_timers(self) -> None:
-        for timer in (self._timer, self._ask_timer):
+        for timer in (self._report_timer, self._ask_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._ask_timer = None
-
-
-def _apart(reports: Sequence[tuple[int, Report]], asks: Iterable[tuple[int, Ask]]) -> Iterator[pb.RouteRequest]:
-    """For a router that knows no batches of asks."""
-    for start in range(0, len(reports), REPORTS_MAX):
-        part = [to_report(*each) for each in reports[start : start + REPORTS_MAX]]
-        if len(part) == 1:
-            yield pb.RouteRequest(report=part[0])
-        else:
-            yield pb.RouteRequest(reports=pb.ReportBatch(reports=part))
-    for each in asks:
-        yield pb.RouteRequest(ask=to_ask(*each))
+        self._report_timer = self._ask_timer = None

@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
-from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, ReportKind, Role, Usage, WorkerRef
+from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, Report, ReportKind, Role, Usage, WorkerRef
 from kvmesh.errors import (
     CancelledByCallerError,
     DeadlineError,
@@ -343,9 +343,8 @@ class Attempt:
         cached_tokens: int | None = None,
         is_answered_by_prefill: bool = False,
     ) -> None:
-        self._router.report_nowait(
-            self._placed.ask_id,
-            kind,
+        report = Report(
+            kind=kind,
             elapsed_s=self._clock.now() - self._began_s,
             cached_tokens=cached_tokens,
             output_tokens=self.output_tokens(),
@@ -353,6 +352,7 @@ class Attempt:
             failed_worker_id=self._failed_worker_id if kind is ReportKind.FAILED else "",
             is_answered_by_prefill=is_answered_by_prefill,
         )
+        self._router.report_nowait(self._placed.ask_id, report)
 
 
 def _rendezvous(address: str, prefill: WorkerRef, *, room: int) -> Rendezvous:

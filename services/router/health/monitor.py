@@ -175,7 +175,7 @@ class HealthMonitor:
         )
         if is_stuck and not health.is_wedged:
             health.is_wedged = True
-            self._add_event(worker, "worker_wedged", cause="told_work")
+            self._add_event(worker, "worker_wedged", cause="no_steps")
         elif health.is_wedged and not is_stuck:
             health.is_wedged = False
             if has_stepped:

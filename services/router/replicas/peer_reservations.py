@@ -11,7 +11,7 @@ Invariants:
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvmesh.core import PeerNews, ReservationNews
+from kvmesh.core import PeerReservation, PeerUpdate
 from kvmesh.errors import InvalidRequestError, LostError
 from services.router.core import RouterCore
 from services.router.replicas.peer_updates import CHANGES_MAX, CHANGES_PER_MESSAGE_MAX, PeerUpdates
@@ -48,7 +48,7 @@ class PeerSession:
 class _PendingReservation:
     """A reservation on a worker that this router does not know, or not yet."""
 
-    news: ReservationNews
+    news: PeerReservation
     origin: str
     ends_at: float
 
@@ -116,10 +116,10 @@ class PeerReservations:
         self.counts.sessions += 1
         return session
 
-    def next_message(self, session: PeerSession, *, now: float) -> PeerNews:
+    def next_message(self, session: PeerSession, *, now: float) -> PeerUpdate:
         return session.updates.next_message(self._core.router_id, self._core.run_id, now=now)
 
-    def on_message(self, session: PeerSession, news: PeerNews, *, now: float) -> None:
+    def on_message(self, session: PeerSession, news: PeerUpdate, *, now: float) -> None:
         """Applies a message of the peer. Raises LostError when one is missing: the stream must be opened again."""
         if news.sequence != session.received + 1:
             message = f"message {news.sequence} of {session.origin or 'a peer'} follows {session.received}"
@@ -191,7 +191,7 @@ class PeerReservations:
 
     # Messages of a peer
 
-    def _introduce(self, session: PeerSession, news: PeerNews, now: float) -> None:
+    def _introduce(self, session: PeerSession, news: PeerUpdate, now: float) -> None:
         if not news.router_id:
             raise InvalidRequestError("the first message must name its router", field="router_id")
         if not news.run_id:
@@ -207,7 +207,7 @@ class PeerReservations:
                 self._on_peer_lost(origin, now)
         self._peers[session.origin] = session
 
-    def _on_reservation(self, session: PeerSession, news: ReservationNews, now: float) -> None:
+    def _on_reservation(self, session: PeerSession, news: PeerReservation, now: float) -> None:
         self.counts.received += 1
         if session.missing_ids is not None:
             session.missing_ids.discard(news.reservation_id)
@@ -276,7 +276,7 @@ class PeerReservations:
 
     # Counting
 
-    def _count(self, news: ReservationNews, origin: str, *, ends_at: float, now: float) -> bool:
+    def _count(self, news: PeerReservation, origin: str, *, ends_at: float, now: float) -> bool:
         """False: this router does not know one of its workers."""
         decode = self._target(news.decode_worker_id, news.decode_rank)
         prefill = self._target(news.prefill_worker_id, news.prefill_rank) if news.prefill_worker_id else None
@@ -315,7 +315,7 @@ class PeerReservations:
         worker = self._core.fleet.workers.get(worker_id)
         return worker.targets[rank] if worker is not None and rank < len(worker.targets) else None
 
-    def _add_pending(self, news: ReservationNews, origin: str, ends_at: float) -> None:
+    def _add_pending(self, news: PeerReservation, origin: str, ends_at: float) -> None:
         if news.reservation_id not in self._pending and len(self._pending) >= self._limits.pending_max:
             self.counts.ignored += 1
             return

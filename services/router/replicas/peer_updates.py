@@ -6,7 +6,7 @@ A reservation that begins and ends between two messages is never sent.
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from kvmesh.core import PeerNews, ReservationNews
+from kvmesh.core import PeerReservation, PeerUpdate
 from services.router.workers.reservations import Reservation
 
 CHANGES_PER_MESSAGE_MAX = 512
@@ -92,7 +92,7 @@ class PeerUpdates:
         self._new.discard(reservation.reservation_id)
         self._prefilled.pop(reservation.reservation_id, None)
 
-    def next_message(self, router_id: str, run_id: str, *, now: float) -> PeerNews:
+    def next_message(self, router_id: str, run_id: str, *, now: float) -> PeerUpdate:
         """The next message: a part of the snapshot, changes, or nothing, which is a heartbeat."""
         self._sequence += 1
         if self._sequence > 1:
@@ -100,17 +100,17 @@ class PeerUpdates:
         if self._snapshot is not None:
             count = self._changes_per_message_max
             part, self._snapshot = self._snapshot[:count], self._snapshot[count:] or None
-            return PeerNews(
+            return PeerUpdate(
                 sequence=self._sequence,
                 router_id=router_id,
                 run_id=run_id,
-                reservations=[to_news(each, now, self._blocks_max) for each in part if self._is_ours(each)],
+                reservations=[to_peer_reservation(each, now, self._blocks_max) for each in part if self._is_ours(each)],
                 is_snapshot=True,
                 is_complete=self._snapshot is None,
             )
-        return PeerNews(
+        return PeerUpdate(
             sequence=self._sequence,
-            reservations=[to_news(each, now, self._blocks_max) for each in self._take_added()],
+            reservations=[to_peer_reservation(each, now, self._blocks_max) for each in self._take_added()],
             prefilled_ids=self._take_ids(self._prefilled),
             settled_ids=self._take_ids(self._settled),
         )
@@ -143,7 +143,7 @@ def _ignore() -> None:
     """Until a stream sets `on_change`."""
 
 
-def to_news(reservation: Reservation, now: float, blocks_max: int) -> ReservationNews:
+def to_peer_reservation(reservation: Reservation, now: float, blocks_max: int) -> PeerReservation:
     """A reservation as it is sent to peers, with up to `blocks_max` blocks of its prompt that peers do not learn from the workers.
 
     A worker has named all blocks of a prompt that is computed, or of which less than a block is to be computed.
@@ -151,7 +151,7 @@ def to_news(reservation: Reservation, now: float, blocks_max: int) -> Reservatio
     prefill, decode, block_hashes = reservation.prefill, reservation.decode, reservation.block_hashes
     if not block_hashes and reservation.uncached_tokens >= reservation.working.block_size_tokens:
         block_hashes = reservation.predicted_hashes
-    return ReservationNews(
+    return PeerReservation(
         reservation_id=reservation.reservation_id,
         request_id=reservation.request_id,
         frontend_id=reservation.frontend_id,
