@@ -29,6 +29,7 @@ from kvmesh.core import (
 )
 from kvmesh.lifecycle.garbage import collect_seldom
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 
 SEED = 7
 BLOCK = 16
@@ -65,7 +66,7 @@ def describe(name: str, role: Role) -> WorkerDescription:
 
 
 def fleet(workers: int, prefills: int, policy: str) -> RouterCore:
-    core = RouterCore(router_id="bench", policy=policy, generator=random.Random(SEED))
+    core = RouterCore(CoreSettings(policy=policy), router_id="bench", generator=random.Random(SEED))
     for i in range(workers):
         role = Role.PREFILL if i < prefills else Role.DECODE
         name = f"{role.value[0]}{i}"

@@ -32,6 +32,7 @@ from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.worker.kv_feed import KvFeed
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
@@ -125,7 +126,7 @@ async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
             )
         )
         await registry.heartbeat(f"worker-{number}", health=Health.PASSING)
-    core = RouterCore(router_id="router", generator=Random(SEED))
+    core = RouterCore(CoreSettings(), router_id="router", generator=Random(SEED))
     channels = ChannelPool(RpcSettings())
     membership = Membership(
         registry,

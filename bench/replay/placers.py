@@ -24,6 +24,7 @@ from kvmesh.core import (
 )
 from kvmesh.errors import OverloadedError
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.queue.admission import Queued
 
 if TYPE_CHECKING:
@@ -74,8 +75,14 @@ class RouterPlacer:
         self._engines = {engine.name: engine for engine in (*replay.prefills, *replay.decodes)}
         self._waiting: dict[int, Job] = {}
         self._sequences: dict[str, int] = {}
-        known = {"dynamo_cost": DynamoCostPolicy}.get(policy, policy)
-        self.core = RouterCore(router_id=router_id, run_id=router_id, policy=known, generator=replay.random)
+        is_dynamo = policy == "dynamo_cost"
+        self.core = RouterCore(
+            CoreSettings() if is_dynamo else CoreSettings(policy=policy),
+            router_id=router_id,
+            run_id=router_id,
+            policy=DynamoCostPolicy if is_dynamo else None,
+            generator=replay.random,
+        )
         for engine in replay.prefills:
             self._join(engine, Role.PREFILL)
         for engine in replay.decodes:

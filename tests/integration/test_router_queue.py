@@ -11,8 +11,7 @@ from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.core import Report, ReportKind
 from kvmesh.errors import InvalidRequestError, OverloadedError
 from kvmesh.rpc.status import from_rpc_error
-from services.router.queue.subqueues import QueueLimits
-from services.router.workers.worker import TargetLimits
+from services.router.core_settings import QueueSettings
 from tests.integration.test_router_service import eventually, running_mesh
 from tests.messages import to_ask, to_report
 from tests.patience import PATIENCE_S
@@ -26,9 +25,7 @@ async def busy_mesh(*, requests_max: int = 1, **queue):
     """A mesh with one decode worker that takes `requests_max` requests at a time."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
-        router = await mesh.router(
-            target_limits=TargetLimits(requests_per_decode_max=requests_max), queue_limits=QueueLimits(**queue)
-        )
+        router = await mesh.router(requests_per_decode_max=requests_max, queue=QueueSettings(**queue))
         await eventually(lambda: router.takes() == {"d1"})
         yield mesh, router
 

@@ -29,7 +29,8 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
-from services.router.core import CoreLimits, RouterCore
+from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.serving.maintenance import Maintenance
@@ -57,9 +58,8 @@ class Router:
         telemetry = Telemetry.create("router", registry=CollectorRegistry())
         self.name = name
         self.registry = registry
-        self.core = RouterCore(
-            router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2), **core
-        )
+        settings = CoreSettings(reservation_grace_s=0.2, **core)
+        self.core = RouterCore(settings, router_id=name, generator=Random(1))
         metrics = RouterMetrics(telemetry.instruments, self.core)
         self.metrics = telemetry.registry
         self.servicer = RouterServicer(self.core, metrics, clock)

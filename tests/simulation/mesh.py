@@ -23,7 +23,8 @@ from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
-from services.router.settings import RouterSettings, SyncSettings
+from services.router.core_settings import SyncSettings
+from services.router.settings import RouterSettings
 from tests.simulation.frontend import EOS_TOKEN_ID, MODEL, VOCABULARY_SIZE, SimulatedFrontend
 from tests.simulation.invariants import frontend_problems, router_problems, worker_problems
 from tests.simulation.ledger import Ledger, Phase, check_ledger

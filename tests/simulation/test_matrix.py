@@ -8,7 +8,7 @@ from kvmesh.core import SamplingParams
 from kvmesh.engines.simulated.fault_injection import Die
 from kvmesh.errors import WORKER_LOST_TWICE
 from services.frontend.pipeline.request import Request
-from services.router.core import CoreLimits
+from services.router.core_settings import CoreSettings
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Ledger, Phase
 from tests.simulation.mesh import MeshShape, SimulatedMesh, default_engine
@@ -110,7 +110,7 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: Phase) -> None:
             for task in mesh._requests.values():
                 task.cancel()
             await mesh.idle()
-            await mesh.world.clock.sleep(2 * CoreLimits().reservation_grace_s)
+            await mesh.world.clock.sleep(2 * CoreSettings().reservation_grace_s)
             # What its clients saw is nobody's matter; what others keep of it is.
             mesh.ledgers.clear()
             return mesh.problems()
@@ -177,7 +177,7 @@ def test_a_machine_that_is_suspended_goes_on(phase: Phase, still_s: float) -> No
                 while not all(each.outcome for each in ledgers):
                     await mesh.world.clock.sleep(0.05)
             await mesh.idle()
-            await mesh.world.clock.sleep(2 * CoreLimits().reservation_grace_s)
+            await mesh.world.clock.sleep(2 * CoreSettings().reservation_grace_s)
             problems = [f"{each.request.request_id}: {each.outcome}" for each in ledgers if each.outcome != "answered"]
             return problems + mesh.problems()
         finally:

@@ -18,6 +18,7 @@ from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
 from services.router.serving.membership import Membership
@@ -87,7 +88,7 @@ class Stage:
         await server.start()
 
     async def start_router(self, name: str) -> None:
-        core = self.cores[name] = RouterCore(router_id=name, generator=self.generator)
+        core = self.cores[name] = RouterCore(CoreSettings(), router_id=name, generator=self.generator)
         metrics = RouterMetrics(Telemetry.create("router", registry=CollectorRegistry()).instruments, core)
         membership = Membership(
             FixedRegistry(),

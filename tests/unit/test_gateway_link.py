@@ -23,10 +23,9 @@ from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry.metrics import Instruments
 from services.gateway.link import HostedRouterLink
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings, QueueSettings
 from services.router.metrics import RouterMetrics
-from services.router.queue.subqueues import QueueLimits
 from services.router.servicer import RouterServicer
-from services.router.workers.worker import TargetLimits
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask, join
 
@@ -49,12 +48,8 @@ class Stage:
 
 @asynccontextmanager
 async def stage(*, is_open: bool = True, queue: int = 8, **settings: float) -> AsyncIterator[Stage]:
-    core = RouterCore(
-        generator=Random(1),
-        router_id="router",
-        queue_limits=QueueLimits(requests_max=queue),
-        target_limits=TargetLimits(requests_per_decode_max=1),
-    )
+    router_settings = CoreSettings(queue=QueueSettings(requests_max=queue), requests_per_decode_max=1)
+    core = RouterCore(router_settings, router_id="router", generator=Random(1))
     join(core, "d1", "decode")
     clock = SystemClock()
     servicer = RouterServicer(core, RouterMetrics(Instruments(CollectorRegistry(), "router"), core), clock)

@@ -1,11 +1,13 @@
 """What routers tell each other: counted once, ended once, whoever is lost."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvmesh.core import PeerReservation, PeerUpdate, ReportKind
 from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
-from services.router.replicas.peer_reservations import PeerLimits
+from services.router.core_settings import SyncSettings
 from tests.unit.router_fleets import join
 from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
 
@@ -69,7 +71,7 @@ def test_what_begins_and_ends_between_two_messages_is_not_told():
 
 def test_a_snapshot_tells_what_was_there_before():
     """In parts, with what changes meanwhile."""
-    routers = Routers("a", "b", limits=PeerLimits(changes_per_message_max=3))
+    routers = Routers("a", "b", settings=SyncSettings(changes_per_message_max=3))
     numbers = [routers.place("a")[0] for _ in range(8)]
     routers.report("a", numbers[0], ReportKind.PREFILLED)
     stream = routers.connect("a", "b")
@@ -228,7 +230,7 @@ def test_the_same_ask_at_another_router_replaces_the_first():
 
 def test_reservations_of_unknown_workers_wait_for_them():
     """The registry may be ahead at one router; they are bounded, and they end as others do."""
-    routers = Routers("a", "b", limits=PeerLimits(pending_max=2))
+    routers = Routers("a", "b", settings=SyncSettings(pending_max=2))
     for worker in ("d1", "d2"):
         routers.cores["b"].fleet.unregister(worker)
     routers.connect("a", "b")
@@ -279,7 +281,7 @@ def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
 
 def test_ends_follow_their_beginnings_over_many_messages():
     """Adoptions go out in the order in which they were made, ends in theirs: no end is told before its adoption."""
-    routers = pair(limits=PeerLimits(changes_per_message_max=1))
+    routers = pair(settings=SyncSettings(changes_per_message_max=1))
     numbers = [routers.place("a")[0] for _ in range(3)]
     routers.sync()
     for number in numbers:
@@ -304,7 +306,7 @@ def test_a_gap_ends_the_stream():
 
 def test_a_peer_that_takes_nothing_is_given_up():
     """What is kept for it is bounded."""
-    routers = pair(limits=PeerLimits(changes_max=5))
+    routers = pair(settings=SyncSettings(changes_max=5))
     changes = routers.streams[0].ends["a"].updates
     for _ in range(6):
         routers.place("a")
@@ -327,7 +329,7 @@ def test_peers_cannot_fill_the_book():
     """Beyond the limit of reservations what peers tell is not counted, and ends without harm."""
     routers = pair()
     core = routers.cores["b"]
-    core.limits = type(core.limits)(reservations_max=1)
+    core.settings = replace(core.settings, reservations_max=1)
     numbers = [routers.place("a")[0] for _ in range(2)]
     routers.sync()
     assert len(core.book) == 1

@@ -14,20 +14,10 @@ from dataclasses import dataclass, replace
 from kvmesh.core import PeerReservation, PeerUpdate
 from kvmesh.errors import InvalidRequestError, LostError
 from services.router.core import RouterCore
-from services.router.replicas.peer_updates import CHANGES_MAX, CHANGES_PER_MESSAGE_MAX, PeerUpdates
+from services.router.core_settings import SyncSettings
+from services.router.replicas.peer_updates import PeerUpdates
 from services.router.workers.reservations import Reservation
 from services.router.workers.worker import Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLimits:
-    """Bounds of what is kept for peers and of their reservations."""
-
-    changes_per_message_max: int = CHANGES_PER_MESSAGE_MAX
-    changes_max: int = CHANGES_MAX
-    pending_max: int = 16_384
-    """Reservations on workers that this router does not know: a quarter of all that it may have."""
-    blocks_max: int = 2048
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +59,10 @@ class PeerCounts:
 class PeerReservations:
     """The reservations of all peers. Listens to the reservation book to send changes to the peers."""
 
-    def __init__(self, core: RouterCore, limits: PeerLimits | None = None) -> None:
+    def __init__(self, core: RouterCore, settings: SyncSettings) -> None:
         self._core = core
         self._book = core.book
-        self._limits = limits or PeerLimits()
+        self._settings = settings
         self._sessions: dict[PeerSession, None] = {}
         self._peers: dict[str, PeerSession] = {}
         """Sessions by origin."""
@@ -103,15 +93,7 @@ class PeerReservations:
 
     def open_session(self) -> PeerSession:
         """A stream with a peer is open; its first messages are a snapshot of this router's reservations."""
-        limits = self._limits
-        updates = PeerUpdates(
-            self._book,
-            self._is_ours,
-            blocks_max=limits.blocks_max,
-            changes_per_message_max=limits.changes_per_message_max,
-            changes_max=limits.changes_max,
-        )
-        session = PeerSession(updates)
+        session = PeerSession(PeerUpdates(self._book, self._is_ours, self._settings))
         self._sessions[session] = None
         self.counts.sessions += 1
         return session
@@ -266,7 +248,7 @@ class PeerReservations:
     def _on_peer_lost(self, origin: str, now: float) -> None:
         """The peer's frontends report to other routers within moments, which adopt what is in use. The rest ends with the grace."""
         self.counts.lost += 1
-        ends_at = now + self._core.limits.reservation_grace_s
+        ends_at = now + self._core.settings.reservation_grace_s
         for reservation in self._book:
             if reservation.keeper == origin:
                 self._book.orphan(reservation, ends_at=ends_at)
@@ -282,7 +264,7 @@ class PeerReservations:
         prefill = self._target(news.prefill_worker_id, news.prefill_rank) if news.prefill_worker_id else None
         if decode is None or (news.prefill_worker_id and prefill is None):
             return False
-        if len(self._book) >= self._core.limits.reservations_max:
+        if len(self._book) >= self._core.settings.reservations_max:
             self.counts.ignored += 1
             return True
         reservation = Reservation(
@@ -297,7 +279,7 @@ class PeerReservations:
             choices=news.choices,
             ends_at=ends_at,
             # An orphaned reservation was sent with the end of its grace, not with its latest end.
-            ends_at_latest=now + self._core.limits.reservation_s_max if news.is_orphaned else ends_at,
+            ends_at_latest=now + self._core.settings.reservation_s_max if news.is_orphaned else ends_at,
             is_prefilled=news.is_prefilled,
             due_at=now,
             placed_at=now,
@@ -316,7 +298,7 @@ class PeerReservations:
         return worker.targets[rank] if worker is not None and rank < len(worker.targets) else None
 
     def _add_pending(self, news: PeerReservation, origin: str, ends_at: float) -> None:
-        if news.reservation_id not in self._pending and len(self._pending) >= self._limits.pending_max:
+        if news.reservation_id not in self._pending and len(self._pending) >= self._settings.pending_max:
             self.counts.ignored += 1
             return
         self._pending[news.reservation_id] = _PendingReservation(news, origin, ends_at)

@@ -16,8 +16,8 @@ from kvmesh.clock import Clock
 from kvmesh.core import PeerUpdate
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from services.router.core_settings import SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
-from services.router.settings import SyncSettings
 
 log = logging.getLogger(__name__)
 
