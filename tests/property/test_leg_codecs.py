@@ -407,7 +407,7 @@ def test_an_engine_never_sees_an_id_that_its_model_lacks(generation: Generation,
 def test_absurd_numbers_are_refused_not_crashed_on(value: float) -> None:
     """NaN, infinities and integers that no float can hold, all of which JSON or Python can bring."""
     with pytest.raises(InvalidRequestError):
-        check_range(value, "x", 0, 1)
+        check_range(value, "x", low=0, high=1)
     with pytest.raises(InvalidRequestError):
         check_sampling(SamplingParams(seed=value))  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ def check_request(
             raise UnsupportedError(f"the simulated engine does not do {field}", field=field)
     if request.task is not LegTask.GENERATE and request.handle is not None:
         raise InvalidRequestError(f"a {request.task.value} leg takes no handle", field="handle")
-    check_range(request.dimensions, "dimensions", 1, dimensions_max)
+    check_range(request.dimensions, "dimensions", low=1, high=dimensions_max)
     done = len(generation.emitted_token_ids)
     if sampling.max_tokens is not None and done >= sampling.max_tokens:
         raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")

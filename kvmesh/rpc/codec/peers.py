@@ -25,17 +25,17 @@ def to_peer_update(update: PeerUpdate) -> pb.PeerUpdate:
 
 def from_peer_update(message: pb.PeerUpdate) -> PeerUpdate:
     """The checked value. Only the stream knows whether the message must name its sender."""
-    check_range(message.sequence, "sequence", 1, 2**64 - 1)
-    check_length(len(message.router_id), "router_id", 0, 128, "characters")
-    check_length(len(message.run_id), "run_id", 0, 64, "characters")
+    check_range(message.sequence, "sequence", low=1, high=2**64 - 1)
+    check_length(len(message.router_id), "router_id", high=128, unit="characters")
+    check_length(len(message.run_id), "run_id", high=64, unit="characters")
     for name in ("reservations", "prefilled_ids", "settled_ids"):
-        check_length(len(getattr(message, name)), name, 0, CHANGES_MAX, "entries")
+        check_length(len(getattr(message, name)), name, high=CHANGES_MAX)
     return PeerUpdate(**_UPDATE.of_message(message), reservations=[_from_reservation(r) for r in message.reservations])
 
 
 def _from_reservation(message: pb.Reservation) -> PeerReservation:
-    check_range(message.ask_id, "reservations.ask_id", 1, 2**64 - 1)
-    check_length(len(message.block_hashes), "reservations.block_hashes", 0, BLOCKS_MAX, "entries")
+    check_range(message.ask_id, "reservations.ask_id", low=1, high=2**64 - 1)
+    check_length(len(message.block_hashes), "reservations.block_hashes", high=BLOCKS_MAX)
     required_text(message.reservation_id, "reservations.reservation_id", ID_CHARACTERS_MAX)
     required_text(message.request_id, "reservations.request_id", REQUEST_ID_CHARACTERS_MAX)
     required_text(message.frontend_id, "reservations.frontend_id", 128)

@@ -223,25 +223,25 @@ def check_ask(ask: Ask) -> None:
     """
     prompt_tokens, size = ask.prompt_tokens, ask.block_size_tokens
     if not prompt_tokens:
-        check_range(prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
+        check_range(prompt_tokens, "ask.prompt_tokens", low=1, high=2**32 - 1)
     if ask.priority:
-        check_range(ask.priority, "ask.priority", -PRIORITY_MAX, PRIORITY_MAX)
+        check_range(ask.priority, "ask.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
     if ask.tenant:
-        check_length(len(ask.tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
+        check_length(len(ask.tenant), "ask.tenant", high=TENANT_CHARACTERS_MAX, unit="characters")
     if count := len(ask.block_hashes):
-        check_length(count, "ask.block_hashes", 0, BLOCKS_MAX, "entries")
-        check_range(size, "ask.block_size_tokens", 1, 2**20)
-        check_length(count, "ask.block_hashes", 0, prompt_tokens // size, "entries at this prompt length")
+        check_length(count, "ask.block_hashes", high=BLOCKS_MAX)
+        check_range(size, "ask.block_size_tokens", low=1, high=2**20)
+        check_length(count, "ask.block_hashes", high=prompt_tokens // size, unit="entries at this prompt length")
     required_text(ask.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX)
     required_text(ask.model, "ask.model", 256)
     if ask.required_features:
-        check_length(len(ask.required_features), "ask.required_features", 0, FEATURES_MAX, "entries")
+        check_length(len(ask.required_features), "ask.required_features", high=FEATURES_MAX)
     if ask.required_labels:
-        check_length(len(ask.required_labels), "ask.required_labels", 0, LABELS_MAX, "entries")
+        check_length(len(ask.required_labels), "ask.required_labels", high=LABELS_MAX)
     if ask.preferred_labels:
-        check_length(len(ask.preferred_labels), "ask.preferred_labels", 0, LABELS_MAX, "entries")
+        check_length(len(ask.preferred_labels), "ask.preferred_labels", high=LABELS_MAX)
     if ask.excluded_worker_ids:
-        check_length(len(ask.excluded_worker_ids), "ask.excluded_worker_ids", 0, EXCLUDED_MAX, "entries")
+        check_length(len(ask.excluded_worker_ids), "ask.excluded_worker_ids", high=EXCLUDED_MAX)
 
 
 def fill_placement(message: pb.Placement, ask_id: int, placement: Placement) -> None:
@@ -301,7 +301,7 @@ def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
 def from_report(message: pb.Report) -> Report:
     elapsed_s, kind = from_duration(message.elapsed), REPORT_KINDS.get(message.kind)
     if kind is None or not 0 <= elapsed_s <= _ELAPSED_S_MAX:
-        check_range(elapsed_s, "report.elapsed", 0, _ELAPSED_S_MAX)
+        check_range(elapsed_s, "report.elapsed", low=0, high=_ELAPSED_S_MAX)
         kind = known_enum(message.kind, REPORT_KINDS, "report.kind")
     return Report(
         kind=kind,
@@ -427,8 +427,8 @@ def read_route_request(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], S
         raise InvalidRequestError("only the first message may have a hello", field="hello")
     if not reports and not asks:
         raise InvalidRequestError("a message after the hello must have a report or an ask", field="asks")
-    check_length(len(reports), "reports", 0, REPORTS_MAX, "entries")
-    check_length(len(asks), "asks", 0, ASKS_MAX, "entries")
+    check_length(len(reports), "reports", high=REPORTS_MAX)
+    check_length(len(asks), "asks", high=ASKS_MAX)
     _check_ask_ids(reports, "reports")
     _check_ask_ids(asks, "asks")
     return reports, asks

@@ -75,7 +75,7 @@ def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> N
 
 def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
     """The value; what depends on the model (vocabulary, context) is checked by the worker that knows it."""
-    check_length(len(message.media), f"{prefix}media", 0, MEDIA_MAX, "entries")
+    check_length(len(message.media), f"{prefix}media", high=MEDIA_MAX)
     check_text(message.traceparent, f"{prefix}traceparent", TRACEPARENT_BYTES_MAX)
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
@@ -112,9 +112,9 @@ def to_media(media: Media) -> prompt_pb2.Media:
 
 
 def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
-    check_length(len(message.content_hash), f"{prefix}content_hash", 16, 64, "bytes")
-    check_length(len(message.data), f"{prefix}data", 0, MEDIA_BYTES_MAX, "bytes")
-    check_range(message.length, f"{prefix}length", 1, 2**32 - 1)
+    check_length(len(message.content_hash), f"{prefix}content_hash", low=16, high=64, unit="bytes")
+    check_length(len(message.data), f"{prefix}data", high=MEDIA_BYTES_MAX, unit="bytes")
+    check_range(message.length, f"{prefix}length", low=1, high=2**32 - 1)
     source = message.WhichOneof("source")
     return Media(
         kind=known_enum(message.kind, MEDIA_KINDS, f"{prefix}kind"),
@@ -151,9 +151,9 @@ def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
 def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandle:
     lease_s = positive_duration(message, "lease", f"{prefix}lease", required=True)
     assert lease_s is not None
-    check_range(message.tokens, f"{prefix}tokens", 1, 2**32 - 1)
-    check_length(len(message.payload), f"{prefix}payload", 0, PAYLOAD_BYTES_MAX, "bytes")
-    check_length(len(message.first_token_ids), f"{prefix}first_token_ids", 0, FIRST_TOKENS_MAX, "entries")
+    check_range(message.tokens, f"{prefix}tokens", low=1, high=2**32 - 1)
+    check_length(len(message.payload), f"{prefix}payload", high=PAYLOAD_BYTES_MAX, unit="bytes")
+    check_length(len(message.first_token_ids), f"{prefix}first_token_ids", high=FIRST_TOKENS_MAX)
     return KvHandle(
         handle_id=required_text(message.handle_id, f"{prefix}handle_id", 128),
         format=required_text(message.format, f"{prefix}format", 128),
@@ -180,7 +180,7 @@ def to_rendezvous(rendezvous: Rendezvous) -> kv_pb2.Rendezvous:
 def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") -> Rendezvous:
     if not 1 <= message.port <= 65535:
         raise InvalidRequestError(f"{prefix}port must be 1 to 65535, not {message.port}", field=f"{prefix}port")
-    check_range(message.room, f"{prefix}room", 0, 2**63 - 1)
+    check_range(message.room, f"{prefix}room", low=0, high=2**63 - 1)
     return Rendezvous(
         host=required_text(message.host, f"{prefix}host", 255),
         port=message.port,

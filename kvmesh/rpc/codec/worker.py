@@ -90,7 +90,7 @@ def to_load(load: LoadRecord) -> load_pb2.LoadRecord:
 
 def from_load(message: load_pb2.LoadRecord) -> LoadRecord:
     scalars = {name: getattr(message, name) for name in _LOAD_SCALARS}
-    check_range(message.step_s, "load.step_s", 0, 86_400)
+    check_range(message.step_s, "load.step_s", low=0, high=86_400)
     return LoadRecord(taken_at_s=from_timestamp(message.taken_at), **scalars)
 
 
@@ -107,8 +107,8 @@ def to_model_card(card: ModelCard) -> model_pb2.ModelCard:
 
 
 def from_model_card(message: model_pb2.ModelCard, *, prefix: str = "model.") -> ModelCard:
-    check_range(message.context_tokens_max, f"{prefix}context_tokens_max", 1, 2**32 - 1)
-    check_range(message.vocabulary_size, f"{prefix}vocabulary_size", 1, 2**32 - 1)
+    check_range(message.context_tokens_max, f"{prefix}context_tokens_max", low=1, high=2**32 - 1)
+    check_range(message.vocabulary_size, f"{prefix}vocabulary_size", low=1, high=2**32 - 1)
     return ModelCard(
         name=required_text(message.name, f"{prefix}name", 256),
         source=required_text(message.source, f"{prefix}source", 4096),
@@ -163,7 +163,7 @@ def to_description(description: WorkerDescription) -> pb.DescribeResponse:
 
 def from_description(message: pb.DescribeResponse) -> WorkerDescription:
     required_text(message.worker.worker_id, "worker.worker_id", 128)
-    check_range(message.block_size_tokens, "block_size_tokens", 1, 2**20)
+    check_range(message.block_size_tokens, "block_size_tokens", low=1, high=2**20)
     return WorkerDescription(
         worker=from_worker_ref(message.worker),
         role=known_enum(message.role, ROLES, "role"),
@@ -187,7 +187,7 @@ def from_profile(message: model_pb2.PerformanceProfile) -> PerformanceProfile:
     values = {name: optional_field(message, name) for name in _PROFILE_FIELDS}
     for name, value in values.items():
         if value is not None:
-            check_range(value, f"profile.{name}", 0, 1e18)
+            check_range(value, f"profile.{name}", low=0, high=1e18)
     return PerformanceProfile(**values)
 
 
@@ -212,7 +212,7 @@ def from_kv_event(message: kv_pb2.KvEvent) -> KvEvent:
     match message.WhichOneof("kind"):
         case "stored":
             stored = message.stored
-            check_length(len(stored.block_hashes), "stored.block_hashes", 1, BLOCKS_PER_EVENT_MAX, "entries")
+            check_length(len(stored.block_hashes), "stored.block_hashes", low=1, high=BLOCKS_PER_EVENT_MAX)
             return KvStored(
                 # A slice is read in one go, which takes two thirds of the time of going through the field.
                 block_hashes=tuple(stored.block_hashes[:]),
@@ -222,7 +222,7 @@ def from_kv_event(message: kv_pb2.KvEvent) -> KvEvent:
             )
         case "removed":
             removed = message.removed
-            check_length(len(removed.block_hashes), "removed.block_hashes", 1, BLOCKS_PER_EVENT_MAX, "entries")
+            check_length(len(removed.block_hashes), "removed.block_hashes", low=1, high=BLOCKS_PER_EVENT_MAX)
             tier = known_enum(removed.tier, TIERS, "removed.tier")
             return KvRemoved(block_hashes=tuple(removed.block_hashes[:]), tier=tier, data_parallel_rank=rank)
         case "cleared":
@@ -243,7 +243,7 @@ def to_kv_batch(step: KvBatch) -> pb.WatchKvResponse:
 
 
 def from_kv_batch(message: pb.WatchKvResponse) -> KvBatch:
-    check_length(len(message.events), "events", 0, EVENTS_PER_STEP_MAX, "entries")
+    check_length(len(message.events), "events", high=EVENTS_PER_STEP_MAX)
     return KvBatch(
         epoch=message.epoch,
         sequence=message.sequence,
