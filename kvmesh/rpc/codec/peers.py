@@ -3,21 +3,22 @@
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length, check_range
 from kvmesh.core import PeerReservation, PeerUpdate
+from kvmesh.rpc.codec.message_codec import MessageCodec
 from kvmesh.rpc.codec.router import BLOCKS_MAX
-from kvmesh.rpc.codec.scalars import SharedFields, positive_duration, required_text, to_positive_duration
+from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_positive_duration
 
 ID_CHARACTERS_MAX = 512
 CHANGES_MAX = 8192
 """Of each kind in one message; routers send much smaller ones."""
-_UPDATE = SharedFields(pb.PeerUpdate, PeerUpdate)
-_RESERVATION = SharedFields(pb.Reservation, PeerReservation)
+_UPDATE = MessageCodec(pb.PeerUpdate, PeerUpdate)
+_RESERVATION = MessageCodec(pb.Reservation, PeerReservation)
 
 
 def to_peer_update(update: PeerUpdate) -> pb.PeerUpdate:
-    return pb.PeerUpdate(
-        **_UPDATE.of_value(update),
+    return _UPDATE.encode(
+        update,
         reservations=[
-            pb.Reservation(**_RESERVATION.of_value(each), ends_after=to_positive_duration(each.ends_after_s))
+            _RESERVATION.encode(each, ends_after=to_positive_duration(each.ends_after_s))
             for each in update.reservations
         ],
     )
@@ -30,7 +31,7 @@ def from_peer_update(message: pb.PeerUpdate) -> PeerUpdate:
     check_length(len(message.run_id), "run_id", high=64, unit="characters")
     for name in ("reservations", "prefilled_ids", "settled_ids"):
         check_length(len(getattr(message, name)), name, high=CHANGES_MAX)
-    return PeerUpdate(**_UPDATE.of_message(message), reservations=[_from_reservation(r) for r in message.reservations])
+    return _UPDATE.decode(message, reservations=[_from_reservation(each) for each in message.reservations])
 
 
 def _from_reservation(message: pb.Reservation) -> PeerReservation:
@@ -40,7 +41,5 @@ def _from_reservation(message: pb.Reservation) -> PeerReservation:
     required_text(message.request_id, "reservations.request_id", REQUEST_ID_CHARACTERS_MAX)
     required_text(message.frontend_id, "reservations.frontend_id", 128)
     required_text(message.decode_worker_id, "reservations.decode_worker_id", ID_CHARACTERS_MAX)
-    values = _RESERVATION.of_message(message)
-    values["choices"] = message.choices or min(1, message.kv_blocks)
-    ends_after_s = positive_duration(message, "ends_after", "reservations.ends_after", required=True)
-    return PeerReservation(**values, ends_after_s=ends_after_s or 0.0)
+    positive_duration(message, "ends_after", "reservations.ends_after", required=True)
+    return _RESERVATION.decode(message, choices=message.choices or min(1, message.kv_blocks))
