@@ -43,9 +43,3 @@ class WaitingQueue:
         if len(self._heap) > 2 * self._live + SLACK:
             self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
             heapify(self._heap)
-
-    def drain(self) -> list[LegState]:
-        """All waiting legs; the queue is empty afterwards."""
-        legs = [leg for _, leg in self._heap if leg.phase is Phase.WAITING]
-        self._heap, self._live, self.prompt_tokens = [], 0, 0
-        return legs
