@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from kvmesh.core import SamplingParams
-from kvmesh.engines.simulated.fault_injection import Die
 from kvmesh.errors import WORKER_LOST_TWICE
+from kvmesh.simulation.faulty_engine import Die
 from services.frontend.pipeline.request import Request
 from services.router.core_settings import CoreSettings
 from tests.simulation.frontend import MODEL

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core import SamplingParams
-from kvmesh.engines.simulated.fault_injection import LoseKv
 from kvmesh.errors import LostError
+from kvmesh.simulation.faulty_engine import LoseKv
 from services.frontend.pipeline.request import Request
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Ledger
