@@ -21,8 +21,8 @@ from services.frontend.parsers.parts import (
 )
 
 Steps = Generator[None, None, None]
-Found = Generator[None, None, str]
-Asked = Generator[None, None, bool]
+TextSteps = Generator[None, None, str]
+BoolSteps = Generator[None, None, bool]
 Reader = Callable[["Feed"], "Steps"]
 Emit = Callable[[str], None]
 ToPart = Callable[[str], Part]
@@ -126,12 +126,12 @@ class Feed:
         text = self.blanks + text
         if self.drops_blanks:
             text = text.lstrip()
-        said = text.rstrip()
-        self.blanks = text[len(said) :]
-        if not said:
+        delivered = text.rstrip()
+        self.blanks = text[len(delivered) :]
+        if not delivered:
             return
         self.drops_blanks = False
-        self.parts.append(kind(said))
+        self.parts.append(kind(delivered))
         if kind is Reasoning:
             self.has_reasoning = True
         else:
@@ -191,13 +191,13 @@ class Feed:
                 raise Malformed(TRUNCATED)
             yield
 
-    def peek(self) -> Found:
+    def peek(self) -> TextSteps:
         """Returns the next character without consuming it; empty at the end of the answer."""
         while self.at >= len(self.text) and not self.is_over:
             yield
         return self.text[self.at : self.at + 1]
 
-    def has(self, literal: str) -> Asked:
+    def has(self, literal: str) -> BoolSteps:
         """Returns whether `literal` is next, and consumes it if so."""
         while True:
             ahead = self.text[self.at : self.at + len(literal)]
@@ -213,7 +213,7 @@ class Feed:
         if not (yield from self.has(literal)):
             raise self.unexpected(literal)
 
-    def is_at_mark(self) -> Asked:
+    def is_at_mark(self) -> BoolSteps:
         """Returns whether a mark of the family is next, without consuming it."""
         while not self.stops.is_at(self.text, self.at):
             may_come = self.at == len(self.text) or self.stops.held(self.text, self.at) == self.at
@@ -237,7 +237,7 @@ class Feed:
                 return
             yield
 
-    def take_while(self, pattern: re.Pattern[str], characters_max: int = NAME_CHARACTERS_MAX) -> Found:
+    def take_while(self, pattern: re.Pattern[str], characters_max: int = NAME_CHARACTERS_MAX) -> TextSteps:
         """Consumes characters while they match; may be none. More than `characters_max` are malformed."""
         length = 0
         while True:
@@ -252,7 +252,7 @@ class Feed:
         self.at += length
         return taken
 
-    def take_until(self, marks: Marks, characters_max: int = HELD_CHARACTERS_MAX) -> Found:
+    def take_until(self, marks: Marks, characters_max: int = HELD_CHARACTERS_MAX) -> TextSteps:
         """Consumes the text before the first mark. If the answer ends before a mark, the call is truncated."""
         ahead = 0
         while (found := marks.find(self.text, self.at + ahead)) is None:
@@ -295,7 +295,7 @@ class Feed:
         emit: Emit,
         quick: Callable[[], ToPart | None] = lambda: None,
         ends: ValueEnds | None = None,
-    ) -> Found:
+    ) -> TextSteps:
         """Emits text as it comes, up to a mark. Returns the mark without consuming it; empty at the end of the answer.
 
         `quick` returns `to_part` of `wait_quickly`, before each wait. `ends`: says which of the marks may be text.
@@ -331,13 +331,13 @@ class Feed:
             yield
         return 0
 
-    def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> Found:
+    def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> TextSteps:
         """As `stream_until`, for content and reasoning. Enables the fast path while nothing is held back."""
         self.is_reasoning = kind is Reasoning
 
         def quick() -> ToPart | None:
-            has_said = self.has_reasoning if kind is Reasoning else self.has_content
-            return kind if has_said and not self.blanks and not self.drops_blanks else None
+            has_text = self.has_reasoning if kind is Reasoning else self.has_content
+            return kind if has_text and not self.blanks and not self.drops_blanks else None
 
         mark = yield from self.stream_until(marks, lambda text: self._add(text, kind), quick)
         self.is_reasoning = False

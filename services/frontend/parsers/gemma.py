@@ -11,11 +11,11 @@ from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import (
     NAME_CHARACTERS_MAX,
     Feed,
-    Found,
     Interrupted,
     Malformed,
     Reader,
     Steps,
+    TextSteps,
     ValueEnds,
 )
 from services.frontend.parsers.json_text import inner, quoted
@@ -84,7 +84,7 @@ def _stream_mapping(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
         yield from _stream_value(feed, call, types, depth)
 
 
-def _key(feed: Feed, call: _GemmaCall) -> Found:
+def _key(feed: Feed, call: _GemmaCall) -> TextSteps:
     if (yield from feed.has(call.quote)):
         key = yield from feed.take_until(call.text_ends.marks, NAME_CHARACTERS_MAX)
         yield from feed.expect(call.quote)

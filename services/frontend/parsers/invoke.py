@@ -13,13 +13,13 @@ from contextlib import suppress
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import (
     NAME_CHARACTERS_MAX,
-    Asked,
+    BoolSteps,
     Feed,
-    Found,
     Interrupted,
     Malformed,
     Reader,
     Steps,
+    TextSteps,
     ValueEnds,
 )
 from services.frontend.parsers.json_call import stream_arguments
@@ -118,7 +118,7 @@ class InvokeTags:
         if not (yield from feed.has(self.invoke_end)) and not (yield from feed.is_at_mark()):
             raise feed.unexpected(self.invoke_end)
 
-    def _read_wrapper(self, feed: Feed, function: str, name: str) -> Asked:
+    def _read_wrapper(self, feed: Feed, function: str, name: str) -> BoolSteps:
         """Reads a first parameter that may contain all arguments. Returns whether it was the only one, and the call is over."""
         held: list[str] = []
         mark = yield from feed.stream_until(self._ends.marks, held.append, ends=self._ends)
@@ -161,7 +161,7 @@ def _unwrapped(feed: Feed, function: str, document: str) -> str:
     return json.dumps(value, ensure_ascii=False) if value.keys() <= feed.tools[function]["properties"].keys() else ""
 
 
-def read_attribute(feed: Feed) -> Found:
+def read_attribute(feed: Feed) -> TextSteps:
     """Reads an attribute's value, with quotes of either kind or without."""
     quote = yield from feed.peek()
     if quote in _QUOTES:

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Found, Interrupted, Malformed, Steps, ToPart
+from services.frontend.parsers.feed import (
+    NAME_CHARACTERS_MAX,
+    Emit,
+    Feed,
+    Interrupted,
+    Malformed,
+    Steps,
+    TextSteps,
+    ToPart,
+)
 from services.frontend.parsers.json_text import is_object, stream_container, stream_string, stream_value, take_string
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, UNKNOWN_TOOL, Part
 
@@ -128,7 +137,7 @@ def recorded_arguments(feed: Feed) -> tuple[list[str], Emit, ToPart]:
     return pieces, emit, to_part
 
 
-def take_object(feed: Feed) -> Found:
+def take_object(feed: Feed) -> TextSteps:
     """Returns a whole JSON object at the cursor."""
     pieces: list[str] = []
     yield from stream_container(feed, feed.hold(pieces))

@@ -8,13 +8,13 @@ import orjson
 
 from services.frontend.parsers.feed import (
     HELD_CHARACTERS_MAX,
-    Asked,
+    BoolSteps,
     Emit,
     Feed,
-    Found,
     Interrupted,
     Malformed,
     Steps,
+    TextSteps,
     ToPart,
 )
 from services.frontend.parsers.parts import TRUNCATED
@@ -151,8 +151,8 @@ def stream_quoted(
     emit: Emit,
     quote: str,
     *,
-    read_escape: Callable[[Feed], Found],
-    is_end: Callable[[Feed], Asked] | None = None,
+    read_escape: Callable[[Feed], TextSteps],
+    is_end: Callable[[Feed], BoolSteps] | None = None,
     behind: Collection[str] = _BEHIND_STRING,
 ) -> Steps:
     """Emits the characters of a string as they come, from behind its opening quote to behind its closing one.
@@ -186,7 +186,7 @@ def stream_quoted(
             _hand_out(feed, feed.at + len(word), emit)
 
 
-def _read_escape(feed: Feed) -> Found:
+def _read_escape(feed: Feed) -> TextSteps:
     """Reads one escape, or the two that stand for one character. Half of such a pair becomes U+FFFD."""
     yield from feed.wait(2)
     length = 6 if feed.text[feed.at + 1] == "u" else 2
@@ -208,7 +208,7 @@ def _resolved(escape: str) -> str:
         raise Malformed from None
 
 
-def take_string(feed: Feed, characters_max: int = HELD_CHARACTERS_MAX) -> Found:
+def take_string(feed: Feed, characters_max: int = HELD_CHARACTERS_MAX) -> TextSteps:
     """Returns a whole JSON string."""
     pieces: list[str] = []
     yield from stream_string(feed, feed.hold(pieces, characters_max))
@@ -228,7 +228,7 @@ def stream_value(feed: Feed, emit: Emit) -> Steps:
         emit((yield from take_scalar(feed)))
 
 
-def take_scalar(feed: Feed) -> Found:
+def take_scalar(feed: Feed) -> TextSteps:
     """Returns a number, true, false or null."""
     text = yield from feed.take_while(_SCALAR)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Steps, ValueEnds
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Steps, TextSteps, ValueEnds
 from services.frontend.parsers.invoke import end_tag, read_attribute
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parameters import (
@@ -48,7 +48,7 @@ def _read_call(feed: Feed) -> Steps:
     end_parameters(feed)
 
 
-def _opening_tag(feed: Feed) -> Found:
+def _opening_tag(feed: Feed) -> TextSteps:
     yield from feed.expect(f"{TOKEN}<")
     name = (yield from feed.take_until(_NAME_ENDS, NAME_CHARACTERS_MAX)).strip()
     yield from feed.expect(">")

@@ -5,12 +5,12 @@ import re
 from services.frontend.parsers.feed import (
     BLANKS_MAX,
     NAME_CHARACTERS_MAX,
-    Asked,
+    BoolSteps,
     Emit,
     Feed,
-    Found,
     Malformed,
     Steps,
+    TextSteps,
 )
 from services.frontend.parsers.json_text import inner, stream_quoted
 
@@ -57,7 +57,7 @@ def stream_literal(feed: Feed, emit: Emit, depth: int = 0) -> Steps:
         emit(_WORDS[word])
 
 
-def _number(feed: Feed) -> Found:
+def _number(feed: Feed) -> TextSteps:
     text = (yield from feed.take_while(_NUMBER)).replace("_", "")
     try:
         return str(int(text))
@@ -71,7 +71,7 @@ def _number(feed: Feed) -> Found:
     return repr(number) if abs(number) < float("inf") else "null"
 
 
-def _is_string_end(feed: Feed) -> Asked:
+def _is_string_end(feed: Feed) -> BoolSteps:
     """Returns whether the quote at the cursor ends its string. Models nest quotes of one kind, as in shell commands, so the text
     behind the quote decides."""
     while True:
@@ -89,7 +89,7 @@ def _is_string_end(feed: Feed) -> Asked:
         yield
 
 
-def _read_escape(feed: Feed) -> Found:
+def _read_escape(feed: Feed) -> TextSteps:
     yield from feed.wait(2)
     letter = feed.text[feed.at + 1]
     if (count := _HEXADECIMAL_DIGITS.get(letter)) is not None:

@@ -5,7 +5,7 @@
 import re
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Found, Interrupted, Malformed, Reader, Steps
+from services.frontend.parsers.feed import Feed, Interrupted, Malformed, Reader, Steps, TextSteps
 from services.frontend.parsers.parameters import begin_parameter, end_parameters
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, UNKNOWN_TOOL
 from services.frontend.parsers.python_text import stream_literal
@@ -89,7 +89,7 @@ def _read_call(feed: Feed, *, is_bare: bool) -> Steps:
     end_parameters(feed)
 
 
-def _keyword(feed: Feed, *, is_bare: bool = False) -> Found:
+def _keyword(feed: Feed, *, is_bare: bool = False) -> TextSteps:
     keyword = yield from feed.take_while(_KEYWORD)
     yield from feed.skip_blanks()
     if not keyword or not (yield from feed.has("=")):

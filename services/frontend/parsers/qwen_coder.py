@@ -5,7 +5,7 @@ Seed OSS has other outer marks; MiMo has no line breaks around values. The outer
 """
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Reader, Steps, ValueEnds
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Reader, Steps, TextSteps, ValueEnds
 from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parameters import end_parameters, stream_parameter, types_of
 from services.frontend.parsers.parts import MALFORMED
@@ -15,7 +15,7 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Marks((">", "\n", "<"))
 
 
-def _name(feed: Feed) -> Found:
+def _name(feed: Feed) -> TextSteps:
     name = (yield from feed.take_until(_NAME_ENDS, NAME_CHARACTERS_MAX)).strip()
     yield from feed.expect(">")
     if not name:
