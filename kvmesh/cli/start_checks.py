@@ -131,5 +131,7 @@ def _cause(error: Exception) -> str:
     """The cause in a few words: aiohttp repeats the address, and a timeout says nothing."""
     if isinstance(error, TimeoutError):
         return f"no answer within {HUB_TIMEOUT_S:g} s"
-    inner = getattr(error, "os_error", None)
+    inner = getattr(error, "os_error", error)
+    if isinstance(inner, OSError) and not isinstance(inner, socket.gaierror) and inner.errno:
+        return os.strerror(inner.errno)
     return str(getattr(inner, "strerror", None) or error)

@@ -89,9 +89,11 @@ def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
     finally:
         place.remove_state()
         shutil.rmtree(place.temporary, ignore_errors=True)
-        assert cleaner.stdin is not None
-        cleaner.stdin.close()
-        cleaner.wait()
+        with suppress(OSError):
+            place.temporary.parent.rmdir()
+        # Children that were forked and not used hold its pipe until this process ends.
+        cleaner.kill()
+        cleaner.communicate()
 
 
 def _claim(name: str, run_dir: str) -> MeshPlace:
@@ -166,10 +168,13 @@ def find_mesh(name: str, *, otherwise: str) -> MeshState:
 
     `otherwise` is the flag that names an address instead.
     """
-    ready = [mesh for mesh in running_meshes() if mesh.url]
+    running = running_meshes()
+    ready = [mesh for mesh in running if mesh.url]
     fitting = [mesh for mesh in ready if name in ("", mesh.name)]
     if len(fitting) == 1:
         return fitting[0]
+    if running and not ready:
+        raise NotFoundError(f"the mesh {running[0].name} is still starting", reason="mesh_not_found")
     if not ready:
         raise NotFoundError(
             f"no mesh of yours runs here; start one with `kvmesh up`, or give {otherwise}", reason="mesh_not_found"

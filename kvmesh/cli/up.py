@@ -27,7 +27,7 @@ from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
 from kvmesh.cli.start_checks import consul_problem, hub_problem, is_hub_name, port_problems
 from kvmesh.cli.state import MeshPlace, claim_place, default_name
-from kvmesh.cli.up_settings import UpSettings, mesh_shape, model_problem, resolve_engine, worker_groups
+from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
 from kvmesh.cli.worker_forks import WorkerForks
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import Registry
@@ -145,7 +145,9 @@ class Mesh:
                 dead = await _first_done(ready, wait_first_exit(keeper.processes()))
                 if dead is not None:
                     # What cannot start now would not start on the next attempt either.
-                    self._progress.say("the mesh cannot start: " + dead.reason())
+                    self._progress.say(
+                        f"the mesh cannot start: {dead.spec.name} {dead.cause()}; log: {dead.spec.log_path}"
+                    )
                     return 1
             if not (url := ready.result()):
                 return 1
@@ -272,7 +274,7 @@ class Mesh:
                 max_tokens=GREETING_TOKENS_MAX,
             )
             print(flush=True)
-            if settings.engine == "simulated":
+            if settings.registration.name == "simulated":
                 self._progress.say("the simulated engine makes up these words; it computes no model")
         except UnauthenticatedError as error:
             # A key is wanted, as the settings of the frontend say.
@@ -362,7 +364,7 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    settings, lines = resolve_engine(settings)
+    settings, lines = adapt_to_packages(settings)
     try:
         if problem := model_problem(settings.model):
             raise InvalidRequestError(problem)

@@ -86,23 +86,24 @@ class UpSettings:
 
     @property
     def registration(self) -> EngineRegistration[Any]:
-        """The chosen engine's. An empty `engine` is resolved before."""
-        return ENGINES[self.engine]
+        return ENGINES[self.engine or default_engine()]
 
 
-def resolve_engine(settings: UpSettings) -> tuple[UpSettings, Sequence[str]]:
-    """The settings with an engine that can run on this machine, and lines for people about it."""
+def default_engine() -> str:
+    """vLLM where it is installed."""
+    return "simulated" if importlib.util.find_spec("vllm") is None else "vllm"
+
+
+def adapt_to_packages(settings: UpSettings) -> tuple[UpSettings, Sequence[str]]:
+    """The settings as the installed packages allow, and lines for people about what changed."""
     lines = []
-    if not settings.engine:
-        is_installed = importlib.util.find_spec("vllm") is not None
-        settings = replace(settings, engine="vllm" if is_installed else "simulated")
-        if not is_installed:
-            lines.append("vLLM is not installed, so the simulated engine serves")
-    if settings.engine == "simulated" and importlib.util.find_spec("nixl") is None:
+    if not settings.engine and default_engine() == "simulated":
+        lines.append("vLLM is not installed, so the simulated engine serves")
+    if settings.registration.name == "simulated" and importlib.util.find_spec("nixl") is None:
         flags = f"--simulated-kv-transport none {settings.engine_args}".strip()
         settings = replace(settings, prefill=0, engine_args=flags)
         lines.append(
-            "NIXL is not installed, so there are no prefill workers: decode workers compute prompts themselves"
+            "NIXL is not installed: there are no prefill workers, and decode workers compute prompts themselves"
         )
     return settings, lines
 
@@ -130,7 +131,7 @@ def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces
     """What is asked for, made plain."""
     model = Path(settings.model).expanduser()
     return MeshShape(
-        engine=settings.engine,
+        engine=settings.registration.name,
         model=model.resolve() if model.exists() else model,
         served_name=settings.served_name,
         prefill=settings.prefill,
