@@ -86,7 +86,7 @@ async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: f
             if not is_said:
                 is_said = True
                 say(f"the Consul agent at {address} cannot be reached: {cause}; retrying for {limit_s:g} s")
-            await asyncio.sleep(CONSUL_RETRY_S)
+            await asyncio.sleep(min(CONSUL_RETRY_S, deadline - time.monotonic()))
 
 
 def is_hub_name(model: str) -> bool:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -385,6 +385,11 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, started_a
         places = replace(places, lines=[place.note, *places.lines])
     # Sockets and other temporary files of all processes go to one folder, which is removed however this process ends.
     os.environ["TMPDIR"] = tempfile.tempdir = str(place.temporary)
+    # What torch compiles is for later meshes too.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvmesh" / "torchinductor"
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     log_path = place.run_dir / "up.log"
     logging.basicConfig(filename=log_path, filemode="w", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
