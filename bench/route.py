@@ -1,4 +1,4 @@
-"""Route alone: real routers, one frontend link, paced requests that are placed and reported on; no worker computes anything.
+"""Measures Route alone: real routers, one frontend link, paced placement requests and reports; no workers.
 
 python -m bench.route --routers 2 --rate 400 --seconds 4 --report-delay-s 0.01
 """
@@ -32,11 +32,11 @@ from kvmesh.rpc.settings import RpcSettings
 PROMPT_BLOCKS = 32
 BLOCK_SIZE_TOKENS = 16
 NEWS_S = ((ReportKind.PREFILLED, 0.02), (ReportKind.FIRST_TOKEN, 0.005), (ReportKind.FINISHED, 0.1))
-"""What is reported of a request, and after how long since the one before."""
+"""The reports of a request, each with the seconds since the one before."""
 
 
 class _Load:
-    """Begins `rate` requests a second and sees each to its end."""
+    """Starts `rate` requests per second and runs each to its end."""
 
     def __init__(self, link: GrpcRouterLink) -> None:
         self._link = link
@@ -45,7 +45,6 @@ class _Load:
         self.place_s: list[float] = []
 
     async def run(self, rate: float, seconds: float) -> None:
-        """All of them."""
         began_s = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             for number in range(int(rate * seconds)):
@@ -88,7 +87,7 @@ async def _process(service: str, registry: str, *argv: str) -> AsyncIterator[int
 
 
 async def measure_route(routers: int, rate: float, seconds: float, report_delay_s: float) -> dict[str, Any]:
-    """What a request costs on both sides of Route."""
+    """Measures the cost of a request on both sides of Route."""
     async with AsyncExitStack() as stack:
         agent = EmbeddedAgent(AgentSettings())
         await agent.start()
@@ -107,7 +106,7 @@ async def measure_route(routers: int, rate: float, seconds: float, report_delay_
         )
         running = asyncio.create_task(link.run())
         load = _Load(link)
-        await load.run(rate, 1.0)  # Meanwhile all streams come to stand.
+        await load.run(rate, 1.0)  # Meanwhile all streams open.
         load.done = 0
         load.place_s.clear()
         messages, own_s, router_s = link.messages_sent, time.process_time(), [process_use(pid).cpu_s for pid in pids]
@@ -130,7 +129,7 @@ async def measure_route(routers: int, rate: float, seconds: float, report_delay_
 
 
 async def _wait_routers(registry: ConsulRegistry, channels: ChannelPool, count: int) -> None:
-    """Until all of them see the worker."""
+    """Waits until all routers see the worker."""
     async with asyncio.timeout(60):
         while True:
             found = [each for each in (await registry.instances(ROUTER)).instances if each.takes_requests]
