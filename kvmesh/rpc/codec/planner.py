@@ -1,10 +1,7 @@
-"""Plans of planners: what they observe and want."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""Conversion of planners' reports."""
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
-from kvmesh.core import Role
+from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
 from kvmesh.rpc.codec.scalars import (
     from_timestamp,
     known_enum,
@@ -21,49 +18,6 @@ MODES = {
     pb.PLANNER_MODE_ACT: "act",
 }
 MODE_NUMBERS = {mode: number for number, mode in MODES.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolReport:
-    """One pool; see `kvmesh.planner.v1.PoolView`."""
-
-    model: str
-    role: Role
-    workers_ready: int = 0
-    workers_draining: int = 0
-    workers_critical: int = 0
-    workers_planned: int | None = None
-    running_requests: int = 0
-    waiting_requests: int = 0
-    kv_usage: float | None = None
-    prompt_tokens_per_s: float | None = None
-    output_tokens_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyReport:
-    """What clients of one model saw; see `kvmesh.planner.v1.LatencyView`."""
-
-    model: str
-    requests_per_s: float | None = None
-    ttft_mean_s: float | None = None
-    ttft_p99_s: float | None = None
-    itl_mean_s: float | None = None
-    itl_p99_s: float | None = None
-    prompt_tokens_mean: float | None = None
-    output_tokens_mean: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """What is seen and planned. `mode` is observe, dry_run or act."""
-
-    mode: str
-    source: str
-    observed_at_s: float | None = None
-    pools: Sequence[PoolReport] = ()
-    latencies: Sequence[LatencyReport] = ()
-    problems: Sequence[str] = ()
 
 
 def to_plan(plan: PlanReport) -> pb.GetPlanResponse:
