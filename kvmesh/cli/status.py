@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from kvmesh.cli.state import find_mesh, running_meshes
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import KvTier
+from kvmesh.core.plan import PlanReport
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.codec.planner import PlanReport
 from kvmesh.rpc.planner_client import GrpcPlannerClient
 from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
 from kvmesh.rpc.settings import RpcSettings

@@ -6,8 +6,9 @@ from grpc.aio import AioRpcError
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1.planner_pb2_grpc import PlannerServiceStub
+from kvmesh.core.plan import PlanReport
 from kvmesh.rpc.channels import Channels
-from kvmesh.rpc.codec.planner import PlanReport, from_plan
+from kvmesh.rpc.codec.planner import from_plan
 from kvmesh.rpc.status import from_rpc_error
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import Role
+from kvmesh.core import ModelCard, Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
@@ -24,16 +24,9 @@ CARD_PREFIX = "kvmesh/workers/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """A worker's description of its model, in the registry's key-value store."""
+class WorkerCard(ModelCard):
+    """A worker's model and features, as the worker writes them to the registry's key-value store."""
 
-    name: str
-    source: str
-    context_tokens_max: int
-    vocabulary_size: int
-    revision: str = ""
-    eos_token_ids: Sequence[int] = ()
-    adapters: Sequence[str] = ()
     features: Sequence[str] = ()
 
 
@@ -112,7 +105,7 @@ class DiscoveredModels:
         self._parsers = parsers or ParserNames()
         self._clock = clock
         self._views: dict[str, Sequence[Instance]] = {PREFILL: (), DECODE: ()}
-        self._cards: dict[str, tuple[str, ModelCard]] = {}
+        self._cards: dict[str, tuple[str, WorkerCard]] = {}
         self._texts: dict[tuple[str, str, str], TextModel] = {}
         self._served: dict[str, ServedModel] = {}
         self._created_s: dict[str, int] = {}
@@ -253,7 +246,7 @@ class DiscoveredModels:
             created_s=created_s,
         )
 
-    async def _card(self, instance: Instance) -> ModelCard | None:
+    async def _card(self, instance: Instance) -> WorkerCard | None:
         """Returns a worker's card. Reads it again when the worker's epoch changes; adapters loaded later count from then on."""
         epoch = instance.meta.get("epoch", "")
         known = self._cards.get(instance.instance_id)
@@ -266,7 +259,7 @@ class DiscoveredModels:
         self._cards[instance.instance_id] = (epoch, card)
         return card
 
-    async def _text(self, card: ModelCard) -> TextModel:
+    async def _text(self, card: WorkerCard) -> TextModel:
         key = (card.name, card.source, card.revision)
         known = self._texts.get(key)
         if known is None:
@@ -276,7 +269,7 @@ class DiscoveredModels:
             self._texts[key] = known
         return known
 
-    async def _start_parsers(self, card: ModelCard) -> ParserProcess:
+    async def _start_parsers(self, card: WorkerCard) -> ParserProcess:
         if (refusal := self._refusals.get(card.name)) is not None:
             # A parser that vLLM lacks stays missing, and each attempt takes seconds.
             raise refusal
@@ -293,7 +286,7 @@ class DiscoveredModels:
             raise
         return process
 
-    async def _load_in_thread(self, card: ModelCard) -> TextModel:
+    async def _load_in_thread(self, card: WorkerCard) -> TextModel:
         # In a thread that ends afterwards: fastokens keeps 4 MiB for each thread that has ever used it.
         thread = ThreadPoolExecutor(1, thread_name_prefix="load-model")
         try:
@@ -301,7 +294,7 @@ class DiscoveredModels:
         finally:
             thread.shutdown(wait=False)
 
-    def _load(self, card: ModelCard) -> TextModel:
+    def _load(self, card: WorkerCard) -> TextModel:
         text = load_text_model(
             model_directory(card.source, card.revision, self._settings.cache_dir),
             self._clock,
@@ -316,11 +309,11 @@ class DiscoveredModels:
         return text
 
 
-def read_card(value: bytes) -> ModelCard:
+def read_card(value: bytes) -> WorkerCard:
     """Parses a card. Raises UnsupportedError if it is malformed."""
     try:
         record = json.loads(value)
-        return ModelCard(
+        return WorkerCard(
             name=str(record["name"]),
             source=str(record["source"]),
             context_tokens_max=int(record["context_tokens_max"]),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.core import Role
+from kvmesh.core.plan import LatencyReport, PoolReport
 from kvmesh.discovery.base import Health, Instance
 
 REQUESTS = "kvmesh_frontend_requests_total"
@@ -52,47 +53,6 @@ class Window:
     window_s: float
     increases: Samples = field(default_factory=dict)
     gauges: Samples = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStatus:
-    """One pool; see `kvmesh.planner.v1.PoolView`. None: nothing observed."""
-
-    model: str
-    role: Role
-    workers_ready: int
-    workers_draining: int
-    workers_critical: int
-    running_requests: int
-    waiting_requests: int
-    kv_usage: float | None
-    prompt_tokens_per_s: float | None
-    output_tokens_per_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLatency:
-    """Latencies of one model as its clients see them; see `kvmesh.planner.v1.LatencyView`. None: nothing observed."""
-
-    model: str
-    requests_per_s: float | None
-    ttft_mean_s: float | None
-    ttft_p99_s: float | None
-    itl_mean_s: float | None
-    itl_p99_s: float | None
-    prompt_tokens_mean: float | None
-    output_tokens_mean: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The result of an observation. `observed_at_s` is None before the first one."""
-
-    source: str
-    observed_at_s: float | None = None
-    pools: Sequence[PoolStatus] = ()
-    latencies: Sequence[ModelLatency] = ()
-    problems: Sequence[str] = ()
 
 
 def increase(older: Mapping[str, Samples], newer: Mapping[str, Samples]) -> dict[Key, float]:
@@ -151,18 +111,7 @@ def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
     return lower + (upper - lower) * (rank - below) / within if within else upper
 
 
-def make_plan(window: Window | None, instances: Iterable[Instance], *, source: str, problems: Sequence[str]) -> Plan:
-    """Builds the plan. Pools come from the registry, so that pools without metrics are included."""
-    instances = tuple(instances)
-    return Plan(
-        source=source,
-        pools=pools(window, instances),
-        latencies=latencies(window) if window is not None else (),
-        problems=tuple(problems),
-    )
-
-
-def pools(window: Window | None, instances: Iterable[Instance]) -> list[PoolStatus]:
+def pools(window: Window | None, instances: Iterable[Instance]) -> list[PoolReport]:
     """Returns one status per model and role in the registry, sorted."""
     members: dict[tuple[str, Role], list[Instance]] = {}
     for instance in instances:
@@ -172,15 +121,15 @@ def pools(window: Window | None, instances: Iterable[Instance]) -> list[PoolStat
     return [_pool(window, model, role, members[model, role]) for model, role in sorted(members)]
 
 
-def latencies(window: Window) -> list[ModelLatency]:
+def latencies(window: Window) -> list[LatencyReport]:
     """Returns one latency per model in the metrics of frontends, sorted by name."""
     return [_latency(window, model) for model in sorted({key[1] for key in window.increases if key[0] == REQUESTS})]
 
 
-def _pool(window: Window | None, model: str, role: Role, members: Sequence[Instance]) -> PoolStatus:
+def _pool(window: Window | None, model: str, role: Role, members: Sequence[Instance]) -> PoolReport:
     gauges = window.gauges if window is not None else {}
     total = gauges.get((BLOCKS_TOTAL, model, role), 0.0)
-    return PoolStatus(
+    return PoolReport(
         model=model,
         role=role,
         workers_ready=sum(1 for member in members if member.takes_requests),
@@ -194,9 +143,9 @@ def _pool(window: Window | None, model: str, role: Role, members: Sequence[Insta
     )
 
 
-def _latency(window: Window, model: str) -> ModelLatency:
+def _latency(window: Window, model: str) -> LatencyReport:
     requests = window.increases.get((REQUESTS, model))
-    return ModelLatency(
+    return LatencyReport(
         model=model,
         requests_per_s=_rate(window, (REQUESTS, model)),
         ttft_mean_s=_mean(window, TTFT, model),

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 from kvmesh.clock import Clock
+from kvmesh.core.plan import PlanReport
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError
 from services.planner.metrics import PlannerMetrics
 from services.planner.observe import MetricsSource
-from services.planner.plan import Plan, make_plan
+from services.planner.plan import latencies, pools
 
 log = logging.getLogger(__name__)
+MODE = "observe"
 
 
 class Planner:
@@ -27,7 +28,7 @@ class Planner:
         self._clock = clock
         self._interval_s = interval_s
         self._problems: frozenset[str] = frozenset()
-        self.newest = Plan(source=source.name, problems=("nothing has been observed yet",))
+        self.newest = PlanReport(mode=MODE, source=source.name, problems=("nothing has been observed yet",))
 
     async def start(self) -> None:
         """Does nothing: a plan without an observation says so."""
@@ -39,16 +40,21 @@ class Planner:
             await self.observe()
             await self._clock.sleep(max(0.1, self._interval_s - (self._clock.now() - began_s)))
 
-    async def observe(self) -> Plan:
-        """Makes one observation and returns its plan."""
-        instances, problems = await self._instances()
+    async def observe(self) -> PlanReport:
+        """Makes one observation and returns its plan. Pools come from the registry, so that pools without metrics are included."""
+        instances, registry_problems = await self._instances()
         observation = await self._source.observe(instances)
-        made = make_plan(
-            observation.window, instances, source=self._source.name, problems=[*problems, *observation.problems]
+        problems = (*registry_problems, *observation.problems)
+        self.newest = PlanReport(
+            mode=MODE,
+            source=self._source.name,
+            observed_at_s=self._clock.wall(),
+            pools=pools(observation.window, instances),
+            latencies=latencies(observation.window) if observation.window is not None else (),
+            problems=problems,
         )
-        self.newest = replace(made, observed_at_s=self._clock.wall())
-        self._metrics.record_observation(len(made.problems))
-        self._log_new_problems(made.problems)
+        self._metrics.record_observation(len(problems))
+        self._log_new_problems(problems)
         return self.newest
 
     async def aclose(self) -> None:

@@ -1,15 +1,15 @@
 """PlannerService: converts the newest plan to protobuf."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from grpc.aio import Server, ServicerContext
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1 import planner_pb2_grpc
+from kvmesh.core.plan import PlanReport
 from kvmesh.errors import UnsupportedError
-from kvmesh.rpc.codec.planner import LatencyReport, PlanReport, PoolReport, to_plan
-from services.planner.plan import Plan
+from kvmesh.rpc.codec.planner import to_plan
 from services.planner.planner import Planner
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
@@ -26,8 +26,8 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         planner_pb2_grpc.add_PlannerServiceServicer_to_server(self, server)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: ServicerContext[Any, Any]) -> pb.GetPlanResponse:
-        """Returns the newest plan."""
-        return to_plan(report(self._planner.newest, model=request.model))
+        """Returns the newest plan, of one model or all."""
+        return to_plan(select_model(self._planner.newest, request.model))
 
     async def SetTargets(
         self, request: pb.SetTargetsRequest, context: ServicerContext[Any, Any]
@@ -40,13 +40,10 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         raise UnsupportedError("this planner only observes; it cannot size pools", reason="planner_only_observes")
 
 
-def report(plan: Plan, *, model: str = "") -> PlanReport:
-    """Converts a plan, of one model or all."""
-    return PlanReport(
-        mode="observe",
-        source=plan.source,
-        observed_at_s=plan.observed_at_s,
-        pools=[PoolReport(**asdict(pool)) for pool in plan.pools if model in ("", pool.model)],
-        latencies=[LatencyReport(**asdict(latency)) for latency in plan.latencies if model in ("", latency.model)],
-        problems=plan.problems,
+def select_model(plan: PlanReport, model: str) -> PlanReport:
+    """Returns the plan's part for one model; the whole plan for an empty name."""
+    return replace(
+        plan,
+        pools=[pool for pool in plan.pools if model in ("", pool.model)],
+        latencies=[latency for latency in plan.latencies if model in ("", latency.model)],
     )

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import Role
+from kvmesh.core.plan import PlanReport
 from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
@@ -19,7 +20,6 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.telemetry import MetricsServer, Telemetry
 from services.planner.metrics import PlannerMetrics
 from services.planner.observe import Fetcher, PrometheusSource, ScrapeSource
-from services.planner.plan import Plan
 from services.planner.planner import Planner
 from tests.patience import PATIENCE_S
 from tests.servers import Server
@@ -98,7 +98,7 @@ async def register(registry: ConsulRegistry, service: str, name: str, metrics_po
     await registry.heartbeat(name)
 
 
-def check(plan: Plan, *, rel: float = 1e-6) -> None:
+def check(plan: PlanReport, *, rel: float = 1e-6) -> None:
     """What the services above did."""
     [latency] = plan.latencies
     assert latency.ttft_mean_s == pytest.approx(0.15, rel=rel)

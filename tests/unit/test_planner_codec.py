@@ -1,7 +1,8 @@
 """Plans over the wire."""
 
 from kvmesh.core import Role
-from kvmesh.rpc.codec.planner import LatencyReport, PlanReport, PoolReport, from_plan, to_plan
+from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
+from kvmesh.rpc.codec.planner import from_plan, to_plan
 
 
 def test_a_plan_survives_the_wire():

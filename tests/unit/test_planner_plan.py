@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.core import Role
+from kvmesh.core.plan import PlanReport
 from kvmesh.discovery.base import DECODE, Health, Instance
 from services.planner.observe import parse
 from services.planner.plan import (
@@ -18,11 +19,11 @@ from services.planner.plan import (
     Window,
     increase,
     latencies,
-    make_plan,
+    pools,
     quantile,
     summed_gauges,
 )
-from services.planner.servicer import report
+from services.planner.servicer import select_model
 
 
 def instance(name: str, *, health: Health = Health.PASSING, is_draining: bool = False, model: str = "demo") -> Instance:
@@ -117,16 +118,16 @@ def test_pools_are_those_of_the_registry():
     members = [instance("a"), instance("b", is_draining=True), instance("c", health=Health.CRITICAL)]
     members.append(instance("d", health=Health.CRITICAL, is_draining=True))
     window = Window(window_s=0, gauges={(BLOCKS_TOTAL, "demo", "decode"): 200.0, (BLOCKS_USED, "demo", "decode"): 50.0})
-    [pool] = make_plan(window, members, source="scrape", problems=()).pools
+    [pool] = pools(window, members)
     assert (pool.role, pool.workers_ready, pool.workers_draining, pool.workers_critical) == (Role.DECODE, 1, 2, 1)
     assert (pool.kv_usage, pool.prompt_tokens_per_s) == (0.25, None)
-    [unseen] = make_plan(None, members, source="scrape", problems=("p",)).pools
+    [unseen] = pools(None, members)
     assert unseen.kv_usage is None
 
 
-def test_a_plan_is_told_for_one_model_or_all():
-    """GetPlan's filter, and the mode that promises no action."""
-    made = make_plan(None, [instance("a"), instance("b", model="other")], source="scrape", problems=())
-    assert [pool.model for pool in report(made).pools] == ["demo", "other"]
-    assert [pool.model for pool in report(made, model="other").pools] == ["other"]
-    assert report(made).mode == "observe"
+def test_a_plan_is_reported_for_one_model_or_all():
+    """GetPlan's filter."""
+    found = pools(None, [instance("a"), instance("b", model="other")])
+    plan = PlanReport(mode="observe", source="scrape", pools=found)
+    assert [pool.model for pool in select_model(plan, "").pools] == ["demo", "other"]
+    assert [pool.model for pool in select_model(plan, "other").pools] == ["other"]
