@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvmesh.cli.state import read_state
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.core import KvTier
+from kvmesh.core import KvTier, WorkerView
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
@@ -16,7 +16,7 @@ from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.planner import PlanReport
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import SettingsError, load, setting
 

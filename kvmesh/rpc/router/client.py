@@ -8,13 +8,11 @@ from grpc.aio import EOF, AioRpcError
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
-from kvmesh.core import PeerUpdate
+from kvmesh.core import Explanation, PeerUpdate, WorkerView
 from kvmesh.rpc.channels import Channels
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
-from kvmesh.rpc.codec.router import Explanation, WorkerView, from_explanation, from_worker_view
+from kvmesh.rpc.codec.router import from_explanation, from_worker_view
 from kvmesh.rpc.status import from_rpc_error
-
-__all__ = ["Explanation", "GrpcPeersClient", "GrpcRouterClient", "PeerCall", "WorkerView"]
 
 
 class GrpcRouterClient:
