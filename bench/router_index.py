@@ -70,7 +70,7 @@ def fleet_with_shared_prefixes(workers: int, blocks: int, count: int = 32) -> tu
 
 def look_up_anew(index: HolderIndex, prompt: Sequence[int]) -> Prefixes:
     """Clears the lookup cache."""
-    index.clear_lookup_cache()
+    index._lookup_cache.clear()
     return index.prefixes(prompt)
 
 

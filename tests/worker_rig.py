@@ -15,7 +15,7 @@ from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_se
 from kvmesh.clock import SystemClock
 from kvmesh.core import Generation, Leg, LegTask, Role, SamplingParams, WorkerRef
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
-from kvmesh.rpc.channels import ChannelPool, Channels
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.legs import to_leg
 from kvmesh.rpc.codec.scalars import to_positive_duration
 from kvmesh.rpc.interceptors import server_interceptors
@@ -75,7 +75,7 @@ async def wait_until(condition: Callable[[], bool], what: str, timeout_s: float 
 @asynccontextmanager
 async def serving(
     kind: str, add_services: AddServices, grace_s: float = 5.0
-) -> AsyncIterator[tuple[str, Channels, Any]]:
+) -> AsyncIterator[tuple[str, ChannelPool, Any]]:
     """Any services behind grpc.aio on loopback or in memory: address, channels to it, and what stops it."""
     telemetry = Telemetry.create("decode")
     if kind == "memory":

@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 
 from kvmesh.cli.state import find_mesh
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.core import Report
+from kvmesh.core import Candidate, Explanation, Report
 from kvmesh.discovery.base import ROUTER, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.codec.router import Candidate, Explanation
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import SettingsError, load, setting

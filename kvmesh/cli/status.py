@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvmesh.cli.state import find_mesh, running_meshes
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.core import KvTier
+from kvmesh.core import KvTier, WorkerView
 from kvmesh.core.plan import PlanReport
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
 from kvmesh.discovery.consul import ConsulRegistry
@@ -16,7 +16,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import SettingsError, load, setting
 

@@ -26,11 +26,11 @@ from kvmesh.rpc.codec.asking import (
     from_generate_response,
     from_models_response,
     generate_message,
+    inference_stub,
     models_message,
     tokenize_message,
 )
 from kvmesh.rpc.codec.inference import Options
-from kvmesh.rpc.inference_stub import inference_stub
 
 Messages = Sequence[Mapping[str, Any]]
 

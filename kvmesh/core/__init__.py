@@ -1,6 +1,7 @@
 """The values of the mesh: plain data, used by all other packages."""
 
 from kvmesh.core.generation import Generation, Media, MediaKind
+from kvmesh.core.inspection import Candidate, Coefficient, Explanation, WorkerView
 from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
 from kvmesh.core.leg import Leg, LegFinish, LegTask
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
@@ -19,9 +20,12 @@ from kvmesh.core.worker import (
 
 __all__ = [
     "Ask",
+    "Candidate",
     "Capabilities",
+    "Coefficient",
     "Constraint",
     "ConstraintKind",
+    "Explanation",
     "FinishReason",
     "Generation",
     "Handoff",
@@ -52,4 +56,5 @@ __all__ = [
     "Usage",
     "WorkerDescription",
     "WorkerRef",
+    "WorkerView",
 ]

@@ -1,9 +1,7 @@
 """Channels to peers, one per address."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -12,36 +10,20 @@ from kvmesh.clock import Clock, SystemClock
 from kvmesh.errors import OverloadedError, UnavailableError
 from kvmesh.rpc.settings import RpcSettings, channel_credentials, channel_options
 
-_logger = logging.getLogger(__name__)
 _UNCONNECTED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
-# Wraps a channel in another one with the same methods. Unlike gRPC's interceptors it costs nothing per message of a
-# stream and works on every transport.
 ChannelInterceptor = Callable[[grpc.aio.Channel], grpc.aio.Channel]
-
-
-class Channels(Protocol):
-    """What clients need of a pool; the in-memory network has one too."""
-
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to host:port, made when there is none."""
-        ...
-
-    def drop(self, address: str) -> Awaitable[None]:
-        """Closes the channel to a peer that is gone."""
-        ...
-
-    async def aclose(self) -> None: ...
+"""Wraps a channel. Unlike gRPC's interceptors it costs nothing per message of a stream, and it works on every transport."""
 
 
 UNUSED_S = 60.0
-"""A channel that is not connected and that no call asked for in this time is closed. Much longer than a call may take to connect."""
+"""An unconnected channel that no call used for this time is closed. Much longer than a call may take to connect."""
 
 
 class ChannelPool:
-    """Channels over TCP, with TLS where configured. Connecting happens on the first call.
+    """Channels over TCP, with TLS if configured. A channel connects on its first call.
 
-    Peers come back on ever new ports. Making a channel closes those to peers that are gone; see `UNUSED_S`.
+    Restarted peers have new ports, so creating a channel closes those that are unused for `UNUSED_S`.
     """
 
     def __init__(
@@ -49,8 +31,8 @@ class ChannelPool:
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._asked_s: dict[str, float] = {}
-        """When a call last asked for the channel to an address."""
+        self._used_s: dict[str, float] = {}
+        """When a call last used the channel to an address."""
         self._interceptors = tuple(interceptors)
         self._options = channel_options(settings)
         self._credentials = channel_credentials(settings)
@@ -62,14 +44,14 @@ class ChannelPool:
         return len(self._channels)
 
     async def start(self) -> None:
-        """Nothing to do; makes the pool a part."""
+        """Part of the interface; channels connect by themselves."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to `address`. OverloadedError when the pool is full, UnavailableError when it is closed."""
         now_s = self._clock.now()
         known = self._channels.get(address)
         if known is not None:
-            self._asked_s[address] = now_s
+            self._used_s[address] = now_s
             return known
         if self._is_closed:
             raise UnavailableError("the channel pool is closed", reason="channels_closed")
@@ -77,19 +59,19 @@ class ChannelPool:
         if len(self._channels) >= self._settings.channels_max:
             raise OverloadedError("too many channels", reason="channels_full", retry_after_s=1.0)
         made = self._channels[address] = self._make(address)
-        self._asked_s[address] = now_s
+        self._used_s[address] = now_s
         return made
 
     def _close_unused(self, now_s: float) -> None:
-        """Closes channels to peers that are gone. A stream keeps its channel connected, however long ago it was asked for."""
+        """Closes unconnected channels. A stream keeps its channel connected, however long ago the call was made."""
         for address, channel in list(self._channels.items()):
-            if now_s - self._asked_s[address] >= UNUSED_S and channel.get_state() in _UNCONNECTED:
+            if now_s - self._used_s[address] >= UNUSED_S and channel.get_state() in _UNCONNECTED:
                 self.drop(address)
 
     def drop(self, address: str) -> Awaitable[None]:
-        """Forgets the channel at once and closes it: its calls are cancelled. The result may be awaited or ignored."""
+        """Removes the channel and closes it, which cancels its calls. The result may be awaited or ignored."""
         channel = self._channels.pop(address, None)
-        self._asked_s.pop(address, None)
+        self._used_s.pop(address, None)
         closing = asyncio.get_running_loop().create_task(_close(channel))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -104,13 +86,16 @@ class ChannelPool:
             await asyncio.wait(tuple(self._closing))
 
     def _make(self, address: str) -> grpc.aio.Channel:
-        if self._credentials is None:
-            channel = grpc.aio.insecure_channel(address, options=self._options)
-        else:
-            channel = grpc.aio.secure_channel(address, self._credentials, options=self._options)
+        channel = self._open(address)
         for intercept in self._interceptors:
             channel = intercept(channel)
         return channel
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        """Creates a channel without interceptors."""
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(address, options=self._options)
+        return grpc.aio.secure_channel(address, self._credentials, options=self._options)
 
 
 async def _close(channel: grpc.aio.Channel | None) -> None:

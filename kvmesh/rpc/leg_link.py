@@ -27,7 +27,7 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import LegLink, LegSink
 from kvmesh.rpc.codec.legs import LEG_TASKS, fill_leg, from_finish
 from kvmesh.rpc.codec.scalars import fill_positive_duration, from_duration
@@ -268,7 +268,9 @@ class GrpcLegLink:
 class GrpcLegLinks:
     """Implements `kvmesh.rpc.clients.LegLinks`: at most one open link per worker, role and epoch."""
 
-    def __init__(self, channels: Channels, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S) -> None:
+    def __init__(
+        self, channels: ChannelPool, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S
+    ) -> None:
         self._channels = channels
         self._pace_s = pace_s
         self._frontend_id = frontend_id

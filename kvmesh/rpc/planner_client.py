@@ -7,7 +7,7 @@ from grpc.aio import AioRpcError
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1.planner_pb2_grpc import PlannerServiceStub
 from kvmesh.core.plan import PlanReport
-from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.planner import from_plan
 from kvmesh.rpc.status import from_rpc_error
 
@@ -15,7 +15,7 @@ from kvmesh.rpc.status import from_rpc_error
 class GrpcPlannerClient:
     """One planner."""
 
-    def __init__(self, channels: Channels, address: str) -> None:
+    def __init__(self, channels: ChannelPool, address: str) -> None:
         self._channels = channels
         self._address = address
 

@@ -10,7 +10,7 @@ from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from kvmesh.core import KvBatch, LoadRecord, WorkerDescription
 from kvmesh.errors import LostError
-from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.scalars import to_duration
 from kvmesh.rpc.codec.worker import from_description, from_kv_batch, from_load
 from kvmesh.rpc.status import from_rpc_error
@@ -19,7 +19,7 @@ from kvmesh.rpc.status import from_rpc_error
 class GrpcWorkerClient:
     """One client for all workers; calls name the address, since a worker's description is not known before the first."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
     async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:

@@ -262,7 +262,7 @@ class RouterCore:
 
     def _uncached_tokens(self, ask: Ask) -> int:
         """Prompt tokens that no worker has cached on the device; at least 1."""
-        depth = max((match.depth for match in self.index.device.match(ask.block_hashes)), default=0)
+        depth = max(self.index.device.prefixes(ask.block_hashes)[0], default=0)
         return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
 
     def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, int]:
@@ -348,7 +348,7 @@ class RouterCore:
 
     def _holders_of(self, block_hash: int) -> int:
         """The bits of all holders whose events named the block, in any tier. Predictions do not count."""
-        found = [match.holders for index in self.index.tiers.values() for match in index.match((block_hash,))]
+        found = [holders for index in self.index.tiers.values() for holders in index.prefixes((block_hash,))[1]]
         return reduce(or_, found, 0)
 
 

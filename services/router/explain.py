@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
 
-from kvmesh.core import Ask, Placement, Report, ReportKind, Role
+from kvmesh.core import Ask, Candidate, Explanation, Placement, Report, ReportKind, Role
 from kvmesh.core.routing import SETTLING
 from kvmesh.errors import MeshError, OverloadedError
 from services.router.placement.decision import Decision
@@ -60,17 +60,6 @@ class DecisionRecord:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedCandidate:
-    """One candidate with its cost and terms; `removed_by` names the filter that removed it."""
-
-    prefill: Target | None = None
-    decode: Target | None = None
-    cost: float = 0.0
-    terms: Sequence[tuple[str, float]] = ()
-    removed_by: str = ""
-
-
 class DecisionHistory:
     """The newest decisions. A request that is placed again replaces its older decision."""
 
@@ -107,32 +96,51 @@ class DecisionHistory:
         return record
 
 
-def explain_candidates(record: DecisionRecord) -> list[ExplainedCandidate]:
+def explain(record: DecisionRecord) -> Explanation:
+    """Works out the explanation of a remembered decision."""
+    return Explanation(
+        request_id=record.ask.request_id,
+        policy=record.policy.name,
+        decided_at_s=record.decided_at_s,
+        candidates=explain_candidates(record),
+        placement=record.placement,
+        error=record.error,
+        ask_id=record.ask_id,
+        reports=record.reports,
+        margin=cost_margin(record.decision) if record.decision is not None else None,
+        observed_ttft_s=record.observed_ttft_s,
+        queued_s=record.queued_s,
+        cost_unit=record.policy.cost_unit,
+    )
+
+
+def explain_candidates(record: DecisionRecord) -> list[Candidate]:
     """The candidates of a decision, best first, then those that were removed; at most `CANDIDATES_MAX` of either."""
     scored = scored_candidates(record.decision) if record.decision is not None else []
     return [*scored, *islice(_removed_candidates(record), CANDIDATES_MAX)]
 
 
-def scored_candidates(decision: Decision) -> list[ExplainedCandidate]:
+def scored_candidates(decision: Decision) -> list[Candidate]:
     """The candidates with a finite cost, best first, at most `CANDIDATES_MAX`."""
     return sorted(_finite_candidates(decision), key=lambda candidate: candidate.cost)[:CANDIDATES_MAX]
 
 
 def cost_margin(decision: Decision) -> float | None:
-    """By how much the chosen pair is cheaper than the best other one; 0 where a draw took a dearer one. None: there is no other."""
-    chosen = (decision.prefill, decision.decode)
+    """How much cheaper the chosen pair is than the best other one; 0 if a draw took a more expensive one. None: there is no other."""
+    chosen = (decision.prefill.ref if decision.prefill is not None else None, decision.decode.ref)
     others = [each.cost for each in _finite_candidates(decision) if (each.prefill, each.decode) != chosen]
     return max(0.0, min(others) - decision.cost) if others else None
 
 
-def _finite_candidates(decision: Decision) -> Iterator[ExplainedCandidate]:
+def _finite_candidates(decision: Decision) -> Iterator[Candidate]:
     """An infinite cost has a full worker, or one that the decision left out."""
     for prefill, decode, cost, terms in decision.candidates():
         if isfinite(cost):
-            yield ExplainedCandidate(prefill=prefill, decode=decode, cost=cost, terms=terms)
+            prefill_ref = prefill.ref if prefill is not None else None
+            yield Candidate(prefill=prefill_ref, decode=decode.ref, cost=cost, terms=terms)
 
 
-def _removed_candidates(record: DecisionRecord) -> Iterator[ExplainedCandidate]:
+def _removed_candidates(record: DecisionRecord) -> Iterator[Candidate]:
     pool = record.considered
     if pool is not None:
         sides = ((Role.PREFILL, pool.prefills), (Role.DECODE, pool.decodes))
@@ -178,7 +186,7 @@ def _removed_by_decision(decision: Decision, role: Role, target: Target) -> str:
     return "" if any(each.start <= position < each.stop for each in slices) else "incompatible"
 
 
-def _removed_candidate(target: Target, role: Role, reason: str) -> ExplainedCandidate:
+def _removed_candidate(target: Target, role: Role, reason: str) -> Candidate:
     if role is Role.PREFILL:
-        return ExplainedCandidate(prefill=target, removed_by=reason)
-    return ExplainedCandidate(decode=target, removed_by=reason)
+        return Candidate(prefill=target.ref, removed_by=reason)
+    return Candidate(decode=target.ref, removed_by=reason)

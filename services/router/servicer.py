@@ -12,13 +12,10 @@ from grpc.aio import Server, ServicerContext
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
+from kvmesh.core import WorkerView
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
 from kvmesh.rpc.codec.router import (
-    Candidate,
-    Coefficient,
-    Explanation,
-    WorkerView,
     fill_placement,
     from_ask,
     from_report,
@@ -30,7 +27,7 @@ from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.status import to_detail
 from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.router.core import RouterCore
-from services.router.explain import DecisionRecord, cost_margin, explain_candidates
+from services.router.explain import explain
 from services.router.metrics import RouterMetrics
 from services.router.replicas.peer_streams import PeerStreams
 from services.router.serving.queue_dispatcher import QueueDispatcher
@@ -207,12 +204,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 prompt_tokens_in_flight=target.prompt_tokens_in_flight,
                 excluded_by=excluded_by,
                 kv_compatibility_hash=description.kv_compatibility_hash,
-                coefficients=[
-                    Coefficient(
-                        name=each.name, value=each.value, source=each.source.value, observations=each.observations
-                    )
-                    for each in target.coefficients.all()
-                ],
+                coefficients=target.coefficients.all(),
                 breaker=health.breaker.state.value,
                 blocks_by_tier=feed.blocks_by_tier(target.rank),
             )
@@ -234,30 +226,3 @@ def _to_message(responses: Sequence[AskResponse | QueuedNotice]) -> pb.RouteResp
         else:
             fill_placement(message.placements.add(), response.ask_id, response.outcome)
     return message
-
-
-def explain(record: DecisionRecord) -> Explanation:
-    """Works out the explanation of a remembered decision."""
-    return Explanation(
-        request_id=record.ask.request_id,
-        policy=record.policy.name,
-        decided_at_s=record.decided_at_s,
-        candidates=[
-            Candidate(
-                prefill=candidate.prefill.ref if candidate.prefill is not None else None,
-                decode=candidate.decode.ref if candidate.decode is not None else None,
-                cost=candidate.cost,
-                terms=candidate.terms,
-                removed_by=candidate.removed_by,
-            )
-            for candidate in explain_candidates(record)
-        ],
-        placement=record.placement,
-        error=record.error,
-        ask_id=record.ask_id,
-        reports=record.reports,
-        margin=cost_margin(record.decision) if record.decision is not None else None,
-        observed_ttft_s=record.observed_ttft_s,
-        queued_s=record.queued_s,
-        cost_unit=record.policy.cost_unit,
-    )

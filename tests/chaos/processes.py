@@ -11,13 +11,13 @@ import aiohttp
 from kvmesh.cli.children import Child, ChildSpec, start_child
 from kvmesh.cli.forked import Forked, fork_all
 from kvmesh.cli.plan import MeshShape, plan_mesh
-from kvmesh.core import Role
+from kvmesh.core import Role, WorkerView
 from kvmesh.discovery.base import FRONTEND, ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvmesh.core import KvStored, LoadRecord, Report, ReportKind
+from kvmesh.core import KvStored, LoadRecord, Report, ReportKind, WorkerView
 from kvmesh.errors import LostError, UnavailableError
-from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient
 from services.router.health.breaker import BreakerSettings
 from services.router.health.monitor import HealthSettings
 from services.router.health.overlap import OverlapSettings

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from services.router.index.holder_index import HolderIndex, bits
 from services.router.index.lookup_cache import ENTRIES_MAX, SENTINELS_MAX, LookupCache
+from tests.index_checks import blocks_of, matches
 
 HOLDERS = 4
 # A small tree of prompts: block 0 is the root of all; (parent, block) pairs make chains that branch.
@@ -98,7 +99,7 @@ def check(index: HolderIndex, obvious: Obvious) -> None:
     # A lookup that is made twice is remembered, and checked by a few probes from then on: also for prompts that begin alike.
     for leaf in (8, 8, 8, 15, 26, 32, 32, 32, 5, 5, 5, 15, 15, 15):
         prompt = chain(leaf)
-        found = {bit: match.depth for match in index.match(prompt) for bit in bits(match.holders)}
+        found = {bit: match.depth for match in matches(index, prompt) for bit in bits(match.holders)}
         assert found == {bit: depth for bit in obvious.held if (depth := obvious.depth(bit, prompt))}
     for bit, held in obvious.held.items():
         assert index.count(bit) == len(held)
@@ -118,7 +119,7 @@ def test_long_prompts_with_many_holders(heads, length):
         if head:
             index.store(slots[holder], prompt[:head])
             depths[slots[holder]] = max(head, depths.get(slots[holder], 0))
-    found = index.match(prompt[:length])
+    found = matches(index, prompt[:length])
     assert [match.depth for match in found] == sorted({match.depth for match in found})
     assert {bit: m.depth for m in found for bit in bits(m.holders)} == {b: min(d, length) for b, d in depths.items()}
 
@@ -170,7 +171,7 @@ def test_what_is_remembered_of_a_lookup_is_what_a_new_one_gives(history):
             obvious.held[bit] -= set(prompt[length - 1 :])
         else:
             for _ in range(3):
-                found = {b: match.depth for match in index.match(prompt[:length]) for b in bits(match.holders)}
+                found = {b: match.depth for match in matches(index, prompt[:length]) for b in bits(match.holders)}
                 assert found == {b: depth for b in obvious.held if (depth := obvious.depth(b, prompt[:length]))}
 
 
@@ -212,7 +213,7 @@ def test_a_dropped_holder_is_in_no_lookup():
     index.drop_holder(1)
     assert not index.has_cuts(1), "whoever gets the bit next has none"
     assert index.prefixes(prompt) == ((20,), (0b01,))
-    assert index.blocks_of(1) == set()
+    assert blocks_of(index, 1) == set()
     index.drop_holder(0)
     assert index.prefixes(prompt) == ((), ())
     while index.sweep(7):

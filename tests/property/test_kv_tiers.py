@@ -7,6 +7,7 @@ from kvmesh.core import KvTier
 from services.router.core_settings import IndexSettings
 from services.router.index.holder_index import bits
 from services.router.index.kv_index import KvIndex
+from tests.index_checks import matches
 
 HOLDERS = 3
 TIERS = (KvTier.DEVICE, KvTier.HOST)
@@ -113,9 +114,9 @@ def place(index: KvIndex, known: Obvious, what: str, bit: int, run: list[int], n
 def check(index: KvIndex, known: dict[int, Obvious]) -> None:
     for prompt in PROMPTS:
         for tier in TIERS:
-            found = {bit: match.depth for match in index.tiers[tier].match(prompt) for bit in bits(match.holders)}
+            found = {bit: match.depth for match in matches(index.tiers[tier], prompt) for bit in bits(match.holders)}
             assert found == {bit: depth for bit, each in known.items() if (depth := each.depth(tier, prompt))}
-        found = {bit: match.depth for match in index.predicted.match(prompt) for bit in bits(match.holders)}
+        found = {bit: match.depth for match in matches(index.predicted, prompt) for bit in bits(match.holders)}
         assert found == {bit: depth for bit, each in known.items() if (depth := each.believed(prompt))}
     for bit, each in known.items():
         assert index.predicted.count(bit) == len({block for prompt in each.placed for block in prompt})

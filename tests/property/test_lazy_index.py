@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from services.router.index.holder_index import bits
 from services.router.index.lazy_index import PENDING_HOLDERS_MAX, RUN_BLOCKS_MIN, LazyIndex
+from tests.index_checks import blocks_of, flush_all, matches
 
 HOLDERS = 4
 LENGTH = 40
@@ -61,7 +62,7 @@ class Both:
         return next((i for i, block in enumerate(prompt) if block not in self.held[bit]), len(prompt))
 
     def ask(self, prompt: list[int]) -> None:
-        found = {bit: match.depth for match in self.index.match(prompt) for bit in bits(match.holders)}
+        found = {bit: match.depth for match in matches(self.index, prompt) for bit in bits(match.holders)}
         assert found == {bit: end for bit in self.slots if (end := self.end(bit, prompt))}
 
     def replace(self, slot: int) -> None:
@@ -121,13 +122,13 @@ def test_whatever_waits_counts(history, pending_blocks_max):
         both.step(*each)
         bit = both.slots[each[1]]
         assert both.index.count(bit) == len(both.held[bit])
-        assert both.index.blocks_of(bit) == both.held[bit]
+        assert blocks_of(both.index, bit) == both.held[bit]
     for bit, held in both.held.items():
-        assert both.index.blocks_of(bit) == held
+        assert blocks_of(both.index, bit) == held
     assert len(both.index) >= len(set().union(*both.held.values()))
     for prompt in PROMPTS:
         both.ask(prompt)
-    both.index.flush_all()
+    flush_all(both.index)
     while both.index.sweep(7):
         pass
     assert len(both.index) == len(set().union(*both.held.values()))
@@ -167,7 +168,7 @@ def test_a_worker_that_tells_no_chains_breaks_nothing(history):
         elif what == "r":
             index.remove(bit, run)
         else:
-            index.match(run)
+            matches(index, run)
     for bit in range(3):
         index.drop_holder(bit)
     while index.sweep(7):
@@ -208,9 +209,9 @@ def test_a_lookup_enters_what_it_comes_to_and_nothing_else():
     index.store_lazily(0, PROMPTS[1][12:30], PROMPTS[0][11])
     index.store_lazily(1, PROMPTS[3])
     index.store_lazily(2, PROMPTS[3][:20])
-    assert [(match.depth, match.holders) for match in index.match(PROMPTS[1])] == [(30, 1)]
+    assert [(match.depth, match.holders) for match in matches(index, PROMPTS[1])] == [(30, 1)]
     assert (index.count(0), len(index.holders), len(index.heads)) == (58, 30, 2)
-    assert [(match.depth, match.holders) for match in index.match(PROMPTS[3])] == [(20, 4), (40, 2)]
+    assert [(match.depth, match.holders) for match in matches(index, PROMPTS[3])] == [(20, 4), (40, 2)]
     assert (len(index.holders), len(index.heads)) == (70, 1)
 
 
@@ -221,9 +222,9 @@ def test_a_run_does_not_wait_for_a_parent_that_left():
     index.store_lazily(0, prompt[12:30], prompt[11])
     assert index.remove(0, prompt[10:12]) == 0
     index.store_lazily(0, prompt[10:], prompt[9])
-    assert (index.count(0), index.blocks_of(0)) == (LENGTH, set(prompt))
+    assert (index.count(0), blocks_of(index, 0)) == (LENGTH, set(prompt))
     assert index.remove(0, prompt[::-1]) == 0
-    assert (index.count(0), index.blocks_of(0), index.match(prompt)) == (0, set(), [])
+    assert (index.count(0), blocks_of(index, 0), matches(index, prompt)) == (0, set(), [])
 
 
 def test_what_many_hold_and_what_is_short_does_not_wait():

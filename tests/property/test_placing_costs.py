@@ -15,6 +15,7 @@ from services.router.queue.admission import Queued
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.handoff_times import Distance
 from services.router.workers.worker import Target
+from tests.index_checks import matches
 from tests.unit.router_fleets import BLOCK, holds, join
 
 COST = CostSettings(tie_ratio=0.0, learning=False)
@@ -196,7 +197,7 @@ def slow_cached(router: RouterCore, target: Target, ask: Ask) -> int:
     """Block by block, with predictions."""
     index, bit = router.index, target.bits[target.rank]
     predicted = max(
-        (match.depth for match in index.predicted.match(ask.block_hashes) if match.holders >> bit & 1), default=0
+        (match.depth for match in matches(index.predicted, ask.block_hashes) if match.holders >> bit & 1), default=0
     )
     known = next(
         (i for i, block in enumerate(ask.block_hashes) if not index.device.holds(bit, block)), len(ask.block_hashes)

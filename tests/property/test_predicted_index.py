@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.router.index.holder_index import bits
 from services.router.index.predicted_index import Lifetime, PredictedIndex
+from tests.index_checks import matches
 
 SHORT = Lifetime(ttl_s=5.0, placements_max=6)
 LONG = Lifetime(ttl_s=20.0, placements_max=9)
@@ -137,7 +138,7 @@ def check(index: PredictedIndex, obvious: Obvious, slots: list[int]) -> None:
         assert index.count(bit) == len(obvious.blocks_of(bit))
     for branch in (0, 2, 4, 6):
         for length in (1, 4, 13):
-            found = index.match(prompt(branch, length))
+            found = matches(index, prompt(branch, length))
             assert [match.depth for match in found] == sorted({match.depth for match in found})
             depths = {bit: match.depth for match in found for bit in bits(match.holders)}
             assert depths == obvious.depths(prompt(branch, length))
@@ -161,7 +162,7 @@ def test_a_dropped_holder_is_gone_at_once():
     index.add(3, [1, 2], now=0.0, lifetime=SHORT)
     index.add(3, [1, 5], now=0.0, lifetime=SHORT)
     index.drop_holder(3)
-    assert (index.match([1, 2]), index.count(3), index.traces) == ([], 0, 8)
+    assert (matches(index, [1, 2]), index.count(3), index.traces) == ([], 0, 8)
     assert index.sweep(1)
     assert not index.sweep(10)
     assert (index.traces, len(index)) == (0, 0)

@@ -31,6 +31,7 @@ from services.router.index.holder_index import bits
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
+from tests.index_checks import blocks_of, flush_all, matches
 from tests.unit.router_fleets import description
 from tests.virtual_loop import run_virtual
 
@@ -323,7 +324,7 @@ class IndexSimulation:
                     for rank in range(worker.ranks):
                         held = worker.cached[rank, tier]
                         bit = self._bit(worker, rank)
-                        assert index.blocks_of(bit) == held, (worker.name, rank, tier)
+                        assert blocks_of(index, bit) == held, (worker.name, rank, tier)
                         assert index.count(bit) == len(held), (worker.name, rank, tier)
                         union |= held
                 assert len(index) >= len(union)
@@ -331,7 +332,7 @@ class IndexSimulation:
             while self.router.index.sweep(50):
                 pass
         for tier, index in self.router.index.tiers.items():
-            index.flush_all()
+            flush_all(index)
             caches = [blocks for worker in self.workers for (_, of), blocks in worker.cached.items() if of == tier]
             assert len(index) == len(set().union(*caches)), tier
 
@@ -342,7 +343,7 @@ class IndexSimulation:
             for rank in range(worker.ranks)
         }
         for asked in ALL_PROMPTS:
-            found = {bit: m.depth for m in self.router.index.tiers[tier].match(asked) for bit in bits(m.holders)}
+            found = {bit: m.depth for m in matches(self.router.index.tiers[tier], asked) for bit in bits(m.holders)}
             depths = {
                 bit: next((i for i, block in enumerate(asked) if block not in held), LENGTH)
                 for bit, held in caches.items()

@@ -4,13 +4,21 @@ import pytest
 
 from kvmesh.cli.explain import main, render
 from kvmesh.cli.status import worker_row
-from kvmesh.core import Handoff, KvTier, Placement, Report, ReportKind, Role, WorkerRef
-from kvmesh.errors import LostError, UnavailableError
-from kvmesh.rpc.codec.router import (
+from kvmesh.core import (
     Candidate,
     Coefficient,
     Explanation,
+    Handoff,
+    KvTier,
+    Placement,
+    Report,
+    ReportKind,
+    Role,
+    WorkerRef,
     WorkerView,
+)
+from kvmesh.errors import LostError, UnavailableError
+from kvmesh.rpc.codec.router import (
     from_explanation,
     from_worker_view,
     to_explanation,

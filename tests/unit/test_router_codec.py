@@ -22,10 +22,10 @@ from kvmesh.core import (
     ReportKind,
     Role,
     WorkerRef,
+    WorkerView,
 )
 from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.rpc.codec.router import (
-    WorkerView,
     from_ask,
     from_placement,
     from_report,

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from kvmesh.core import KvBatch, KvCleared, KvRemoved, KvStored, KvTier
 from services.router.core_settings import IndexSettings
 from services.router.index.kv_feed import KvFeed, KvIndex
+from tests.index_checks import matches
 
 
 def make(index: KvIndex | None = None) -> KvFeed:
@@ -47,7 +48,7 @@ def test_what_changes_waits_for_a_lookup_and_a_snapshot_does_not():
     feed.apply(snapshot(1, stored(*range(1, 21))))
     feed.apply(change(2, stored(*range(101, 121))))
     assert (feed.blocks, len(index.device), len(index.device.holders)) == (40, 40, 20)
-    assert [match.depth for match in index.device.match(range(101, 131))] == [20]
+    assert [match.depth for match in matches(index.device, range(101, 131))] == [20]
     assert (feed.blocks, len(index.device.holders)) == (40, 40)
 
 
@@ -102,17 +103,17 @@ def test_predictions_outlive_a_snapshot_and_end_with_the_event():
     feed.on_placed(0, [1, 2, 3], now=0.0, is_computing=True)
     feed.on_placed(0, [7, 8], now=0.0, is_computing=False)
     feed.apply(snapshot(2, stored(9)))
-    assert [(m.depth, m.holders) for m in index.predicted.match([1, 2, 3, 4])] == [(3, 1 << feed.bits[0])]
-    assert not index.predicted.match([7, 8])
+    assert [(m.depth, m.holders) for m in matches(index.predicted, [1, 2, 3, 4])] == [(3, 1 << feed.bits[0])]
+    assert not matches(index.predicted, [7, 8])
     feed.apply(change(3, stored(1, 2)))
-    assert index.predicted.match([1, 2, 3])
+    assert matches(index.predicted, [1, 2, 3])
     feed.apply(change(4, KvStored(block_hashes=(3,), parent_hash=2)))
-    assert not index.predicted.match([1, 2, 3])
+    assert not matches(index.predicted, [1, 2, 3])
     feed.on_placed(0, [1, 2, 3], now=0.0, is_computing=True)
     assert not len(index.predicted), "what it told already is not predicted"
     feed.on_placed(0, [1, 5], now=0.0, is_computing=True)
     index.expire(10.0)
-    assert not index.predicted.match([1, 5])
+    assert not matches(index.predicted, [1, 5])
 
 
 def test_an_engine_that_tells_nothing():
@@ -125,7 +126,7 @@ def test_an_engine_that_tells_nothing():
     feed.on_placed(0, [1, 2], now=2.0, is_computing=True)
     feed.on_placed(0, [4, 5], now=3.0, is_computing=True)
     assert feed.blocks == 4
-    assert not index.predicted.match([1, 3])[0].depth > 1
+    assert not matches(index.predicted, [1, 3])[0].depth > 1
     feed.on_settled(0, 5)
     assert feed.blocks == 4
     index.expire(122.5)

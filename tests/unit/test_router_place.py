@@ -270,10 +270,10 @@ def test_explanations_hold_terms_that_add_up():
     choice = router.history.get("r1").decision
     found = explain_candidates(router.history.get("r1"))
     assert len(found) == 5
-    assert (found[0].prefill.ref, found[0].cost) == (placement.prefill, choice.cost)
+    assert (found[0].prefill, found[0].cost) == (placement.prefill, choice.cost)
     for candidate in found[:4]:
         assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
-    assert (found[4].prefill.ref.worker_id, found[4].removed_by) == ("p9", "incompatible")
+    assert (found[4].prefill.worker_id, found[4].removed_by) == ("p9", "incompatible")
 
 
 def test_the_history_is_bounded():

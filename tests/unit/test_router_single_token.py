@@ -99,7 +99,7 @@ def test_no_handoff_is_learned_from_it():
             if not answered:
                 tell(router, number, "first_token", elapsed_s=0.2)
             tell(router, number, "finished", answered=answered)
-        learned[answered] = [each.observations for each in router.placer.handoffs.coefficients()]
+        learned[answered] = [count for model in router.placer.handoffs._models for count in model.observations]
         (target,) = router.fleet.workers["p1"].targets
         assert max(target.coefficients.prefill.observations) > 0
     assert not any(learned[True]) and any(learned[False])

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.codec.inference import ROLES, Options, ToolCallPiece
@@ -61,6 +62,11 @@ class ModelInfo:
     features: Sequence[str]
     workers_ready: int
     adapters: Sequence[str]
+
+
+def inference_stub(channel: Any) -> Any:
+    """The methods of InferenceService over a channel of grpc or grpc.aio."""
+    return InferenceServiceStub(channel)
 
 
 def generate_message(

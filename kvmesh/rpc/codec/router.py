@@ -3,13 +3,12 @@
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length, check_range
-from kvmesh.core import Ask, KvTier, LoadRecord, Placement, Report, ReportKind, Role, WorkerRef
-from kvmesh.errors import InvalidRequestError, MeshError
+from kvmesh.core import Ask, Candidate, Coefficient, Explanation, Placement, Report, ReportKind, WorkerView
+from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.message_codec import MessageCodec, enum_table
 from kvmesh.rpc.codec.scalars import (
     fill_duration,
@@ -34,65 +33,6 @@ ASKS_MAX = 64
 """In one message."""
 REPORT_KINDS = enum_table(pb.ReportKind, ReportKind)
 REPORT_KIND_NUMBERS = {kind: number for number, kind in REPORT_KINDS.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficient:
-    """One coefficient of a worker's cost; its name ends with the unit."""
-
-    name: str
-    value: float
-    source: str = "default"
-    observations: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    """See `kvmesh.router.v1.WorkerView`."""
-
-    worker: WorkerRef
-    role: Role
-    model: str
-    trust: str
-    trust_reason: str = ""
-    load: LoadRecord | None = None
-    index_blocks: int = 0
-    requests_in_flight: int = 0
-    prompt_tokens_in_flight: int = 0
-    excluded_by: str = ""
-    kv_compatibility_hash: str = ""
-    coefficients: Sequence[Coefficient] = ()
-    breaker: str = ""
-    blocks_by_tier: Mapping[KvTier, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One pair of workers and its cost."""
-
-    prefill: WorkerRef | None = None
-    decode: WorkerRef | None = None
-    cost: float = 0.0
-    terms: Sequence[tuple[str, float]] = ()
-    removed_by: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """One decision; see `kvmesh.router.v1.ExplainResponse`."""
-
-    request_id: str
-    policy: str
-    decided_at_s: float
-    candidates: Sequence[Candidate] = ()
-    placement: Placement | None = None
-    error: MeshError | None = None
-    ask_id: int = 0
-    reports: Sequence[Report] = field(default_factory=tuple)
-    margin: float | None = None
-    observed_ttft_s: float | None = None
-    queued_s: float | None = None
-    cost_unit: str = ""
 
 
 def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:

@@ -8,19 +8,17 @@ from grpc.aio import EOF, AioRpcError
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
-from kvmesh.core import PeerUpdate
-from kvmesh.rpc.channels import Channels
+from kvmesh.core import Explanation, PeerUpdate, WorkerView
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
-from kvmesh.rpc.codec.router import Explanation, WorkerView, from_explanation, from_worker_view
+from kvmesh.rpc.codec.router import from_explanation, from_worker_view
 from kvmesh.rpc.status import from_rpc_error
-
-__all__ = ["Explanation", "GrpcPeersClient", "GrpcRouterClient", "PeerCall", "WorkerView"]
 
 
 class GrpcRouterClient:
     """One router."""
 
-    def __init__(self, channels: Channels, address: str) -> None:
+    def __init__(self, channels: ChannelPool, address: str) -> None:
         self._channels = channels
         self._address = address
 
@@ -74,7 +72,7 @@ class PeerCall:
 class GrpcPeersClient:
     """All other routers."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
     def open(self, address: str) -> PeerCall:

@@ -22,7 +22,7 @@ from kvmesh.core import Ask, Placement, Report, ReportKind
 from kvmesh.core.routing import PREFILLED, PROGRESS, SETTLING
 from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
-from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import from_placement
 from kvmesh.rpc.router.ranking import rank
@@ -80,7 +80,7 @@ class GrpcRouterLink:
     def __init__(
         self,
         registry: Registry,
-        channels: Channels,
+        channels: ChannelPool,
         *,
         frontend_id: str,
         clock: Clock,

@@ -11,7 +11,7 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
-from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.ranking import find_better_router, preferred_routers, usable_routers, worst_router
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.router.stream import RouterStream
@@ -46,7 +46,7 @@ class RouterStreams:
     def __init__(
         self,
         registry: Registry,
-        channels: Channels,
+        channels: ChannelPool,
         *,
         frontend_id: str,
         clock: Clock,

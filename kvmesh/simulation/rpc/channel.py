@@ -19,8 +19,33 @@ from kvmesh.simulation.rpc.calls import (
 from kvmesh.simulation.rpc.exchange import Exchange
 
 
+def _multi_callable(kind: type[MemoryCall], *, sends_stream: bool = False) -> Any:
+    """The method of a channel that stubs call once per RPC method. The result starts calls of that kind."""
+
+    def make(
+        channel: "MemoryChannel",
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
+    ) -> Any:
+        named = Method(path=method, serialize=request_serializer or _same, deserialize=response_deserializer or _same)
+
+        def call(request: Any = None, **options: Any) -> Any:
+            return channel.begin_call(kind, named, request if sends_stream else [request], **options)
+
+        return call
+
+    return make
+
+
 class MemoryChannel(grpc.aio.Channel):
     """A channel to one address of a network. Closing it cancels its calls."""
+
+    unary_unary = _multi_callable(UnaryUnaryCall)
+    unary_stream = _multi_callable(UnaryStreamCall)
+    stream_unary = _multi_callable(StreamUnaryCall, sends_stream=True)
+    stream_stream = _multi_callable(StreamStreamCall, sends_stream=True)
 
     def __init__(
         self,
@@ -64,49 +89,7 @@ class MemoryChannel(grpc.aio.Channel):
         if not self._is_reachable():
             await self._wait_reachable()
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return partial(self._call, UnaryUnaryCall, _method(method, request_serializer, response_deserializer))
-
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return partial(self._call, UnaryStreamCall, _method(method, request_serializer, response_deserializer))
-
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return partial(self._stream, StreamUnaryCall, _method(method, request_serializer, response_deserializer))
-
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return partial(self._stream, StreamStreamCall, _method(method, request_serializer, response_deserializer))
-
-    def _call(self, kind: type[Any], method: Method, request: Any, **options: Any) -> Any:
-        return self._begin(kind, method, [request], **options)
-
-    def _stream(self, kind: type[Any], method: Method, request_iterator: Any = None, **options: Any) -> Any:
-        return self._begin(kind, method, request_iterator, **options)
-
-    def _begin(
+    def begin_call(
         self,
         kind: type[Any],
         method: Method,
@@ -129,10 +112,6 @@ class MemoryChannel(grpc.aio.Channel):
         if requests is not None:
             call.begin_sending(requests)
         return call
-
-
-def _method(path: str, serialize: Any, deserialize: Any) -> Method:
-    return Method(path=path, serialize=serialize or _same, deserialize=deserialize or _same)
 
 
 def _same(message: Any) -> Any:

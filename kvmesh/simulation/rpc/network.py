@@ -1,14 +1,14 @@
 """All addresses of a mesh in one event loop, and what can go wrong between them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from kvmesh.errors import UnavailableError
-from kvmesh.rpc.channels import ChannelInterceptor
+from kvmesh.rpc.channels import ChannelInterceptor, ChannelPool
+from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.rpc.channel import MemoryChannel
 from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Limits
 from kvmesh.simulation.rpc.link import Link
@@ -134,44 +134,12 @@ class MemoryNetwork:
         return self._links[address]
 
 
-class MemoryPool:
-    """One channel per address, with the manners of ChannelPool."""
+class MemoryPool(ChannelPool):
+    """A pool of channels over a network."""
 
     def __init__(self, network: MemoryNetwork, interceptors: Sequence[ChannelInterceptor]) -> None:
+        super().__init__(RpcSettings(), interceptors)
         self._network = network
-        self._interceptors = tuple(interceptors)
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._is_closed = False
 
-    def __len__(self) -> int:
-        return len(self._channels)
-
-    async def start(self) -> None:
-        """Nothing to do; makes the pool a part."""
-
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to `address`, made when there is none. UnavailableError when the pool is closed."""
-        if self._is_closed:
-            raise UnavailableError("the channel pool is closed", reason="channels_closed")
-        if address not in self._channels:
-            channel = self._network.channel(address)
-            for intercept in self._interceptors:
-                channel = intercept(channel)
-            self._channels[address] = channel
-        return self._channels[address]
-
-    def drop(self, address: str) -> Awaitable[None]:
-        """Forgets the channel and cancels its calls."""
-        channel = self._channels.pop(address, None)
-        return asyncio.ensure_future(_close(channel))
-
-    async def aclose(self) -> None:
-        """Closes all channels. Idempotent."""
-        self._is_closed = True
-        for address in tuple(self._channels):
-            await self.drop(address)
-
-
-async def _close(channel: grpc.aio.Channel | None) -> None:
-    if channel is not None:
-        await channel.close(None)
+    def _open(self, address: str) -> grpc.aio.Channel:
+        return self._network.channel(address)

@@ -48,9 +48,6 @@ class CachedTokens:
         """Entries of the cache."""
         return len(self._cache)
 
-    def clear_cache(self) -> None:
-        self._cache.clear()
-
     def by_bit(self, ask: Ask) -> Floats | None:
         """Cached tokens by holder bit, read only. None: no holder has cached any."""
         hashes, index = ask.block_hashes, self._index

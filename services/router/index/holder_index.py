@@ -14,21 +14,12 @@ Invariants:
 """
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from services.router.index.lookup_cache import NO_PREFIXES, LookupCache, Prefixes
 
 _PRUNE_FIRST = 64
 """Size at which a set of children or cuts is pruned for the first time; later each time it has doubled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Holders (a bit set) whose longest cached prefix has `depth` blocks, at least 1."""
-
-    depth: int
-    holders: int
 
 
 def bits(holders: int) -> list[int]:
@@ -103,10 +94,6 @@ class HolderIndex:
         """Cached blocks of the holder."""
         return self._counts[bit]
 
-    def blocks_of(self, bit: int) -> set[int]:
-        """All cached blocks of the holder. Slow: for checks."""
-        return {block for block, holders in self.holders.items() if holders & self._live & 1 << bit}
-
     def holds(self, bit: int, block_hash: int) -> bool:
         return bool(self.holders.get(block_hash, 0) >> bit & 1)
 
@@ -160,10 +147,6 @@ class HolderIndex:
                 del children[block]
         return unknown
 
-    def match(self, block_hashes: Sequence[int]) -> list[Match]:
-        """The longest cached prefix of each holder, the deepest last. Holders without the first block are left out."""
-        return list(map(Match, *self.prefixes(block_hashes)))
-
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
         """The longest cached prefixes, as depths and sets of holders.
 
@@ -179,10 +162,6 @@ class HolderIndex:
             found = self._search(block_hashes, alive)
             self._lookup_cache.add(block_hashes, found, get)
         return self._without_cuts(block_hashes, *found) if self._cut_mask else found
-
-    def clear_lookup_cache(self) -> None:
-        """Empties the lookup cache: for measurements."""
-        self._lookup_cache.clear()
 
     def _search(self, block_hashes: Sequence[int], alive: int) -> Prefixes:
         """The jump search. `alive`: the holders of the first block, at least one."""

@@ -71,11 +71,6 @@ class LazyIndex(HolderIndex):
         pending = self._pending.get(bit)
         return super().count(bit) + (pending.blocks if pending is not None else 0)
 
-    def blocks_of(self, bit: int) -> set[int]:
-        """All cached blocks of the holder. Slow: for checks."""
-        pending = self._pending.get(bit, _PendingRuns())
-        return super().blocks_of(bit).union(*[run.blocks for run in pending.runs.values()])
-
     def drop_holder(self, bit: int) -> None:
         """Drops a holder; `sweep` frees the memory of its blocks in the dictionaries."""
         pending = self._pending.pop(bit, None)
@@ -118,11 +113,6 @@ class LazyIndex(HolderIndex):
         while self.heads and block_hashes and self._flush_reached(block_hashes, found[0]):
             found = super().prefixes(block_hashes)
         return found
-
-    def flush_all(self) -> None:
-        """For checks and measurements."""
-        for bit in list(self._pending):
-            self._flush_holder(bit)
 
     def _flush_reached(self, block_hashes: Sequence[int], depths: Sequence[int]) -> bool:
         """Flushes the runs that start where the prompt starts, or where the prefix of a holder ends. False: there are none."""

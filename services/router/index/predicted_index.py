@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from services.router.index.holder_index import Match
 from services.router.index.lookup_cache import NO_PREFIXES, Prefixes
 
 
@@ -192,10 +191,6 @@ class PredictedIndex:
             self._remove_count(placed.stretch, old)
             placed.bit = new
         del self._counts[old]
-
-    def match(self, block_hashes: Sequence[int]) -> list[Match]:
-        """The longest predicted prefix of each holder, the deepest last. Holders without the first block are left out."""
-        return list(map(Match, *self.prefixes(block_hashes)))
 
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
         """The longest predicted prefixes, as depths and sets of holders."""

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from kvmesh.clock import Clock
 from kvmesh.core import PeerUpdate
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.rpc.router.client import GrpcPeersClient, PeerCall
 from services.router.core_settings import SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
 
@@ -25,30 +25,6 @@ WAIT_S_MIN = 0.0005
 """A timer may fire slightly early; without a minimum the wait would be repeated in a busy loop."""
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 1.0
 """Pause before a stream is opened again; doubles with each failure, up to the maximum."""
-
-
-class PeerCall(Protocol):
-    """A stream to a peer; implemented by `kvmesh.rpc.router.client`."""
-
-    async def send(self, news: PeerUpdate) -> None:
-        """Sends a message."""
-        ...
-
-    def messages(self) -> AsyncGenerator[PeerUpdate, None]:
-        """Yields the peer's messages."""
-        ...
-
-    def cancel(self) -> None:
-        """Ends the stream."""
-        ...
-
-
-class PeersClient(Protocol):
-    """Opens streams to peers."""
-
-    def open(self, address: str) -> PeerCall:
-        """Opens a stream to the router at that address."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +56,7 @@ class PeerStreams:
         self,
         reservations: PeerReservations,
         registry: Registry,
-        client: PeersClient,
+        client: GrpcPeersClient,
         *,
         router_id: str,
         clock: Clock,

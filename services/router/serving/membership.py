@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import KvBatch, LoadRecord, Role, WorkerDescription
+from kvmesh.core import LoadRecord, Role
 from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, Registry, View
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.router.settings import MembershipSettings
 from services.router.workers.fleet import Fleet
 from services.router.workers.worker import Worker
@@ -29,22 +29,6 @@ READING_FRACTION = 0.1
 """Of `silence_s`: time in which records are read that arrived while this process stood still."""
 LABEL_PREFIX = "label-"
 """Registry meta `label-zone: a` is the label zone=a."""
-
-
-class WorkerClient(Protocol):
-    """Calls to a worker; implemented by `kvmesh.rpc.worker_client`."""
-
-    async def describe(self, address: str, *, timeout_s: float) -> WorkerDescription:
-        """Calls Describe."""
-        ...
-
-    def watch_kv(self, address: str, *, resume_at: tuple[int, int] | None = None) -> AsyncGenerator[KvBatch, None]:
-        """Yields the worker's KV events; ends with a MeshError only."""
-        ...
-
-    def watch_load(self, address: str, *, interval_s: float) -> AsyncGenerator[LoadRecord, None]:
-        """Yields load records; ends with a MeshError only."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +46,7 @@ class Membership:
     def __init__(
         self,
         registry: Registry,
-        client: WorkerClient,
+        client: GrpcWorkerClient,
         fleet: Fleet,
         *,
         clock: Clock,

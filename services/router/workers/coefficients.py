@@ -9,12 +9,11 @@ changes is followed. A coefficient that starts at zero stays zero.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, inf, log
 from operator import mul
 
-from kvmesh.core import PerformanceProfile
+from kvmesh.core import Coefficient, PerformanceProfile
 from services.router.workers.cost_settings import CostSettings
 
 CLIP = 1.0
@@ -35,16 +34,6 @@ class Source(StrEnum):
     DEFAULT = "default"
     PROFILE = "profile"
     LEARNED = "learned"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficient:
-    """A coefficient as `ListWorkers` shows it; the name ends with its unit."""
-
-    name: str
-    value: float
-    source: Source
-    observations: int
 
 
 class LinearModel:

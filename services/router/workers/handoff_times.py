@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
-from services.router.workers.coefficients import Coefficient, LinearModel, Source
+from services.router.workers.coefficients import LinearModel, Source
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.target_arrays import Floats
 
@@ -59,9 +59,6 @@ class HandoffEstimator:
     def learn(self, distance: Distance, *, transfer_bytes: float, observed_s: float) -> None:
         self._models[distance].learn(observed_s, 1, transfer_bytes)
         self.times = self._ordered_times()
-
-    def coefficients(self) -> Sequence[Coefficient]:
-        return [coefficient for model in self._models for coefficient in model.coefficients()]
 
     def _ordered_times(self) -> HandoffTimes:
         handoff_s, s_per_byte = 0.0, 0.0

@@ -1,0 +1,34 @@
+"""Reads the router's indexes in the forms that tests compare."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.router.index.holder_index import HolderIndex
+from services.router.index.lazy_index import LazyIndex
+from services.router.index.predicted_index import PredictedIndex
+
+
+class Match(NamedTuple):
+    """Holders (a bit set) whose longest cached prefix has `depth` blocks."""
+
+    depth: int
+    holders: int
+
+
+def matches(index: HolderIndex | PredictedIndex, block_hashes: Sequence[int]) -> list[Match]:
+    """The longest prefix of each holder, the deepest last."""
+    return list(map(Match, *index.prefixes(block_hashes)))
+
+
+def blocks_of(index: HolderIndex, bit: int) -> set[int]:
+    """All cached blocks of a holder."""
+    stored = {block for block, holders in index.holders.items() if holders & index._live & 1 << bit}
+    if not isinstance(index, LazyIndex) or bit not in index._pending:
+        return stored
+    return stored.union(*[run.blocks for run in index._pending[bit].runs.values()])
+
+
+def flush_all(index: LazyIndex) -> None:
+    """Adds all pending blocks to the dictionaries."""
+    for bit in list(index._pending):
+        index._flush_holder(bit)
