@@ -20,7 +20,7 @@ def worker_problems(worker: SimulatedWorker) -> list[str]:
         problems.append(f"legs left: {legs} in the engine, {statistics.legs} in the worker")
     if statistics.leases:
         problems.append(f"{statistics.leases} leases left")
-    if statistics.kv_blocks_announced != len(worker.engine.scheduler.pool.blocks_by_name):
+    if statistics.kv_blocks_announced != len(worker.engine.scheduler.pool.cached_names()):
         problems.append("what is announced is not what is cached")
     if worker.accepted_at_drain not in (None, worker.engine.accepted):
         problems.append("took a request after its drain mark")
@@ -41,7 +41,7 @@ def router_problems(router: SimulatedRouter, workers: Mapping[str, SimulatedWork
             problems.append(f"{target.worker.worker_id} has {in_flight} in flight")
     union: set[int] = set()
     for worker_id, worker in workers.items():
-        cached = set(worker.engine.scheduler.pool.blocks_by_name)
+        cached = worker.engine.scheduler.pool.cached_names()
         union |= cached
         known = core.fleet.workers.get(worker_id)
         feed = known.feed if known is not None else None

@@ -80,7 +80,10 @@ class PoolMachine(RuleBasedStateMachine):
         first, end = chain.named, min(chain.named + count, len(chain.names))
         if chain in self.held and end > first:
             parent = chain.names[first - 1] if first else None
-            self.pool.name(chain.blocks, first, chain.names[first:end], parent)
+            if end == first + 1:
+                self.pool.name_one(chain.blocks, first, chain.names[first], parent)
+            else:
+                self.pool.name(chain.blocks, first, chain.names[first:end], parent)
             chain.named = end
 
     @rule(chain=chains, name=st.integers(0, 3))
@@ -143,7 +146,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.log.append(events)
         (snapshot,) = self.log.since(None, None)
         assert self.names == replay(set(), list(snapshot.events)) and len(self.names) == self.log.blocks_count()
-        assert self.names == set(self.pool.blocks_by_name) == replay({9999}, self.pool.snapshot_events())
+        assert self.names == self.pool.cached_names() == replay({9999}, self.pool.snapshot_events())
 
 
 class SparePoolMachine(PoolMachine):
@@ -164,12 +167,12 @@ def test_a_chain_is_evicted_from_its_end(evicted: int) -> None:
     pool.name(blocks, 0, [10, 11, 12, 13, 14, 15], None)
     pool.drop(blocks)
     pool.allocate(evicted)
-    assert set(pool.blocks_by_name) == set(range(10, 16 - evicted))
+    assert pool.cached_names() == set(range(10, 16 - evicted))
 
 
 @given(st.integers(1, 20).flatmap(lambda length: st.tuples(st.just(length), st.integers(0, length), st.integers(0, 5))))
 def test_a_prompt_shares_exactly_its_beginning(case: tuple[int, int, int]) -> None:
-    """Of a prompt of any length, the blocks before the first other one and no more: another prompt's block would give wrong tokens."""
+    """Of a run of any length, the blocks before the first other one and no more: another prompt's block would give wrong tokens."""
     length, shared, more = case
     pool = BlockPool(32)
     blocks = pool.allocate(length)
@@ -234,7 +237,7 @@ def test_after_many_answers_a_prompt_is_still_in_one_stretch() -> None:
         for place in range(8, 16):
             for blocks in legs:
                 blocks.append(pool.allocate_one())
-                pool.name(blocks, place, [next(names)], None)
+                pool.name_one(blocks, place, next(names), None)
         for blocks in legs:
             pool.drop(blocks)
     for _ in range(80):

@@ -194,7 +194,7 @@ class TestEvents:
         events = asyncio.create_task(driver._read_events())
         await engine.aclose()
         await asyncio.gather(reader, events)
-        assert driver.cached == set(engine.scheduler.pool.blocks_by_name)
+        assert driver.cached == engine.scheduler.pool.cached_names()
         assert driver.violations == []
 
 

@@ -64,4 +64,4 @@ def seal_blocks(
         leg.named_blocks += 1
         leg.named_sum += part
         memory.write_one(leg.blocks[index], name, part & WORD_MASK)
-        pool.name(leg.blocks, index, [name], parent)
+        pool.name_one(leg.blocks, index, name, parent)

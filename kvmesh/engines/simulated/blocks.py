@@ -1,12 +1,15 @@
 """The block pool: references, prefix cache, eviction, leases. No clock, no I/O.
 
-Blocks are named by their hashes.
+The pool accounts by runs: blocks that were allocated, named and dropped together are one entry until a holder needs only the first of
+them. So a long prompt costs little more than a short one. Blocks are named by their hashes.
 
 Invariants:
-1. Every block is exactly one of free, cached (named, nobody holds it), held (by requests), leased (by a handle).
+1. Every block is exactly one of free, cached (named, without a holder), held (by requests), leased (held by a handle).
 2. A name belongs to at most one block, and that block is complete.
 3. Replaying `take_events` from the start gives the set of named blocks. A block is removed after the blocks that follow it.
-4. The holder of a named block holds all named blocks before it in its chain, so no chain lacks its beginning. A holder that computed a
+4. A block that is not free belongs to exactly one run; all blocks of a run are in the same state.
+5. A holder holds whole runs: `hold` and `name` split a run that continues after the given blocks.
+6. The holder of a named block holds all named blocks before it in its chain, so no chain lacks its beginning. A holder that computed a
    block which another one had named meanwhile takes over the other's block.
 """
 
@@ -28,56 +31,102 @@ class BlockCounts:
     leased: int
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Blocks in the same state, in their holders' order. `names` are a chain that follows the name `parent`; None: no names.
+
+    The sequence of names is shared with events and never changed. The list of blocks is the run's own and never empty.
+    """
+
+    blocks: list[int]
+    references: int = 1
+    leases: int = 0
+    names: Sequence[int] | None = None
+    parent: int | None = None
+
+    def shared_with(self, names: Sequence[int], place: int) -> int:
+        """How many of this run's first names equal those of `names` from `place` on.
+
+        A name covers its whole chain, so if two names are equal, the ones before them are too.
+        """
+        own = self.names
+        assert own is not None
+        most = min(len(own), len(names) - place)
+        if own[most - 1] == names[place + most - 1]:
+            return most
+        low, high = 0, most - 1
+        while low < high:
+            middle = (low + high) // 2
+            if own[middle] == names[place + middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
 class BlockPool:
-    """All blocks of an engine, numbered from 0. Evicts idle cached blocks so that `spare` blocks stay free."""
+    """All blocks of an engine, numbered from 0.
+
+    Evicts idle cached blocks so that `spare` blocks stay free, and up to as many more if that keeps a run whole.
+    """
 
     def __init__(self, total: int, spare: int = 0) -> None:
         self.total = total
-        self.leased = 0
         self._spare = spare
         self._free = FreeBlocks(total)
-        self._references = [0] * total
-        self._leases = [0] * total
-        self._names: list[int | None] = [None] * total
-        self._parents: list[int | None] = [None] * total
-        """Names of the blocks before named ones."""
-        self.blocks_by_name: dict[int, int] = {}
-        """Named blocks. Parents come before their children."""
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Cached blocks that nobody holds, least recently used first. Children come before their parents."""
+        self._runs: dict[int, _Run] = {}
+        """By their first block."""
+        self._named: dict[int, _Run] = {}
+        """By the first of their names."""
+        self._idle: OrderedDict[_Run, None] = OrderedDict()
+        """Cached runs without a holder, least recently used first."""
+        self._idle_blocks = 0
+        self._leased = 0
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
 
     @property
     def available(self) -> int:
-        return self._free.count + len(self._idle)
+        return self._free.count + self._idle_blocks
+
+    @property
+    def leased(self) -> int:
+        return self._leased
 
     def counts(self) -> BlockCounts:
-        held = self.total - self.available - self.leased
-        return BlockCounts(free=self._free.count, cached=len(self._idle), leased=self.leased, held=held)
+        held = self.total - self.available - self._leased
+        return BlockCounts(free=self._free.count, cached=self._idle_blocks, leased=self._leased, held=held)
 
     # Holding
 
-    def match(self, names: Sequence[int]) -> list[int]:
+    def match(self, hashes: Sequence[int]) -> list[int]:
         """Blocks of the longest cached prefix. Call `hold` on them before the next allocation."""
         found: list[int] = []
-        for name in names:
-            if (block := self.blocks_by_name.get(name)) is None:
+        place = 0
+        while place < len(hashes) and (run := self._named.get(hashes[place])) is not None:
+            shared = run.shared_with(hashes, place)
+            found += run.blocks[:shared]
+            place += shared
+            if shared < len(run.blocks):
                 break
-            found.append(block)
         return found
 
     def idle_among(self, blocks: Sequence[int]) -> int:
         """How many of these blocks nobody holds. Holding them reduces `available` by that number."""
-        return sum(map(self._idle.__contains__, blocks))
+        idle = place = 0
+        while place < len(blocks):
+            run = self._runs[blocks[place]]
+            idle += 0 if run.references else min(len(run.blocks), len(blocks) - place)
+            place += len(run.blocks)
+        return idle
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Adds a reference to each block."""
-        references, idle = self._references, self._idle
-        for block in blocks:
-            if not references[block]:
-                del idle[block]
-            references[block] += 1
+        for run in self._runs_of(blocks):
+            if not run.references:
+                self._idle.pop(run, None)
+                self._idle_blocks -= len(run.blocks)
+            run.references += 1
 
     def allocate(self, count: int) -> list[int]:
         """Blocks with one reference and undefined content, in ascending order, consecutive if possible.
@@ -88,54 +137,89 @@ class BlockPool:
             raise ValueError("not enough blocks")
         self._make_room(count + self._spare)
         taken = self._free.take(count)
-        for block in taken:
-            self._references[block] = 1
-        return taken
+        if taken:
+            self._runs[taken[0]] = _Run(taken)
+        return taken.copy()
 
     def allocate_one(self) -> int:
         """A block with one reference. One must be `available`."""
-        self._make_room(1 + self._spare)
+        if self._free.count <= self._spare:
+            self._make_room(1 + self._spare)
         block = self._free.take_one()
-        self._references[block] = 1
+        self._runs[block] = _Run([block])
         return block
 
     def _make_room(self, count: int) -> None:
-        """Evicts idle blocks until `count` are free or none is idle."""
-        missing = min(count - self._free.count, len(self._idle))
-        evicted = [self._idle.popitem(last=False)[0] for _ in range(missing)]
-        for block in evicted:
-            name, self._names[block] = self._names[block], None
-            assert name is not None
-            del self.blocks_by_name[name]
-            self._removed.append(name)
-        self._free.give(evicted)
+        """Evicts idle blocks, the end of a run before its beginning, until `count` are free or none is idle."""
+        while self._idle and (missing := count - self._free.count) > 0:
+            run = next(iter(self._idle))
+            self._free.give(self._evict(run, min(missing + self._spare, len(run.blocks))))
+
+    def _evict(self, run: _Run, count: int) -> list[int]:
+        """Evicts the last `count` blocks of an idle run. The caller frees them."""
+        assert run.names is not None
+        blocks = run.blocks
+        self._removed += run.names[: -count - 1 : -1]
+        if count == len(blocks):
+            del self._idle[run], self._runs[blocks[0]], self._named[run.names[0]]
+        else:
+            run.names = run.names[:-count]
+            run.blocks, blocks = blocks[:-count], blocks[-count:]
+        self._idle_blocks -= count
+        return blocks
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Drops a reference on each block. The end of a chain becomes evictable first."""
-        references, names, idle = self._references, self._names, self._idle
-        freed: list[int] = []
-        for block in reversed(blocks):
-            references[block] -= 1
-            if references[block]:
+        self._drop(self._runs_of(blocks))
+
+    def _drop(self, runs: list[_Run]) -> None:
+        for run in reversed(runs):
+            run.references -= 1
+            if run.references:
                 continue
-            if names[block] is None:
-                freed.append(block)
+            if run.names is None:
+                del self._runs[run.blocks[0]]
+                self._free.give(run.blocks)
             else:
-                idle[block] = None
-        self._free.give(freed)
+                self._idle[run] = None
+                self._idle_blocks += len(run.blocks)
 
     def lease(self, blocks: Sequence[int]) -> None:
         """Turns one reference on each block into a lease."""
-        for block in blocks:
-            self.leased += not self._leases[block]
-            self._leases[block] += 1
+        for run in self._runs_of(blocks):
+            self._leased += 0 if run.leases else len(run.blocks)
+            run.leases += 1
 
     def end_lease(self, blocks: Sequence[int]) -> None:
         """Ends a lease and drops its reference."""
-        for block in blocks:
-            self._leases[block] -= 1
-            self.leased -= not self._leases[block]
-        self.drop(blocks)
+        runs = self._runs_of(blocks)
+        for run in runs:
+            run.leases -= 1
+            self._leased -= 0 if run.leases else len(run.blocks)
+        self._drop(runs)
+
+    def _runs_of(self, blocks: Sequence[int]) -> list[_Run]:
+        """The runs of exactly these blocks, which start at the beginning of a run. Splits the last run if necessary."""
+        found: list[_Run] = []
+        place = 0
+        while place < len(blocks):
+            run = self._runs[blocks[place]]
+            if place + len(run.blocks) > len(blocks):
+                run = self._split(run, len(blocks) - place)
+            found.append(run)
+            place += len(run.blocks)
+        return found
+
+    def _split(self, run: _Run, count: int) -> _Run:
+        """Splits a run. Returns its first `count` blocks as a new run; the rest keeps its place in the order of eviction."""
+        front = _Run(run.blocks[:count], run.references, run.leases, parent=run.parent)
+        run.blocks = run.blocks[count:]
+        self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
+        if run.names is not None:
+            front.names, run.names = run.names[:count], run.names[count:]
+            run.parent = front.names[-1]
+            self._named[front.names[0]], self._named[run.names[0]] = front, run
+        return front
 
     # Names
 
@@ -143,52 +227,79 @@ class BlockPool:
         """Names a holder's complete blocks, `blocks[first:]`, so that others can reuse them.
 
         The names are a chain that follows `parent`. If another block has a name already, the holder drops its own block and takes that
-        one. `names` is stored in an event: the caller must not change it.
+        one. `names` is stored: the caller must not change it.
         """
-        if names[0] in self.blocks_by_name:
+        if names[0] in self._named:
             known = self.match(names)
             self.hold(known)
             self.drop(blocks[first : first + len(known)])
             blocks[first : first + len(known)] = known
             first, parent, names = first + len(known), names[len(known) - 1], names[len(known) :]
-        if not names:
+        if names:
+            self._name(blocks[first : first + len(names)], names, parent)
+
+    def name_one(self, blocks: list[int], place: int, name: int, parent: int | None) -> None:
+        """`name` for one block, faster if the block is a run of its own, as the blocks of answers are."""
+        run = self._runs.get(blocks[place])
+        if run is None or len(run.blocks) > 1 or name in self._named:
+            self.name(blocks, place, [name], parent)
             return
-        self._flush_removed()
-        self._events.append(KvStored(block_hashes=names, parent_hash=parent))
-        named = blocks[first : first + len(names)]
-        self.blocks_by_name.update(zip(names, named, strict=True))
-        for block, name in zip(named, names, strict=True):
-            self._names[block], self._parents[block] = name, parent
-            parent = name
+        run.names, run.parent = [name], parent
+        self._named[name] = run
+        self._stored(run.names, parent)
+
+    def _name(self, blocks: list[int], names: Sequence[int], parent: int | None) -> None:
+        self._stored(names, parent)
+        place = 0
+        for run in self._runs_of(blocks):
+            run.names = own = names[place : place + len(run.blocks)]
+            run.parent = parent
+            self._named[own[0]] = run
+            parent = own[-1]
+            place += len(own)
 
     def evict_idle(self) -> None:
         """Evicts all idle cached blocks."""
-        self._make_room(self.total + 1)
-        if not self.blocks_by_name:
+        for run in list(self._idle):
+            self._free.give(self._evict(run, len(run.blocks)))
+        if not self._named:
             self._removed = []
             self._events.append(KvCleared())
 
+    def cached_names(self) -> set[int]:
+        """Names of all cached blocks, including held ones. For tests."""
+        return {name for run in self._named.values() for name in run.names or ()}
+
     # Events
 
-    def _flush_removed(self) -> None:
+    def _stored(self, names: Sequence[int], parent: int | None) -> None:
         if self._removed:
-            self._events.append(KvRemoved(block_hashes=self._removed))
-            self._removed = []
+            self._flush_removed()
+        self._events.append(KvStored(block_hashes=names, parent_hash=parent))
+
+    def _flush_removed(self) -> None:
+        self._events.append(KvRemoved(block_hashes=self._removed))
+        self._removed = []
 
     def take_events(self) -> list[KvEvent]:
         """Changes since the last call, in order."""
-        self._flush_removed()
+        if self._removed:
+            self._flush_removed()
         events, self._events = self._events, []
         return events
 
     def snapshot_events(self) -> list[KvEvent]:
         """Events that lead to the present state from any earlier one. Parents come before their children."""
+        followers: dict[int | None, list[_Run]] = {}
+        for run in self._named.values():
+            followers.setdefault(run.parent, []).append(run)
         events: list[KvEvent] = [KvCleared()]
-        run: list[int] = []
-        for name, block in self.blocks_by_name.items():
-            parent = self._parents[block]
-            if not run or parent != run[-1]:
-                run = []
-                events.append(KvStored(block_hashes=run, parent_hash=parent))
-            run.append(name)
+        waiting = followers.pop(None, [])
+        while waiting:
+            run = waiting.pop()
+            names = list(run.names or ())
+            while len(behind := followers.pop(names[-1], [])) == 1:
+                names += behind[0].names or ()
+            waiting += behind
+            events.append(KvStored(block_hashes=names, parent_hash=run.parent))
         return events

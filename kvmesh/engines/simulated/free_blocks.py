@@ -3,6 +3,7 @@
 Allocations go through the memory in rounds. Blocks are freed in about the order of their allocation, so long free stretches lie ahead.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 
@@ -58,7 +59,13 @@ class FreeBlocks:
 
     def give(self, blocks: Sequence[int]) -> None:
         """Frees blocks."""
-        is_free = self._is_free
-        for block in blocks:
-            is_free[block] = 1
-        self.count += len(blocks)
+        end = len(blocks)
+        self.count += end
+        start = 0
+        while start < end:
+            first = blocks[start]
+            stop = end
+            if blocks[-1] - first != end - 1 - start:
+                stop = bisect_right(range(end), first - start, start, end, key=lambda place: blocks[place] - place)
+            self._is_free[first : first + stop - start] = b"\1" * (stop - start)
+            start = stop
