@@ -1,4 +1,7 @@
-"""The asyncio client: several answers at once, one of them cancelled. `python examples/async_client.py ADDRESS [MODEL]`."""
+"""The asyncio client: several answers at once, of which three are left early, which cancels them on the mesh.
+
+.venv/bin/python examples/async_client.py [ADDRESS [MODEL]]
+"""
 
 import asyncio
 import os
@@ -8,22 +11,26 @@ from kvmesh.client import AsyncClient, ClientSettings, SamplingParams
 
 
 async def first_words(client: AsyncClient, model: str, prompt: str) -> str:
-    """Leaving the stream stops the request on the mesh."""
+    """The beginning of an answer. Leaving the stream cancels the request on the mesh."""
     words = ""
     async with client.generate_stream(model, prompt, sampling=SamplingParams(max_tokens=500)) as stream:
         async for piece in stream:
             words += piece.text
-            if len(words) > 40:
+            if len(words) > 60:
                 break
-    return words
+    return prompt + words
 
 
 async def main() -> None:
-    """Asks all at once."""
-    address, model = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "demo"
+    """Sends all requests at once."""
+    address, model = [*sys.argv[1:], *("127.0.0.1:50051", "demo")[len(sys.argv) - 1 :]][:2]
     async with AsyncClient(address, ClientSettings(api_key=os.environ.get("KVMESH_API_KEY", ""))) as client:
-        whole = client.generate(model, "One, two,", sampling=SamplingParams(max_tokens=8, seed=1))
-        answer, *begun = await asyncio.gather(whole, *(first_words(client, model, f"Story {i}:") for i in range(3)))
+        question = [{"role": "user", "content": "Hello! Who are you?"}]
+        whole = client.chat(model, question, sampling=SamplingParams(max_tokens=64))
+        stories = (
+            first_words(client, model, f"Once upon a time there was a {animal}") for animal in ("fox", "rabbit", "owl")
+        )
+        answer, *begun = await asyncio.gather(whole, *stories)
         print("whole:", answer.choices[0].text)
         for words in begun:
             print("begun:", words)

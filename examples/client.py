@@ -1,6 +1,8 @@
-"""The Python client: models, an answer in pieces, a tool call's arguments, a batch, tokens. `python examples/client.py ADDRESS [MODEL]`.
+"""The blocking Python client: models, a streamed answer, a tool call, a batch, tokens.
 
-An API key is taken from KVMESH_API_KEY.
+    .venv/bin/python examples/client.py [ADDRESS [MODEL]]
+
+Sends the API key in KVMESH_API_KEY, where it is set.
 """
 
 import os
@@ -20,8 +22,8 @@ WEATHER = {
 
 
 def main() -> int:
-    """Asks, and says what went wrong in one line."""
-    address, model = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "demo"
+    """Prints a failure in one line."""
+    address, model = [*sys.argv[1:], *("127.0.0.1:50051", "demo")[len(sys.argv) - 1 :]][:2]
     settings = ClientSettings(api_key=os.environ.get("KVMESH_API_KEY", ""), timeout_s=60.0)
     with Client(address, settings) as client:
         try:
@@ -35,27 +37,33 @@ def main() -> int:
 def talk(client: Client, model: str) -> None:
     """A few calls."""
     print("models:", ", ".join(each.name for each in client.models()))
-    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    question = [{"role": "user", "content": "Hello! Who are you?"}]
+    print("answer: ", end="")
     with client.chat_stream(model, question, sampling=SamplingParams(max_tokens=24)) as stream:
         for piece in stream:
             print(piece.text, end="", flush=True)
             if piece.usage is not None:
-                print(f"\nusage: {piece.usage.prompt_tokens} in, {piece.usage.output_tokens} out")
+                print(f"\nusage: {piece.usage.prompt_tokens} tokens in, {piece.usage.output_tokens} out")
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
     answer = client.chat(model, question, tools=[WEATHER], tool_choice="get_weather")
     for call in answer.choices[0].tool_calls:
-        print("call:", call.name, call.arguments)
+        print("tool call:", call.name, call.arguments)
     ask_later(client, model)
     token_ids = client.tokenize(model, "Hello, mesh")
     print("tokens:", token_ids, "->", client.detokenize(model, token_ids))
 
 
 def ask_later(client: Client, model: str) -> None:
-    """Many requests at once, answered when the mesh has room."""
-    questions = {f"q{i}": {"model": model, "prompt": f"Story {i}:", "max_tokens": 8} for i in range(3)}
+    """A batch: many requests at once, answered when the mesh has room."""
+    animals = ("fox", "rabbit", "owl")
+    questions = {
+        animal: {"model": model, "prompt": f"Once upon a time there was a {animal}", "max_tokens": 16, "seed": 1}
+        for animal in animals
+    }
     batch = client.batches.wait(client.batches.create("/v1/completions", questions).id)
     with client.batches.results(batch.id) as answers:
         for answer in answers:
-            print("batch:", answer.custom_id, answer.status_code)
+            print(f"batch: {answer.custom_id} {answer.status_code}: ...{answer.body['choices'][0]['text']}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Lists a frontend's services and asks it, with nothing but server reflection: examples/grpc.sh ADDRESS [MODEL]
+# Lists a frontend's services and calls them, with nothing but server reflection: sh examples/grpc.sh [ADDRESS [MODEL]]
+# PYTHON names another Python than the one of the clone's virtual environment.
 set -eu
-address=$1
+address=${1:-127.0.0.1:50051}
 model=${2:-demo}
-call() { "${PYTHON:-python3}" "$(dirname "$0")/grpc_call.py" "$address" "$@"; }
+here=$(dirname "$0")
+call() { "${PYTHON:-$here/../.venv/bin/python}" "$here/grpc_call.py" "$address" "$@"; }
 
 echo "== services"
 call

@@ -1,10 +1,10 @@
 """Calls any gRPC method through server reflection: no generated code, no .proto files.
 
-    python examples/grpc_call.py ADDRESS                                   lists services
-    python examples/grpc_call.py ADDRESS SERVICE                           lists its methods
-    python examples/grpc_call.py ADDRESS SERVICE/METHOD '{"json": ...}'    calls one; each message comes as a line of JSON
+    .venv/bin/python examples/grpc_call.py ADDRESS                                   lists services
+    .venv/bin/python examples/grpc_call.py ADDRESS SERVICE                           lists its methods
+    .venv/bin/python examples/grpc_call.py ADDRESS SERVICE/METHOD '{"json": ...}'    calls one; each message is a line of JSON
 
-An API key is taken from KVMESH_API_KEY. Needs grpcio, grpcio-reflection and protobuf.
+Sends the API key in KVMESH_API_KEY, where it is set. Needs grpcio, grpcio-reflection and protobuf; any Python that has them will do.
 """
 
 import json

@@ -14,7 +14,7 @@ _EXCEPTION = re.compile(
     r"^(?:\([^)]*\)\s*)?(?:ERROR [^\]]*\]\s*)?([\w.]*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?)$"
 )
 """The last line of a traceback, also behind the prefixes of vLLM's log."""
-_VAGUE = re.compile(r"Engine core initialization failed|See (?:root cause|stack trace) above")
+_VAGUE = re.compile(r"Engine core initialization failed|See (?:root cause|stack trace) above|--help` lists all settings")
 """Messages that point to another one further up."""
 
 
@@ -28,12 +28,12 @@ def log_tail(path: Path) -> Sequence[str]:
 
 def failure_line(lines: Sequence[str]) -> str:
     """The line that names the failure: a process's last words, else its newest exception or event at level error."""
-    texts = [text for line in lines if (text := _text(line))]
-    if not texts:
+    found = [text for line in lines if (text := _text(line)) and not _VAGUE.search(text[0])]
+    if not found:
         return ""
-    failures = [text for text, is_failure in texts if is_failure and not _VAGUE.search(text)]
-    last = texts[-1][0]
-    has_last_words = not lines[-1].startswith("{") and not _VAGUE.search(last) and "Warning" not in last
+    last = found[-1][0]
+    failures = [text for text, is_failure in found if is_failure]
+    has_last_words = not lines[-1].startswith("{") and "Warning" not in last
     return (last if has_last_words or not failures else failures[-1])[:CHARACTERS_MAX]
 
 

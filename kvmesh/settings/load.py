@@ -92,9 +92,8 @@ def load_or_exit(cls: type[S], *, program: str, description: str = "", **sources
     try:
         return load(cls, program=program, description=description, **sources)
     except SettingsError as error:
-        print(f"{program}: the settings have {len(error.problems)} problem(s):", file=sys.stderr)  # noqa: T201
         for problem in error.problems:
-            print(f"  {problem}", file=sys.stderr)  # noqa: T201
+            print(f"{program}: {problem}", file=sys.stderr)  # noqa: T201
         print(f"`{program} --help` lists all settings.", file=sys.stderr)  # noqa: T201
         raise SystemExit(2) from None
 

@@ -34,6 +34,7 @@ VLLM = [
         (VLLM, "ValueError: No available memory for the cache blocks."),
         ([*TRACEBACK, "sys:1: ResourceWarning: unclosed socket"], "ValueError: the model has no tokenizer"),
         ([INFO], "started"),
+        (["x: --x is unknown", "`python -m services.decode --help` lists all settings."], "x: --x is unknown"),
     ],
 )
 def test_the_line_says_why(lines: list[str], expected: str) -> None:
