@@ -1,4 +1,4 @@
-"""What routers tell each other: counted once, ended once, whoever is lost."""
+"""State that routers share: each reservation counts once and ends once, whichever router is lost."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def pair(**options) -> Routers:
 
 
 def test_a_placement_counts_at_the_peer_as_at_its_maker():
-    """All three sums of both workers, until it is prefilled, and until it is settled."""
+    """All three sums of both workers are equal, until prefilled and until settled."""
     routers = pair()
     number, _ = routers.place("a")
     assert routers.sums("b") == NOTHING
@@ -37,7 +37,7 @@ def test_a_placement_counts_at_the_peer_as_at_its_maker():
 
 
 def test_what_prefill_answers_counts_there_only():
-    """At the peer too."""
+    """Also at the peer."""
     routers = pair()
     number, _ = routers.place("a", expected_output_tokens=1)
     routers.sync()
@@ -50,7 +50,7 @@ def test_what_prefill_answers_counts_there_only():
 
 @pytest.mark.parametrize(("choices", "kv_blocks", "read"), [(0, 0, 0), (0, 9, 1), (2, 9, 2), (1, 0, 1)])
 def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
-    """0 is none only where no blocks are kept either."""
+    """0 choices means none only if no blocks are reserved either."""
     news = ReservationNews(
         reservation_id="r", request_id="q", frontend_id="f", ask_id=1, decode_worker_id="d", ends_after_s=1.0,
         choices=choices, kv_blocks=kv_blocks,
@@ -60,7 +60,7 @@ def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
 
 
 def test_what_begins_and_ends_between_two_messages_is_not_told():
-    """A settled reservation that the peer never heard of costs no message."""
+    """A settled reservation that the peer never received costs no message."""
     routers = pair()
     number, _ = routers.place("a")
     routers.report("a", number, ReportKind.FAILED)
@@ -68,7 +68,7 @@ def test_what_begins_and_ends_between_two_messages_is_not_told():
 
 
 def test_a_snapshot_tells_what_was_there_before():
-    """In parts, with what changes meanwhile."""
+    """In parts, with the changes that happen meanwhile."""
     routers = Routers("a", "b", limits=PeerLimits(changes_per_message_max=3))
     numbers = [routers.place("a")[0] for _ in range(8)]
     routers.report("a", numbers[0], ReportKind.PREFILLED)
@@ -85,7 +85,7 @@ def test_a_snapshot_tells_what_was_there_before():
 
 
 def test_a_report_at_the_other_router_settles_at_both():
-    """Frontends report where they can; the reservation's id, or their own number, says of what."""
+    """Frontends report to any router, by the reservation's id or their own number."""
     routers = pair()
     by_id, placement = routers.place("a")
     by_number, _ = routers.place("a")
@@ -98,7 +98,7 @@ def test_a_report_at_the_other_router_settles_at_both():
 
 
 def test_an_id_of_another_frontend_settles_nothing():
-    """A frontend cannot end what is not its own."""
+    """A frontend cannot end another frontend's reservation."""
     routers = pair()
     _, placement = routers.place("a")
     routers.sync()
@@ -108,7 +108,7 @@ def test_an_id_of_another_frontend_settles_nothing():
 
 
 def test_a_lost_router_leaves_what_is_adopted():
-    """What is adopted goes on beyond the grace; the rest ends with it."""
+    """Adopted reservations outlast the grace; the others end with it."""
     routers = pair()
     adopted, placement = routers.place("a")
     routers.place("a")
@@ -124,7 +124,7 @@ def test_a_lost_router_leaves_what_is_adopted():
 
 
 def test_an_adoption_before_the_loss_is_noticed_counts():
-    """The frontend may be faster than the stream between the routers."""
+    """The frontend may notice the loss before the other router does."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -135,7 +135,7 @@ def test_an_adoption_before_the_loss_is_noticed_counts():
 
 
 def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not_know():
-    """A third router hears that what the lost one had placed is in use, and when it is over."""
+    """A third router learns that reservations of the lost one are in use, and when they end."""
     routers = Routers("a", "b", "c")
     for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
         routers.connect(one, other)
@@ -153,7 +153,7 @@ def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not
 
 
 def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
-    """The stream to the maker broke, the maker lives: the adoption at the other router reaches it before the grace is over."""
+    """The stream broke but the router runs: it learns of the adoption before the grace ends."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -165,7 +165,7 @@ def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
 
 
 def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
-    """The adoption makes the router responsible: the end of that stream begins the grace."""
+    """The adopting router is the keeper: the end of its stream starts the grace."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -177,7 +177,7 @@ def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
 
 
 def test_a_router_that_comes_back_as_a_new_process_learns_all():
-    """Its own earlier work too, from those who kept it; what it makes now does not meet the old ids."""
+    """Its own earlier reservations too. New ones do not collide with old ids."""
     routers = pair()
     number, placement = routers.place("a")
     routers.place("b")
@@ -198,7 +198,7 @@ def test_a_router_that_comes_back_as_a_new_process_learns_all():
 
 
 def test_a_stream_that_is_opened_anew_mends_what_was_missed():
-    """Changes while no stream stands are in the snapshots of both sides."""
+    """The snapshots of both sides contain the changes made without a stream."""
     routers = pair()
     gone, _ = routers.place("a")
     kept, _ = routers.place("a")
@@ -216,7 +216,7 @@ def test_a_stream_that_is_opened_anew_mends_what_was_missed():
 
 
 def test_the_same_ask_at_another_router_replaces_the_first():
-    """A frontend that gave a router up before its answer came holds one reservation, not two."""
+    """A frontend that gave up on a router before its answer holds one reservation, not two."""
     routers = pair()
     number, _ = routers.place("a")
     routers.sync()
@@ -227,7 +227,7 @@ def test_the_same_ask_at_another_router_replaces_the_first():
 
 
 def test_reservations_of_unknown_workers_wait_for_them():
-    """The registry may be ahead at one router; they are bounded, and they end as others do."""
+    """One router may learn of a worker earlier. Such reservations are limited, and end like others."""
     routers = Routers("a", "b", limits=PeerLimits(pending_max=2))
     for worker in ("d1", "d2"):
         routers.cores["b"].fleet.unregister(worker)
@@ -247,7 +247,7 @@ def test_reservations_of_unknown_workers_wait_for_them():
 
 
 def test_only_the_keepers_word_ends_a_reservation():
-    """The frontend has moved on; the router that it left gives its request up, which is not over."""
+    """After the frontend moved on, the router that it left cannot end its request."""
     routers = pair()
     [stream] = routers.streams
     number, _ = routers.place("a")
@@ -264,7 +264,7 @@ def test_only_the_keepers_word_ends_a_reservation():
 
 
 def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
-    """Also when nobody has noticed yet that the old one's stream is dead."""
+    """Even before the loss of the old stream is noticed."""
     routers = pair()
     routers.place("a")
     routers.sync()
@@ -278,7 +278,7 @@ def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
 
 
 def test_ends_follow_their_beginnings_over_many_messages():
-    """Adoptions go out in the order in which they were made, ends in theirs: no end is told before its adoption."""
+    """Adoptions and ends are sent in order: no end before its adoption."""
     routers = pair(limits=PeerLimits(changes_per_message_max=1))
     numbers = [routers.place("a")[0] for _ in range(3)]
     routers.sync()
@@ -292,7 +292,7 @@ def test_ends_follow_their_beginnings_over_many_messages():
 
 
 def test_a_gap_ends_the_stream():
-    """A lost message may have been an end: the stream is of no use any more."""
+    """The lost message may have been an end, so the stream cannot continue."""
     routers = pair()
     routers.place("a")
     stream = routers.streams[0]
@@ -303,7 +303,7 @@ def test_a_gap_ends_the_stream():
 
 
 def test_a_peer_that_takes_nothing_is_given_up():
-    """What is kept for it is bounded."""
+    """The unsent changes for a peer are limited."""
     routers = pair(limits=PeerLimits(changes_max=5))
     changes = routers.streams[0].ends["a"].updates
     for _ in range(6):
@@ -314,7 +314,7 @@ def test_a_peer_that_takes_nothing_is_given_up():
 
 
 def test_the_first_message_says_who_speaks():
-    """Bad introductions are refused by field."""
+    """Invalid first messages are rejected by field."""
     replica = pair().replicas["a"]
     for router_id, run_id, field in (("", "x", "router_id"), ("b", "", "run_id"), ("a", "x", "router_id")):
         news = PeerNews(sequence=1, router_id=router_id, run_id=run_id)
@@ -324,7 +324,7 @@ def test_the_first_message_says_who_speaks():
 
 
 def test_peers_cannot_fill_the_book():
-    """Beyond the limit of reservations what peers tell is not counted, and ends without harm."""
+    """Reservations of peers beyond the limit do not count, and end without error."""
     routers = pair()
     core = routers.cores["b"]
     core.limits = type(core.limits)(reservations_max=1)
@@ -338,7 +338,7 @@ def test_peers_cannot_fill_the_book():
 
 
 def test_sessions_and_untold_blocks_are_learned():
-    """A session keeps its workers at the other router; an engine that tells no events is believed there as here."""
+    """A session keeps its workers at the other router. Placements on an engine without events count as cached there too."""
     routers = Routers("a", "b", workers=())
     for router in routers.cores.values():
         join(router, "d1", "decode", features=())
@@ -353,7 +353,7 @@ def test_sessions_and_untold_blocks_are_learned():
 
 
 def test_news_of_unknown_ids_is_ignored():
-    """Ends cross on the wire."""
+    """Ends may cross on the wire."""
     routers = pair()
     stream = routers.streams[0]
     session = stream.ends["b"]
