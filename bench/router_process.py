@@ -39,7 +39,7 @@ class BareServicer(RouterServicer):
         request_iterator: AsyncIterator[pb.RouteRequest],
         context: ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
-        """Sends one answer per placement request."""
+        """One answer per ask."""
         await context.send_initial_metadata(((TAKES_BATCHES, "1"),))
         pair = [WorkerRef(worker_id=name, address="10.0.0.1:1", epoch=1) for name in ("p1", "d1")]
         handoff = HANDOFF_NUMBERS[Handoff.SEQUENTIAL]

@@ -134,7 +134,7 @@ def test_a_newcomer_overtakes_only_lower_classes():
 
 
 def test_tenants_share_by_weight():
-    """A flood of one tenant costs another no more than its share."""
+    """A flood of one tenant costs another one no more than its share."""
     stage = Stage(quantum_tokens=100, tenant_weights={"heavy": 2.0})
     stage.ask("first")
     for number in range(30):
@@ -252,7 +252,7 @@ def test_a_refused_newcomer_displaces_nobody():
 
 
 def test_time_ends_a_wait():
-    """The request's timeout is a deadline error; the queue's limit is a rejection with a time to retry."""
+    """The request's own time is a deadline; the queue's limit is a refusal with a time to retry."""
     stage = Stage(wait_s_max=10.0, retry_after_s_min=0.5)
     stage.ask("a")
     stage.ask("b", timeout_s=3.0)
@@ -350,7 +350,7 @@ def test_a_request_that_waited_ends_with_its_own_time():
 
 
 def test_asks_that_waited_count_against_the_routers_own_bound():
-    """Even with enough new workers, the router places no more than `reservations_max`."""
+    """New workers have room for all who wait; the router places no more of them than it may keep account of."""
     stage = Stage(core_limits=CoreLimits(reservations_max=2))
     for name in "abcd":
         stage.ask(name)

@@ -50,7 +50,7 @@ def test_what_prefill_answers_counts_there_only():
 
 @pytest.mark.parametrize(("choices", "kv_blocks", "read"), [(0, 0, 0), (0, 9, 1), (2, 9, 2), (1, 0, 1)])
 def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
-    """0 choices means none only if no blocks are reserved either."""
+    """0 is none only where no blocks are kept either."""
     news = ReservationNews(
         reservation_id="r", request_id="q", frontend_id="f", ask_id=1, decode_worker_id="d", ends_after_s=1.0,
         choices=choices, kv_blocks=kv_blocks,
@@ -68,7 +68,7 @@ def test_what_begins_and_ends_between_two_messages_is_not_told():
 
 
 def test_a_snapshot_tells_what_was_there_before():
-    """In parts, with the changes that happen meanwhile."""
+    """In parts, with what changes meanwhile."""
     routers = Routers("a", "b", limits=PeerLimits(changes_per_message_max=3))
     numbers = [routers.place("a")[0] for _ in range(8)]
     routers.report("a", numbers[0], ReportKind.PREFILLED)
@@ -227,7 +227,7 @@ def test_the_same_ask_at_another_router_replaces_the_first():
 
 
 def test_reservations_of_unknown_workers_wait_for_them():
-    """One router may learn of a worker earlier. Such reservations are limited, and end like others."""
+    """The registry may be ahead at one router; they are bounded, and they end as others do."""
     routers = Routers("a", "b", limits=PeerLimits(pending_max=2))
     for worker in ("d1", "d2"):
         routers.cores["b"].fleet.unregister(worker)
@@ -278,7 +278,7 @@ def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
 
 
 def test_ends_follow_their_beginnings_over_many_messages():
-    """Adoptions and ends are sent in order: no end before its adoption."""
+    """Adoptions go out in the order in which they were made, ends in theirs: no end is told before its adoption."""
     routers = pair(limits=PeerLimits(changes_per_message_max=1))
     numbers = [routers.place("a")[0] for _ in range(3)]
     routers.sync()
@@ -303,7 +303,7 @@ def test_a_gap_ends_the_stream():
 
 
 def test_a_peer_that_takes_nothing_is_given_up():
-    """The unsent changes for a peer are limited."""
+    """What is kept for it is bounded."""
     routers = pair(limits=PeerLimits(changes_max=5))
     changes = routers.streams[0].ends["a"].updates
     for _ in range(6):
