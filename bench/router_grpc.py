@@ -1,4 +1,4 @@
-"""Measures placement through gRPC: `python -m bench.router --grpc`. The router is another process; this is the frontends' side.
+"""Asks a router through gRPC: `python -m bench.router --grpc`. The router is a process of its own, this is the frontends' end.
 
 One router, asked through the frontends' own links (`kvmesh.rpc.router.link`) in turns, a task per ask as a frontend has one per
 request. Open loop: asks come at even or at random (Poisson) times whatever was answered; each placed request reports what a

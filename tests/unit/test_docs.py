@@ -1,4 +1,4 @@
-"""The documentation names flags that are there."""
+"""The documentation names flags, settings, files and links that exist, and states the defaults that are declared."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli.up_settings import UpSettings
+from kvmesh.client.retries import RetryPolicy
+from kvmesh.client.settings import ClientSettings
 from kvmesh.settings.declare import specs
 from services.decode.settings import DecodeSettings
 from services.frontend.settings import FrontendSettings
@@ -18,6 +20,11 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), 
 COMPONENTS = (UpSettings, FrontendSettings, RouterSettings, PlannerSettings, PrefillSettings, DecodeSettings)
 SPECS = [spec for component in COMPONENTS for spec in specs(component)]
 FLAGS = {spec.flag for spec in SPECS}
+DEFAULTS: dict[str, list[float]] = {}
+for each in (*SPECS, *specs(ClientSettings), *specs(RetryPolicy)):
+    if isinstance(each.default, int | float):
+        for name in (each.flag, ".".join(each.path), each.path[-1]):
+            DEFAULTS.setdefault(name, []).append(each.default)
 SECTIONS = {spec.path[0].replace("_", "-") for spec in SPECS if len(spec.path) > 1}
 FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z0-9]+[a-z0-9_.-]*[a-z0-9])(-?\*)?")
 
@@ -36,6 +43,25 @@ def test_flags_are_spelt_as_they_are_taken(page: Path) -> None:
     assert not wrong
     # A switch takes no value: --no-... turns it off.
     assert not re.findall(r"--[a-z0-9-]+[ =](?:true|false)\b", page.read_text(encoding="utf-8"))
+
+
+STATED_DEFAULT = re.compile(r"`((?:--)?[a-z][a-z0-9_.-]+)` \(([0-9][0-9. ]*) ?(s|ms|%|Ki|Mi|Gi|KiB|MiB|GiB)?\)")
+UNITS = {"ms": 0.001, "%": 0.01, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_stated_defaults_are_the_declared_ones(page: Path) -> None:
+    """A number in parentheses after a setting, such as `queue.wait_s_max` (30 s), is its default.
+
+    A setting may be named by the last part of its path.
+    """
+    wrong = []
+    for name, number, unit in STATED_DEFAULT.findall(page.read_text(encoding="utf-8")):
+        stated = float(number.replace(" ", "")) * UNITS.get(unit.removesuffix("B"), 1.0)
+        declared = DEFAULTS.get(name, [])
+        if declared and not any(value == pytest.approx(stated) for value in declared):
+            wrong.append(f"{name}: {stated:g} is stated, {declared} declared")
+    assert wrong == []
 
 
 # Results of runs: they name tests as they were called then.

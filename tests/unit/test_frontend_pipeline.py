@@ -1,4 +1,4 @@
-"""The request path on virtual time, against a mesh behind the client interfaces: phases, failures, cancels."""
+"""The request path on virtual time, with fake clients of the mesh: phases, failures, cancels."""
 
 import asyncio
 import gc
@@ -38,7 +38,7 @@ TEXT = "Hello! How are you today? naïve 日本語 🙂 one two three"
 
 
 class Heard:
-    """An outlet that keeps what it hears and checks the outlet's own rules."""
+    """An outlet that records what it receives and checks the outlet's rules."""
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self.is_whole = is_whole
@@ -98,7 +98,7 @@ async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> RequestResu
 def run(
     mesh: FakeMesh, model: ServedModel, request: Request, *, is_whole: bool = False, **settings: Any
 ) -> tuple[Heard, RequestResult | MeshError]:
-    """One request on virtual time; afterwards nothing may be left and every placement is settled exactly once."""
+    """Runs one request on virtual time. Checks that nothing is left, and that every placement is settled exactly once."""
     heard = Heard(is_whole=is_whole)
 
     async def main() -> RequestResult | MeshError:
@@ -123,7 +123,7 @@ def check_nothing_left(mesh: FakeMesh) -> None:
 
 
 def test_a_request_leaves_no_circle_behind(mesh: FakeMesh, model: ServedModel) -> None:
-    """All that was made for a request is freed with its last reference: what waits for the collector is cold by then."""
+    """All objects of a request are freed with the last reference, without the garbage collector."""
 
     def circles() -> list[object]:
         return [each for each in gc.garbage if type(each).__module__.startswith(("services.", "kvmesh.", "jinja2."))]
@@ -163,7 +163,7 @@ def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
 
 
 def test_defaults_come_from_the_model_and_stops_stay_here(mesh: FakeMesh, model: ServedModel) -> None:
-    """Generation defaults are filled in, max_tokens is bounded by the context, stop strings are not sent on."""
+    """Generation defaults are filled in, the context limits max_tokens, stop strings are not sent to the worker."""
     run(mesh, model, a_request(sampling={"stop": ("zzz",), "top_p": 0.5}))
     sent = mesh.generations[0]
     assert (sent.sampling.temperature, sent.sampling.top_p, sent.sampling.stop) == (0.5, 0.5, ())
@@ -171,7 +171,7 @@ def test_defaults_come_from_the_model_and_stops_stay_here(mesh: FakeMesh, model:
 
 
 def test_the_decode_worker_computes_the_prompt_without_a_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
-    """No prefill call, no handle; the router hears at the end how much of the prompt was found cached."""
+    """No prefill leg, no handle. The final report has the number of cached tokens."""
     mesh.has_prefill = False
     heard, _ = run(mesh, model, a_request())
     assert heard.texts[0] == TEXT
@@ -181,7 +181,7 @@ def test_the_decode_worker_computes_the_prompt_without_a_prefill_worker(mesh: Fa
 
 
 def test_rendezvous_starts_both_legs_at_once(mesh: FakeMesh, model: ServedModel) -> None:
-    """Same random room, no handle, and both legs begin in the same moment."""
+    """Both legs start at the same time with the same random room, without a handle."""
     mesh.handoff = Handoff.RENDEZVOUS
     heard, _ = run(mesh, model, a_request())
     assert heard.texts[0] == TEXT
@@ -191,7 +191,7 @@ def test_rendezvous_starts_both_legs_at_once(mesh: FakeMesh, model: ServedModel)
 
 
 def test_choices_have_their_own_prefill_and_seed(mesh: FakeMesh, model: ServedModel) -> None:
-    """Legs r-0, r-1, r-2 with seeds s, s+1, s+2; the prompt is counted once, output tokens are summed."""
+    """Legs r-0, r-1, r-2 have seeds s, s+1, s+2. The prompt counts once, output tokens are summed."""
     heard, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 2**63 - 2}))
     assert isinstance(answer, RequestResult)
     assert heard.texts == {0: TEXT, 1: TEXT, 2: TEXT}
@@ -202,7 +202,7 @@ def test_choices_have_their_own_prefill_and_seed(mesh: FakeMesh, model: ServedMo
 
 
 def test_a_stop_string_ends_the_choice_and_its_leg(mesh: FakeMesh, model: ServedModel) -> None:
-    """Text before it is shown, the worker is told to stop, the router hears of a good end."""
+    """The text before it is sent, the leg is cancelled, the router gets a successful end."""
     heard, answer = run(mesh, model, a_request(sampling={"stop": ("are you", "zzz")}))
     assert isinstance(answer, RequestResult)
     assert heard.texts[0] == "Hello! How "
@@ -224,7 +224,7 @@ def test_tokens_of_one_step_are_one_text(mesh: FakeMesh, model: ServedModel) -> 
 
 
 def test_a_stop_string_beside_the_end_token_counts_its_own_tokens(mesh: FakeMesh, model: ServedModel) -> None:
-    """All in one step: what came after the stop string is neither listed nor counted."""
+    """Tokens after the stop string in the same step are neither listed nor counted."""
     mesh.tokens_per_step = 1000
     for stop in ("are you", "three"):
         heard, answer = run(mesh, model, a_request(sampling={"stop": (stop,)}))
@@ -234,13 +234,13 @@ def test_a_stop_string_beside_the_end_token_counts_its_own_tokens(mesh: FakeMesh
 
 
 def test_min_tokens_delays_stop_strings(mesh: FakeMesh, model: ServedModel) -> None:
-    """Stops in the first min_tokens tokens are text."""
+    """Stop strings in the first min_tokens tokens are text."""
     heard, _ = run(mesh, model, a_request(sampling={"stop": ("Hello",), "min_tokens": 2}))
     assert heard.texts[0] == TEXT
 
 
 def test_stop_tokens_are_not_text(mesh: FakeMesh, model: ServedModel) -> None:
-    """The token that ends the answer is counted and not shown."""
+    """The token that ends the answer counts and is not in the text."""
     stop = model.text.tokenise("Hello", adds_special_tokens=False)[-1]
     mesh.answer = lambda _: [*model.text.tokenise("A", adds_special_tokens=False), stop]
     heard, answer = run(mesh, model, a_request(sampling={"stop_token_ids": (stop,)}))
@@ -250,7 +250,7 @@ def test_stop_tokens_are_not_text(mesh: FakeMesh, model: ServedModel) -> None:
 
 
 def test_ignore_eos_shows_what_follows(mesh: FakeMesh, model: ServedModel) -> None:
-    """With ignore_eos the end-of-sequence token is a token like any other."""
+    """With ignore_eos the end-of-sequence token is an ordinary token."""
     hello = model.text.tokenise("Hello", adds_special_tokens=False)
     mesh.answer = lambda _: [*hello, 2, *hello]
     heard, _ = run(mesh, model, a_request(sampling={"ignore_eos": True, "skip_special_tokens": False}))
@@ -284,7 +284,7 @@ RETRIED: dict[str, Callable[[], Faults]] = {
 def test_failures_before_the_first_token_are_placed_again(
     mesh: FakeMesh, model: ServedModel, case: str, choices: int
 ) -> None:
-    """The failed worker is left out, handles are given back, the client sees one whole answer."""
+    """The failed worker is excluded, handles are released, the client gets one whole answer."""
     mesh.faults = RETRIED[case]()
     heard, answer = run(mesh, model, a_request(choices=choices))
     assert isinstance(answer, RequestResult), answer
@@ -301,14 +301,14 @@ def test_failures_before_the_first_token_are_placed_again(
 
 
 def test_a_refused_submission_gives_the_handle_back(mesh: FakeMesh, model: ServedModel) -> None:
-    """The prompt's blocks are released when decode did not take them."""
+    """The prompt's blocks are released when decode rejects the leg."""
     mesh.faults = Faults(submit=[OverloadedError("x")])
     run(mesh, model, a_request())
     assert mesh.released == ["r-0p"]
 
 
 def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
-    """After placement_attempts refusals, or worker_losses_max lost workers, the failure goes to the client."""
+    """After placement_attempts rejections, or worker_losses_max lost workers, the client gets the failure."""
     mesh.faults = Faults(prefill=[UnavailableError("x", where=f"p{i}") for i in range(9)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, UnavailableError)
@@ -316,7 +316,7 @@ def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
 
 
 def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
-    """Whatever dies without a word may have been killed by the request: not without end, though more often than it is refused."""
+    """The request may have caused each loss, so there is a limit, larger than that for rejections."""
     mesh.faults = Faults(prefill=[LostError("x", where=f"p{i}") for i in range(99)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2, worker_losses_max=5)
     assert isinstance(answer, LostError) and answer.reason == "worker_lost"
@@ -328,7 +328,7 @@ def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
 def test_a_request_under_which_two_engines_died_ends(
     mesh: FakeMesh, model: ServedModel, reason: str, place: str
 ) -> None:
-    """It is placed once more and not a third time, wherever the engines were, and clients are not to retry it."""
+    """It is placed at most twice, on whichever workers, and clients must not retry it."""
     deaths = [LostError("the engine died", reason=reason) for _ in range(2)]
     if place == "prefill":
         mesh.faults = Faults(prefill=list(deaths))
@@ -343,7 +343,7 @@ def test_a_request_under_which_two_engines_died_ends(
 
 
 def test_one_dead_engine_is_an_accident(mesh: FakeMesh, model: ServedModel) -> None:
-    """A request that saw one engine die, and other workers get killed, is answered."""
+    """A request is answered after one failed engine and other killed workers."""
     mesh.faults = Faults(
         legs=[(5, LostError("x")), (7, LostError("x", reason="engine_died")), (2, LostError("x")), (9, LostError("x"))]
     )
@@ -354,7 +354,7 @@ def test_one_dead_engine_is_an_accident(mesh: FakeMesh, model: ServedModel) -> N
 
 
 def test_workers_that_failed_are_asked_again_when_no_others_are_left(mesh: FakeMesh, model: ServedModel) -> None:
-    """More workers are lost under a request than there are: they were started again under their names."""
+    """More workers are lost than exist: they restarted under the same names."""
     mesh.faults = Faults(legs=[(n, LostError("x")) for n in (1, 2, 3, 4, 5)])
     heard, answer = run(mesh, model, a_request(), is_whole=True)
     assert isinstance(answer, RequestResult), answer
@@ -363,7 +363,7 @@ def test_workers_that_failed_are_asked_again_when_no_others_are_left(mesh: FakeM
 
 
 def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model: ServedModel) -> None:
-    """When the router has no other worker, the client learns of the first failure."""
+    """If the router has no other worker, the client gets the first failure."""
     mesh.faults = Faults(prefill=[LostError("first")], place=[])
     placed = mesh.place
 
@@ -380,7 +380,7 @@ def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model:
 
 @pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
 def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
-    """The only worker is away for some seconds; nothing was shown, so the client gets its answer all the same."""
+    """The only worker is away for some seconds. The client has seen nothing, so it gets its answer."""
     mesh.faults = Faults(prefill=[LostError("first")])
     placed, refusals = mesh.place, iter(range(12))
 
@@ -396,7 +396,7 @@ def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model
 
 @pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
 def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
-    """As for generations: the worker is lost before the vectors are there, and the only other one is away for some seconds."""
+    """The same for embeddings."""
     mesh.faults = Faults(link=[LostError("first")])
     placed, refusals = mesh.place, iter(range(12))
 
@@ -421,7 +421,7 @@ def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model
 @pytest.mark.parametrize("choices", [1, 2])
 @pytest.mark.parametrize("error", [LostError("x"), KvLostError("x"), InternalError("x")])
 def test_a_failure_after_tokens_is_told(mesh: FakeMesh, model: ServedModel, error: MeshError, choices: int) -> None:
-    """Typed, at once, without placing again; the other choices are stopped."""
+    """A typed error at once, without another placement. The other choices are stopped."""
     mesh.faults = Faults(leg_after=3, leg_error=error)
     heard, answer = run(mesh, model, a_request(choices=choices))
     assert answer is error
@@ -441,7 +441,7 @@ def test_a_failure_after_tokens_is_told(mesh: FakeMesh, model: ServedModel, erro
 def test_a_whole_answer_begins_anew(
     mesh: FakeMesh, model: ServedModel, received: int, sampling: dict[str, Any], choices: int
 ) -> None:
-    """However many tokens came before the worker was lost: the client gets one answer, of the second placement alone."""
+    """The client gets one answer, of the second placement alone, however many tokens came before the loss."""
     served = replace(model, features=model.features | {"prompt_logprobs"})
     mesh.faults = Faults(legs=[(received, LostError("x"))])
     heard, answer = run(mesh, served, a_request(choices=choices, sampling=sampling), is_whole=True)
@@ -461,7 +461,7 @@ def test_a_whole_answer_begins_anew(
 
 
 def test_a_choice_that_ended_begins_anew_with_the_others(mesh: FakeMesh, model: ServedModel) -> None:
-    """Its client has seen nothing of it while another choice of the request goes on."""
+    """The client has seen nothing of it while another choice of the request continues."""
     short, long = tokens_of(model.text, "Hello!"), tokens_of(model.text, TEXT)
     answers = iter([short, long, short, long])
     mesh.answer = lambda _: next(answers)
@@ -473,7 +473,7 @@ def test_a_choice_that_ended_begins_anew_with_the_others(mesh: FakeMesh, model: 
 
 
 def test_a_new_placement_has_only_the_time_that_is_left(mesh: FakeMesh, model: ServedModel) -> None:
-    """A request that begins anew does not live longer than the client allows."""
+    """A second placement does not extend the request's deadline."""
     mesh.step_s = 1.0
     mesh.faults = Faults(legs=[(4, LostError("x"))])
     _, answer = run(mesh, model, a_request(timeout_s=8.5), is_whole=True)
@@ -493,7 +493,7 @@ HELD: dict[str, tuple[str, int, dict[str, Any]]] = {
 def test_what_was_received_but_not_shown_is_placed_again(
     mesh: FakeMesh, model: ServedModel, case: str, choices: int
 ) -> None:
-    """Nothing fails before anything was shown: the client sees one whole answer, and pays for it once."""
+    """The client gets one whole answer, and usage counts it once."""
     text, received, sampling = HELD[case]
     tokens = tokens_of(model.text, text)
     mesh.answer = lambda _: tokens
@@ -510,7 +510,7 @@ def test_what_was_received_but_not_shown_is_placed_again(
 
 
 def test_a_choice_that_ended_without_text_was_shown(mesh: FakeMesh, model: ServedModel) -> None:
-    """The client knows of its end, so that the other choice's loss is told."""
+    """The client has its end, so the loss of the other choice is an error."""
     answers = iter([[2], tokens_of(model.text, "🙂")])
     mesh.answer = lambda _: next(answers)
     mesh.faults = Faults(leg_after=1, leg_error=LostError("x"))
@@ -521,7 +521,7 @@ def test_a_choice_that_ended_without_text_was_shown(mesh: FakeMesh, model: Serve
 
 
 def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedModel) -> None:
-    """With a time to come back."""
+    """With the time to retry."""
     mesh.faults = Faults(place=[UnavailableError("no worker", reason="no_worker")])
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, UnavailableError)
@@ -530,7 +530,7 @@ def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedMo
 
 
 def test_silence_between_tokens_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
-    """The idle limit ends a request whose worker says nothing any more."""
+    """The idle limit ends a request whose worker sends nothing."""
     mesh.faults = Faults(stalls_after=2)
     _, answer = run(mesh, model, a_request(), idle_timeout_s=5.0)
     assert isinstance(answer, DeadlineError)
@@ -539,7 +539,7 @@ def test_silence_between_tokens_is_a_failure_with_a_name(mesh: FakeMesh, model: 
 
 
 def test_no_first_token_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
-    """Its own limit, since queues are longer than steps."""
+    """The first token has its own limit, because queues take longer than steps."""
     mesh.faults = Faults(stalls_after=0)
     _, answer = run(mesh, model, a_request(), first_token_timeout_s=3.0, idle_timeout_s=1.0)
     assert isinstance(answer, DeadlineError)
@@ -563,7 +563,7 @@ def test_each_silence_has_its_own_limit(mesh: FakeMesh, model: ServedModel, rece
 
 
 def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMesh, model: ServedModel) -> None:
-    """The decode worker must not count on blocks that the prefill worker frees earlier."""
+    """The decode worker must not rely on blocks that the prefill worker frees earlier."""
     mesh.faults = Faults(stands_still_s=12.0)
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult), answer
@@ -572,7 +572,7 @@ def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMe
 
 
 def test_the_deadline_holds_and_is_passed_on(mesh: FakeMesh, model: ServedModel) -> None:
-    """The legs get what is left; the whole ends in time though tokens flow."""
+    """Legs get the remaining time. The request ends in time although tokens arrive."""
     mesh.step_s = 1.0
     _, answer = run(mesh, model, a_request(timeout_s=6.5))
     assert isinstance(answer, DeadlineError)
@@ -604,7 +604,7 @@ def cancelled_after(mesh: FakeMesh, model: ServedModel, delay_s: float, request:
 def test_cancel_reaches_every_phase(
     mesh: FakeMesh, model: ServedModel, delay_s: float, handoff: Handoff, choices: int
 ) -> None:
-    """Placing, prefill, submitted, decoding, several prefills: nothing is left anywhere and the router is told."""
+    """Placement, prefill, submission, decode, several prefills: no state is left and the router gets a report."""
     mesh.handoff = handoff
     heard = cancelled_after(mesh, model, delay_s, a_request(choices=choices))
     assert not heard.endings
@@ -613,14 +613,14 @@ def test_cancel_reaches_every_phase(
 
 
 def test_cancel_stops_a_hanging_prefill(mesh: FakeMesh, model: ServedModel) -> None:
-    """The call is cancelled, not waited for."""
+    """The leg is cancelled, without waiting for it."""
     mesh.faults = Faults(prefill_hangs=True)
     cancelled_after(mesh, model, 50.0, a_request())
     assert mesh.settled() == [(1, ReportKind.CANCELLED)]
 
 
 def test_a_leg_that_fails_ends_a_request_whose_prefills_go_on(mesh: FakeMesh, model: ServedModel) -> None:
-    """With several choices the failure of the first is not found out after the last one's prefill."""
+    """The failure of the first choice's leg ends the request before the last choice's prefill ends."""
     mesh.answer = lambda _: tokens_of(model.text, TEXT)
     mesh.faults = Faults(leg_after=2, leg_error=LostError("x"), prefill_hangs_after=1)
     _, answer = run(mesh, model, a_request(choices=2))
@@ -628,7 +628,7 @@ def test_a_leg_that_fails_ends_a_request_whose_prefills_go_on(mesh: FakeMesh, mo
 
 
 def test_requests_in_flight_are_bounded_and_drain_refuses(mesh: FakeMesh, model: ServedModel) -> None:
-    """The next is refused with a time to come back; a draining frontend finishes what it has."""
+    """The next request is rejected with a time to retry. A draining frontend finishes its requests."""
 
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]), requests_max=1)
@@ -689,7 +689,7 @@ REFUSED: list[tuple[dict[str, Any], type[MeshError], str]] = [
 def test_wrong_requests_are_refused_before_the_mesh_is_asked(
     mesh: FakeMesh, model: ServedModel, values: dict[str, Any], kind: type[MeshError], field: str
 ) -> None:
-    """With the field's name."""
+    """With the field's name, and without a placement request."""
     # No threads on virtual time.
     _, answer = run(mesh, model, a_request(**values), inline_characters_max=1_000_000)
     assert isinstance(answer, kind)

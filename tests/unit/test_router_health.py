@@ -1,4 +1,4 @@
-"""Health in placement: breakers, wedges and impossible overlap as a whole router shows them."""
+"""Health in placement, over a whole router core: breakers, wedged workers, impossible overlap."""
 
 from itertools import count
 from math import inf
@@ -63,7 +63,7 @@ def kinds(router: RouterCore, now: float) -> list[str]:
 
 
 def test_failures_of_one_worker_take_it_out_and_probes_bring_it_back():
-    """Nothing goes to it while open; half open two at a time; then it is as it was."""
+    """It gets no request while open and two at a time while half open; then it is used normally."""
     router = fleet_of("d1", "d2")
     fail(router, "d1", 3, 0.0)
     assert excluded(router, "d1") == "breaker_open"
@@ -81,7 +81,7 @@ def test_failures_of_one_worker_take_it_out_and_probes_bring_it_back():
 
 
 def test_only_the_workers_own_faults_count():
-    """A refusal for load, a wrong request, an orderly stop and a nameless failure open nothing; nor does another's name."""
+    """Rejections for load, invalid requests, orderly stops, failures without a worker and failures of other workers open no breaker."""
     assert is_worker_fault(LostError("x"))
     assert is_worker_fault(KvLostError("x"))
     assert is_worker_fault(DeadlineError("x", reason="idle_timeout"))
@@ -97,7 +97,7 @@ def test_only_the_workers_own_faults_count():
 
 
 def test_a_prefill_worker_has_a_breaker_too():
-    """Its failures are its own; the decode worker of the pair is not blamed."""
+    """Its failures do not count against the decode worker of the pair."""
     router = fleet_of("p1", "p2", "d1")
     for _ in range(3):
         number, _ = place(router, 0.0, pinned_prefill_worker_id="p1")
@@ -107,7 +107,7 @@ def test_a_prefill_worker_has_a_breaker_too():
 
 
 def test_when_all_are_open_the_refusal_says_so_and_until_when():
-    """Never silent: the reason, and the time of the nearest half-open."""
+    """The rejection has the reason and the time of the next half-open breaker."""
     router = fleet_of("d1", "d2")
     fail(router, "d1", 3, 0.0)
     fail(router, "d2", 3, 0.25)
@@ -121,7 +121,7 @@ def test_when_all_are_open_the_refusal_says_so_and_until_when():
 
 
 def test_where_all_are_paused_a_request_is_the_trial_of_the_first():
-    """One request at a time, once a first pause is over, however long the pause has grown; others are refused for a moment."""
+    """After the first pause one request at a time is placed, however long the pause has grown. Others are rejected."""
     router = fleet_of("d1", "d2")
     now = 0.0
     for name in ("d1", "d2"):
@@ -153,7 +153,7 @@ def test_where_all_are_paused_a_request_is_the_trial_of_the_first():
 
 
 def test_a_request_that_excludes_the_paused_worker_is_no_trial():
-    """The retry of the request that just failed there changes nothing."""
+    """A retry of the request that just failed there changes nothing."""
     router = fleet_of("d1")
     fail(router, "d1", 3, 0.0)
     with pytest.raises(UnavailableError):
@@ -168,7 +168,7 @@ def test_a_request_that_excludes_the_paused_worker_is_no_trial():
 
 
 def test_a_placement_whose_frontend_is_gone_says_nothing():
-    """Nobody may have submitted it, so the worker has no work to be late with; once its frontend is back it counts again."""
+    """It may never have been submitted, so it is no evidence of a wedge until its frontend is back."""
     router = fleet_of("d1")
     load(router, "d1", 0.0, step=1)
     number, _ = place(router, 0.5)
@@ -183,7 +183,7 @@ def test_a_placement_whose_frontend_is_gone_says_nothing():
 
 
 def test_a_cancelled_probe_says_nothing():
-    """It gives its place to another one."""
+    """It makes room for another probe."""
     router = fleet_of("d1")
     fail(router, "d1", 3, 0.0)
     held = [place(router, 1.0)[0] for _ in range(2)]
@@ -195,7 +195,7 @@ def test_a_cancelled_probe_says_nothing():
 
 
 def test_a_stream_that_went_silent_opens_the_breaker():
-    """Back with its stream it gets a few requests first. A broken stream alone does not."""
+    """When its stream is back, the worker gets a few requests first. A broken stream alone opens no breaker."""
     router = fleet_of("d1")
     worker = router.fleet.workers["d1"]
     for reason, after in (("unreachable", ""), ("silent", "breaker_open")):
@@ -206,7 +206,7 @@ def test_a_stream_that_went_silent_opens_the_breaker():
 
 
 def test_when_the_router_itself_stood_still_nobody_is_blamed():
-    """A suspended machine hears from nobody for a minute; that opens no breaker and wedges no worker."""
+    """A router that was suspended for a minute opens no breaker and marks no worker as wedged."""
     router = fleet_of("d1", "d2")
     for now in range(3):
         load(router, "d1", now, step=7, running=1)
@@ -230,7 +230,7 @@ def test_when_the_router_itself_stood_still_nobody_is_blamed():
 
 
 def test_a_new_process_starts_with_a_clean_slate():
-    """What its forerunner broke is gone with it."""
+    """A restarted worker has a closed breaker."""
     router = fleet_of("d1")
     fail(router, "d1", 3, 0.0)
     worker = router.fleet.workers["d1"]
@@ -241,7 +241,7 @@ def test_a_new_process_starts_with_a_clean_slate():
 
 @pytest.mark.parametrize(("role", "name"), [("prefill", "p1"), ("decode", "d1")])
 def test_a_worker_with_work_and_no_steps_is_wedged_until_it_steps(role, name):
-    """Prefill and decode alike; told once; back with its first step."""
+    """For prefill and decode workers; reported once; used again after the next step."""
     router = fleet_of("p1", "d1", "p2", "d2")
     for now in range(6):
         load(router, name, now, step=7, running=1)
@@ -258,7 +258,7 @@ def test_a_worker_with_work_and_no_steps_is_wedged_until_it_steps(role, name):
 
 
 def test_a_wedged_worker_whose_work_was_taken_away_is_probed():
-    """No work and no step: whether it lives only a probe can show, after a pause; a step of the probe is enough."""
+    """Without work and steps only a probe can show whether it works, after a pause. One step of the probe is enough."""
     router = fleet_of("d1", "d2")
     load(router, "d1", 0, step=7, running=1)
     load(router, "d1", 6, step=7, running=1)
@@ -273,7 +273,7 @@ def test_a_wedged_worker_whose_work_was_taken_away_is_probed():
 
 
 def test_overdue_placements_show_a_wedge_that_load_records_do_not():
-    """An engine whose record is as old as its last step claims to be idle."""
+    """An engine that updates its load only with a step looks idle when it hangs."""
     router = fleet_of("d1", "d2")
     load(router, "d1", 0, step=7)
     load(router, "d2", 0, step=7)
@@ -291,7 +291,7 @@ def test_overdue_placements_show_a_wedge_that_load_records_do_not():
 
 
 def test_placements_of_which_nobody_here_knows_since_when_show_nothing():
-    """What a peer placed counts as work, and is no evidence until somebody reports of it here."""
+    """A peer's placement counts as work, but is no evidence until a report on it arrives here."""
     router = fleet_of("d1")
     load(router, "d1", 0, step=7)
     number, _ = place(router, 1.0)
@@ -304,7 +304,7 @@ def test_placements_of_which_nobody_here_knows_since_when_show_nothing():
 
 
 def test_decode_is_not_blamed_for_a_slow_prefill():
-    """Until the prompt is handed over the decode worker owes nothing; then it does."""
+    """A decode leg counts as overdue only after its KV was handed over."""
     router = fleet_of("p1", "d1")
     for name in ("p1", "d1"):
         load(router, name, 0, step=7)
@@ -320,7 +320,7 @@ def test_decode_is_not_blamed_for_a_slow_prefill():
 
 
 def test_impossible_overlap_is_told_once_with_its_cause():
-    """Blocks under other hashes than asked for; the same prompt again and again."""
+    """The worker publishes other hashes than requests have, for the same prompt many times."""
     router = fleet_of("d1")
     holds(router.fleet.workers["d1"], [900, 901, 902])
     for now in range(30):
@@ -334,7 +334,7 @@ def test_impossible_overlap_is_told_once_with_its_cause():
 
 
 def test_another_block_size_is_told_at_once():
-    """Nothing to wait for."""
+    """A wrong block size is reported at once."""
     router = fleet_of("d1")
     for now in range(3):
         place(router, float(now), hashes=[1], block_size_tokens=32, tokens=64)
@@ -342,7 +342,7 @@ def test_another_block_size_is_told_at_once():
 
 
 def test_good_overlap_and_unknown_caches_are_not_told():
-    """A worker that matches, one that is recovering, and one that tells no events at all."""
+    """No report for a worker that matches, one that is recovering, and one without events."""
     router = core(health=SETTINGS)
     join(router, "d1", "decode")
     join(router, "d2", "decode", features=())
@@ -358,7 +358,7 @@ def test_good_overlap_and_unknown_caches_are_not_told():
 
 
 def test_blocks_in_a_slower_tier_are_overlap_too():
-    """A worker that moved them to host memory still names them as asked for."""
+    """A worker that moved blocks to host memory still matches."""
     router = fleet_of("d1")
     feed = router.fleet.workers["d1"].feed
     told = KvStored(block_hashes=(1, 2), tier=KvTier.HOST)

@@ -1,4 +1,4 @@
-"""Who waits, in what order, for how long, and what is said to those who cannot."""
+"""Which requests wait, in what order, for how long, and the rejections of the others."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.unit.router_fleets import ask, core, holds, join
 
 
 class Stage:
-    """One core with one decode worker of `room` requests, and a clock that the test moves."""
+    """One core with one decode worker for `room` requests, and a clock that the test moves."""
 
     def __init__(self, *, room: int = 1, reservations_max: int = 1000, retry_after_s: float = 1.0, **queue) -> None:
         self.router: RouterCore = core(
@@ -46,13 +46,13 @@ class Stage:
         assert self.router.report("f", self.numbers[name], Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
 
     def drain(self) -> list[tuple[str, str]]:
-        """Who is answered: its name and the worker or the reason."""
+        """The answered requests: name, and worker or reason."""
         names = {number: name for name, number in self.numbers.items()}
         answers = self.router.drain_queue(now=self.now, wall=self.now)
         return [(names[answer.ask_id], _word(answer.outcome)) for answer in answers]
 
     def served(self) -> list[str]:
-        """All who are placed when each request ends at once."""
+        """All placed requests, if each ends at once."""
         order: list[str] = []
         while names := [name for name, _ in self.drain()]:
             for name in names:
@@ -66,7 +66,7 @@ def _word(outcome) -> str:
 
 
 def test_a_busy_worker_makes_waiters_not_refusals():
-    """The ask waits; the placement says for how long; the reservation is made when it leaves."""
+    """The request waits. Its placement says how long, and the reservation starts when it leaves the queue."""
     stage = Stage()
     assert isinstance(stage.ask("a"), Placement)
     assert stage.ask("b") == Queued(expected_wait_s=0.0)
@@ -89,7 +89,7 @@ def test_without_a_queue_busy_workers_refuse():
 
 
 def test_what_can_never_be_served_is_refused_at_once():
-    """Only for want of room anybody waits; when the last worker goes, those who wait are told."""
+    """Requests wait only for capacity. When the last worker leaves, waiting requests are rejected."""
     stage = Stage()
     stage.ask("a")
     with pytest.raises(UnavailableError):
@@ -102,7 +102,7 @@ def test_what_can_never_be_served_is_refused_at_once():
 
 
 def test_priorities_are_strict_and_deadlines_order_a_tenant():
-    """A larger priority always goes first; then the nearest deadline; then who came first."""
+    """The highest priority first, then the nearest deadline, then the order of arrival."""
     stage = Stage()
     stage.ask("first")
     for name, priority, timeout_s in (
@@ -119,7 +119,7 @@ def test_priorities_are_strict_and_deadlines_order_a_tenant():
 
 
 def test_a_newcomer_overtakes_only_lower_classes():
-    """Room that is not offered yet belongs to those who wait, unless the newcomer goes first anyway."""
+    """Free capacity belongs to waiting requests, unless the new request has precedence anyway."""
     stage = Stage()
     stage.ask("a")
     stage.ask("b")
@@ -148,7 +148,7 @@ def test_tenants_share_by_weight():
 
 
 def test_a_tenant_pays_for_what_it_really_lacked():
-    """Blocks that came while it waited are looked up when it leaves; a cheap request leaves its tenant more."""
+    """Cached blocks are looked up when a request leaves the queue, so blocks that arrived meanwhile are free."""
     stage = Stage(quantum_tokens=64)
     stage.ask("first")
     for number in range(4):
@@ -162,7 +162,7 @@ def test_a_tenant_pays_for_what_it_really_lacked():
 
 
 def test_a_blocked_kind_blocks_nobody_else():
-    """The head of one model's subqueue finds no room; asks of another model go past it."""
+    """If one model's first request finds no capacity, requests of another model are placed."""
     stage = Stage()
     join(stage.router, "e1", "decode", model="other")
     stage.ask("a")
@@ -178,7 +178,7 @@ def test_a_blocked_kind_blocks_nobody_else():
 
 
 def test_lanes_that_share_workers_keep_priorities():
-    """Room is offered to the highest head of all subqueues first."""
+    """Capacity is offered first to the subqueue with the highest priority."""
     stage = Stage()
     stage.ask("a")
     stage.ask("plain", priority=1)
@@ -189,7 +189,7 @@ def test_lanes_that_share_workers_keep_priorities():
 
 
 def test_the_bounds_and_what_is_said_at_them():
-    """Requests, tokens and subqueues are bounded; an empty queue takes any prompt."""
+    """Requests, tokens and subqueues are limited. An empty queue accepts any prompt."""
     stage = Stage(requests_max=2, prompt_tokens_max=100, subqueues_max=2)
     stage.ask("a")
     stage.ask("b", tokens=60)
@@ -208,7 +208,7 @@ def test_the_bounds_and_what_is_said_at_them():
 
 
 def test_a_higher_class_and_a_lighter_tenant_displace():
-    """Whoever is last of the heaviest tenant of the lowest class goes, told when to come again."""
+    """The last request of the heaviest tenant in the lowest priority is displaced, with a time to retry."""
     stage = Stage(requests_max=3)
     stage.ask("a")
     for name in ("b", "c", "d"):
@@ -225,7 +225,7 @@ def test_a_higher_class_and_a_lighter_tenant_displace():
 
 
 def test_the_lowest_class_of_all_lanes_goes_first():
-    """Displacing looks beyond the newcomer's own kind."""
+    """Requests of other subqueues can be displaced too."""
     stage = Stage(requests_max=2)
     join(stage.router, "e1", "decode", model="other")
     stage.ask("a")
@@ -237,7 +237,7 @@ def test_the_lowest_class_of_all_lanes_goes_first():
 
 
 def test_a_refused_newcomer_displaces_nobody():
-    """Those that would not make enough room keep their places."""
+    """Requests that would not free enough capacity stay in the queue."""
     stage = Stage(prompt_tokens_max=200)
     stage.ask("a")
     stage.ask("low", priority=-1, tokens=16)
@@ -265,7 +265,7 @@ def test_time_ends_a_wait():
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_early():
-    """Once the rate is known, an ask that would wait longer than it has is told at once when to come."""
+    """Once the drain rate is known, a request that would wait longer than its timeout is rejected at once."""
     stage = Stage(wait_s_max=100)
     stage.ask("a0", tokens=100)
     for number in range(1, 21):
@@ -288,7 +288,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_early():
 
 
 def test_a_withdrawn_ask_is_answered_and_gone():
-    """Its place is nobody's; a stream that is lost leaves no answer behind."""
+    """Its place is free. A lost stream gets no answers."""
     stage = Stage()
     stage.ask("a")
     stage.ask("b")
@@ -306,7 +306,7 @@ def test_a_withdrawn_ask_is_answered_and_gone():
 
 
 def test_the_same_ask_again_waits_once():
-    """A frontend that comes back asks again; another request under a number in use is refused and the first one stays."""
+    """A frontend that reconnects sends its request again. Another request under a number in use is rejected."""
     stage = Stage()
     stage.ask("a")
     stage.router.ask("g", 1, ask("r"), now=0.0, wall=0.0)
@@ -321,7 +321,7 @@ def test_the_same_ask_again_waits_once():
 
 
 def test_one_turn_is_bounded():
-    """Many who wait and much room are served in turns of a bounded length."""
+    """Many waiting requests are placed in passes of limited length."""
     stage = Stage(room=200)
     for number in range(350):
         stage.ask(f"r{number}")
@@ -335,7 +335,7 @@ def test_one_turn_is_bounded():
 
 
 def test_a_request_that_waited_ends_with_its_own_time():
-    """The reservation of one that waited lasts no longer than the request."""
+    """Its reservation lasts no longer than the request."""
     stage = Stage()
     stage.ask("a")
     stage.ask("b", timeout_s=10.0)
@@ -361,7 +361,7 @@ def test_asks_that_waited_count_against_the_routers_own_bound():
 
 
 def test_the_drain_rate_fades_and_forgets_idle_time():
-    """Tokens over the time in which somebody waited, newer ones weighing more."""
+    """Tokens per second while requests wait; recent ones count more."""
     rate = DrainRate()
     assert rate.tokens_per_s(0.0) is None
     for _ in range(200):
@@ -377,7 +377,7 @@ def test_the_drain_rate_fades_and_forgets_idle_time():
 
 
 def test_weights_are_read_or_named():
-    """A setting of pairs; a wrong one is shown."""
+    """Weights are pairs; the error names a wrong one."""
     assert read_weights(("a=2", "=0.5", "b=c=1")) == {"a": 2.0, "": 0.5, "b=c": 1.0}
     for wrong in ("a", "a=", "a=x", "a=0", "a=-1", "a=nan", "a=inf"):
         with pytest.raises(InvalidRequestError):
@@ -385,7 +385,7 @@ def test_weights_are_read_or_named():
 
 
 def test_a_load_record_or_a_seed_changes_nothing_in_the_queue():
-    """Two cores with equal histories answer in the same order, whatever their generators are."""
+    """Two cores with equal histories answer in the same order, whatever their random generators."""
 
     def order(seed: int) -> list[str]:
         stage = Stage()

@@ -1,4 +1,4 @@
-"""What routers tell each other: counted once, ended once, whoever is lost."""
+"""State that routers share: each reservation counts once and ends once, whichever router is lost."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def pair(**options) -> Routers:
 
 
 def test_a_placement_counts_at_the_peer_as_at_its_maker():
-    """All three sums of both workers, until it is prefilled, and until it is settled."""
+    """All three sums of both workers are equal, until prefilled and until settled."""
     routers = pair()
     number, _ = routers.place("a")
     assert routers.sums("b") == NOTHING
@@ -39,7 +39,7 @@ def test_a_placement_counts_at_the_peer_as_at_its_maker():
 
 
 def test_what_prefill_answers_counts_there_only():
-    """At the peer too."""
+    """Also at the peer."""
     routers = pair()
     number, _ = routers.place("a", expected_output_tokens=1)
     routers.sync()
@@ -62,7 +62,7 @@ def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
 
 
 def test_what_begins_and_ends_between_two_messages_is_not_told():
-    """A settled reservation that the peer never heard of costs no message."""
+    """A settled reservation that the peer never received costs no message."""
     routers = pair()
     number, _ = routers.place("a")
     routers.report("a", number, ReportKind.FAILED)
@@ -87,7 +87,7 @@ def test_a_snapshot_tells_what_was_there_before():
 
 
 def test_a_report_at_the_other_router_settles_at_both():
-    """Frontends report where they can; the reservation's id, or their own number, says of what."""
+    """Frontends report to any router, by the reservation's id or their own number."""
     routers = pair()
     by_id, placement = routers.place("a")
     by_number, _ = routers.place("a")
@@ -100,7 +100,7 @@ def test_a_report_at_the_other_router_settles_at_both():
 
 
 def test_an_id_of_another_frontend_settles_nothing():
-    """A frontend cannot end what is not its own."""
+    """A frontend cannot end another frontend's reservation."""
     routers = pair()
     _, placement = routers.place("a")
     routers.sync()
@@ -110,7 +110,7 @@ def test_an_id_of_another_frontend_settles_nothing():
 
 
 def test_a_lost_router_leaves_what_is_adopted():
-    """What is adopted goes on beyond the grace; the rest ends with it."""
+    """Adopted reservations outlast the grace; the others end with it."""
     routers = pair()
     adopted, placement = routers.place("a")
     routers.place("a")
@@ -126,7 +126,7 @@ def test_a_lost_router_leaves_what_is_adopted():
 
 
 def test_an_adoption_before_the_loss_is_noticed_counts():
-    """The frontend may be faster than the stream between the routers."""
+    """The frontend may notice the loss before the other router does."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -137,7 +137,7 @@ def test_an_adoption_before_the_loss_is_noticed_counts():
 
 
 def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not_know():
-    """A third router hears that what the lost one had placed is in use, and when it is over."""
+    """A third router learns that reservations of the lost one are in use, and when they end."""
     routers = Routers("a", "b", "c")
     for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
         routers.connect(one, other)
@@ -155,7 +155,7 @@ def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not
 
 
 def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
-    """The stream to the maker broke, the maker lives: the adoption at the other router reaches it before the grace is over."""
+    """The stream broke but the router runs: it learns of the adoption before the grace ends."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -167,7 +167,7 @@ def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
 
 
 def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
-    """The adoption makes the router responsible: the end of that stream begins the grace."""
+    """The adopting router is the keeper: the end of its stream starts the grace."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -179,7 +179,7 @@ def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
 
 
 def test_a_router_that_comes_back_as_a_new_process_learns_all():
-    """Its own earlier work too, from those who kept it; what it makes now does not meet the old ids."""
+    """Its own earlier reservations too. New ones do not collide with old ids."""
     routers = pair()
     number, placement = routers.place("a")
     routers.place("b")
@@ -200,7 +200,7 @@ def test_a_router_that_comes_back_as_a_new_process_learns_all():
 
 
 def test_a_stream_that_is_opened_anew_mends_what_was_missed():
-    """Changes while no stream stands are in the snapshots of both sides."""
+    """The snapshots of both sides contain the changes made without a stream."""
     routers = pair()
     gone, _ = routers.place("a")
     kept, _ = routers.place("a")
@@ -218,7 +218,7 @@ def test_a_stream_that_is_opened_anew_mends_what_was_missed():
 
 
 def test_the_same_ask_at_another_router_replaces_the_first():
-    """A frontend that gave a router up before its answer came holds one reservation, not two."""
+    """A frontend that gave up on a router before its answer holds one reservation, not two."""
     routers = pair()
     number, _ = routers.place("a")
     routers.sync()
@@ -249,7 +249,7 @@ def test_reservations_of_unknown_workers_wait_for_them():
 
 
 def test_only_the_keepers_word_ends_a_reservation():
-    """The frontend has moved on; the router that it left gives its request up, which is not over."""
+    """After the frontend moved on, the router that it left cannot end its request."""
     routers = pair()
     [stream] = routers.streams
     number, _ = routers.place("a")
@@ -266,7 +266,7 @@ def test_only_the_keepers_word_ends_a_reservation():
 
 
 def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
-    """Also when nobody has noticed yet that the old one's stream is dead."""
+    """Even before the loss of the old stream is noticed."""
     routers = pair()
     routers.place("a")
     routers.sync()
@@ -294,7 +294,7 @@ def test_ends_follow_their_beginnings_over_many_messages():
 
 
 def test_a_gap_ends_the_stream():
-    """A lost message may have been an end: the stream is of no use any more."""
+    """The lost message may have been an end, so the stream cannot continue."""
     routers = pair()
     routers.place("a")
     stream = routers.streams[0]
@@ -316,7 +316,7 @@ def test_a_peer_that_takes_nothing_is_given_up():
 
 
 def test_the_first_message_says_who_speaks():
-    """Bad introductions are refused by field."""
+    """Invalid first messages are rejected by field."""
     replica = pair().replicas["a"]
     for router_id, run_id, field in (("", "x", "router_id"), ("b", "", "run_id"), ("a", "x", "router_id")):
         news = PeerUpdate(sequence=1, router_id=router_id, run_id=run_id)
@@ -326,7 +326,7 @@ def test_the_first_message_says_who_speaks():
 
 
 def test_peers_cannot_fill_the_book():
-    """Beyond the limit of reservations what peers tell is not counted, and ends without harm."""
+    """Reservations of peers beyond the limit do not count, and end without error."""
     routers = pair()
     core = routers.cores["b"]
     core.settings = replace(core.settings, reservations_max=1)
@@ -340,7 +340,7 @@ def test_peers_cannot_fill_the_book():
 
 
 def test_sessions_and_untold_blocks_are_learned():
-    """A session keeps its workers at the other router; an engine that tells no events is believed there as here."""
+    """A session keeps its workers at the other router. Placements on an engine without events count as cached there too."""
     routers = Routers("a", "b", workers=())
     for router in routers.cores.values():
         join(router, "d1", "decode", features=())
@@ -355,7 +355,7 @@ def test_sessions_and_untold_blocks_are_learned():
 
 
 def test_news_of_unknown_ids_is_ignored():
-    """Ends cross on the wire."""
+    """Ends may cross on the wire."""
     routers = pair()
     stream = routers.streams[0]
     session = stream.ends["b"]

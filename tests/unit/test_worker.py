@@ -1,4 +1,4 @@
-"""The Worker object over the simulated engine: what it owes its links, its leases and whoever waits for it."""
+"""The Worker object on the simulated engine: finishes, leases, watches, drain."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from tests.worker_rig import SLOW, WORKER, WorkerRig, make_leg, make_worker, wai
 
 @dataclass
 class Ear:
-    """A link's outlet that notes what it hears."""
+    """A link's outlet that records what it receives."""
 
     tokens: dict[int, int] = field(default_factory=dict)
     finishes: list[EngineFinish] = field(default_factory=list)
@@ -62,30 +62,30 @@ async def rig() -> AsyncIterator[WorkerRig]:
 
 
 def submit(link: Link, slot: int = 1, leg_id: str = "", *, timeout_s: float | None = None, **more: Any) -> None:
-    """Submits a leg that generates for long."""
+    """Submits a leg that generates for a long time."""
     link.submit_nowait(slot, make_leg(leg_id or f"r{slot}", **{"tokens": 4000, **more}), timeout_s)
 
 
 async def run_prefill(worker: Worker, leg_id: str = "p") -> EngineFinish:
-    """A prompt of a plain client; its finish."""
+    """Runs a prompt of a plain client; returns its finish."""
     return await run_plain(worker, make_leg(leg_id, LegTask.PREFILL))
 
 
 async def run_plain(worker: Worker, leg: Leg, timeout_s: float | None = None) -> EngineFinish:
-    """A leg of a plain client, to its finish."""
+    """Runs a leg of a plain client to its finish."""
     async with aclosing(stream_leg(worker, leg, timeout_s=timeout_s)) as steps:  # type: ignore[type-var]
         return [step async for step in steps][-1].finish
 
 
 def lease_left_s(worker: Worker, finish: EngineFinish) -> float:
-    """What would be sent now."""
+    """The remaining lease as it would be sent now."""
     handle = worker.with_lease_left(finish).handle
     assert handle is not None
     return handle.lease_s
 
 
 async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:
-    """Done, cancelled, overdue; then nothing is known of any of them."""
+    """Finished, cancelled and overdue legs get one finish each, and leave no state."""
     ear = Ear()
     link = rig.worker.open_link(ear)
     submit(link, 1, tokens=5)
@@ -104,7 +104,7 @@ async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:
 
 
 async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
-    """Each with its class, and nothing in the table, so that the slot and the id can be used again."""
+    """Each rejection has its error class. Slot and id can be used again."""
     link = rig.worker.open_link(Ear(), legs_max=1)
     good = make_leg("r1", tokens=4000)
     cases: list[tuple[int, Leg, float | None, type[MeshError]]] = [
@@ -132,7 +132,7 @@ async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
 
 
 async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
-    """Its legs are cancelled, their finishes swallowed; another link with the same slots is not touched."""
+    """Its legs are cancelled and their finishes dropped. Another link with the same slots is not affected."""
     gone, stays = Ear(), Ear()
     closing, standing = rig.worker.open_link(gone), rig.worker.open_link(stays)
     submit(closing, 1, "a")
@@ -147,7 +147,7 @@ async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
 
 
 async def test_a_leg_in_the_engine_is_refused_while_draining_only(rig: WorkerRig) -> None:
-    """Drain waits for what runs; a worker that stops takes nothing again, whatever is asked."""
+    """Drain waits for running legs. A worker that stops accepts nothing again."""
     ear = Ear()
     link = rig.worker.open_link(ear)
     submit(link, 1, tokens=30)
@@ -164,7 +164,7 @@ async def test_a_leg_in_the_engine_is_refused_while_draining_only(rig: WorkerRig
 
 
 async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
-    """Links hear it, watches end, `run` raises it, later links hear it at once."""
+    """Links are notified, watches end, `run` raises the error, and later links are notified at once."""
     ear = Ear()
     submit(rig.worker.open_link(ear), 1)
     running = asyncio.ensure_future(rig.worker.run())
@@ -190,7 +190,7 @@ async def _read_watch(feed: KvFeed) -> None:
 
 
 async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
-    """An exception in the step loop ends the worker with a reason, and nobody waits for ever."""
+    """An exception in the step loop ends the worker with a reason, and no caller waits for ever."""
     broken = Ear(breaks=True)
     waiting = asyncio.ensure_future(run_plain(rig.worker, make_leg("waits", tokens=4000)))
     await asyncio.sleep(0)
@@ -203,7 +203,7 @@ async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
 
 
 async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig) -> None:
-    """Also where a timer finds it: a block that leaves and never came."""
+    """So does an invalid KV event, such as the removal of an unknown block, even if a timer finds it."""
     rig.worker._kv_batcher.put_nowait([KvRemoved(block_hashes=[1])])
     rig.worker.kv_feed.append_nowait([KvStored(block_hashes=[2])])
     with pytest.raises(LostError) as caught:
@@ -212,7 +212,7 @@ async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig)
 
 
 async def test_closing_answers_everybody() -> None:
-    """Every leg in flight ends as lost, not as cancelled, and no handle or block is left."""
+    """Every leg in flight ends as lost, not as cancelled. No handle or block is left."""
     rig = make_worker(replace(SLOW, role="prefill"), WORKER)
     await rig.worker.start()
     handed = await run_prefill(rig.worker, "handed")
@@ -229,7 +229,7 @@ async def test_closing_answers_everybody() -> None:
 
 
 async def test_closing_delivers_the_last_finishes() -> None:
-    """The engine's last words are read before the reader is ended."""
+    """The engine's last outputs are read before the reader ends."""
     rig = make_worker(SLOW, WORKER)
     await rig.worker.start()
     ear = Ear()
@@ -246,7 +246,7 @@ async def test_closing_delivers_the_last_finishes() -> None:
 
 
 async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
-    """The caller leaves before, and in the very moment in which the finish arrives."""
+    """A handle is released if its caller left before, or at the moment in which the finish arrives."""
     for turns in range(12):
         task = asyncio.ensure_future(run_prefill(rig.worker, f"p{turns}"))
         if turns < 4:
@@ -265,7 +265,7 @@ async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
 
 
 async def test_a_finish_that_crosses_with_leaving_is_given_back(rig: WorkerRig) -> None:
-    """The finish waits in the caller's queue when the caller is cancelled."""
+    """A handle is released if the finish waits in the caller's queue when the caller is cancelled."""
     task = asyncio.ensure_future(run_prefill(rig.worker))
     await wait_until(lambda: rig.worker.statistics().legs == 1, "submitted")
     while rig.worker.statistics().leases == 0:
@@ -279,7 +279,7 @@ async def test_a_finish_that_crosses_with_leaving_is_given_back(rig: WorkerRig) 
 
 
 async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
-    """Its deadline passed while the last step ran: the leg fails, and nothing is left to the lease."""
+    """If the deadline passed during the last step, the leg fails and its handle is released at once."""
     ear = Ear()
     link = rig.worker.open_link(ear)
     link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
@@ -296,7 +296,7 @@ async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
 
 
 async def test_a_handle_that_crosses_with_a_cancel_is_released(rig: WorkerRig) -> None:
-    """The frontend gets the CANCELLED finish that it asked for, without a handle."""
+    """The frontend gets a CANCELLED finish without a handle."""
     ear = Ear()
     link = rig.worker.open_link(ear)
     link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
@@ -311,7 +311,7 @@ async def test_a_handle_that_crosses_with_a_cancel_is_released(rig: WorkerRig) -
 
 
 async def test_a_handle_for_a_link_that_closed_is_given_back(rig: WorkerRig) -> None:
-    """Its caller left while the last step ran: nobody will ever hear of the handle."""
+    """A handle is released if the link closed during the last step."""
     link = rig.worker.open_link(Ear())
     link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
     while not rig.engine.load().kv_blocks_leased:
@@ -323,7 +323,7 @@ async def test_a_handle_for_a_link_that_closed_is_given_back(rig: WorkerRig) -> 
 
 
 async def test_legs_are_bounded() -> None:
-    """Exactly `legs_max`, over all links; the refusal says when to come back."""
+    """Exactly `legs_max` over all links. The rejection has a time to retry."""
     rig = make_worker(SLOW, replace(WORKER, legs_max=2))
     await rig.worker.start()
     links = [rig.worker.open_link(Ear()) for _ in range(2)]
@@ -337,7 +337,7 @@ async def test_legs_are_bounded() -> None:
 
 
 async def test_a_release_ends_a_lease() -> None:
-    """Once; until then the lease has time left."""
+    """A handle is released once. Until then its lease has time left."""
     lease_s = 10 * PATIENCE_S
     rig = make_worker(replace(SLOW, role="prefill", lease_s=lease_s), WORKER)
     await rig.worker.start()
@@ -353,7 +353,7 @@ async def test_a_release_ends_a_lease() -> None:
 
 
 async def test_time_ends_a_lease() -> None:
-    """On the engine and in the worker's own record."""
+    """A lease ends by time, in the engine and in the worker's record."""
     rig = make_worker(replace(SLOW, role="prefill", lease_s=0.2), WORKER)
     await rig.worker.start()
     finish = await run_prefill(rig.worker, "a")
@@ -368,14 +368,14 @@ async def test_time_ends_a_lease() -> None:
 
 
 async def test_a_direct_stream_gives_tokens_then_the_finish(rig: WorkerRig) -> None:
-    """Steps in order, the finish last."""
+    """Steps arrive in order, the finish last."""
     steps: list[LegStep] = [step async for step in stream_leg(rig.worker, make_leg("s", tokens=6), timeout_s=None)]
     assert sum(len(step.token_ids) for step in steps) == 6
     assert [step.finish is not None for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 async def test_leaving_a_direct_stream_cancels_its_leg(rig: WorkerRig) -> None:
-    """And a deadline fails it."""
+    """Leaving cancels the leg, and a deadline fails it."""
     stream = stream_leg(rig.worker, make_leg("s", tokens=4000), timeout_s=None)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
@@ -389,7 +389,7 @@ async def test_leaving_a_direct_stream_cancels_its_leg(rig: WorkerRig) -> None:
 
 
 def test_deadlines_do_not_pile_up() -> None:
-    """Legs that ended long before their deadline leave nothing; a slot's next leg is not judged by the last one's."""
+    """Legs that end before their deadline leave no state, and a slot's next leg does not inherit a deadline."""
     legs = LegTable()
     for number in range(10_000):
         legs.add(key_of(0, 1), LegRecord(leg_id="same", deadline_s=600.0 + number))
@@ -404,7 +404,7 @@ def test_deadlines_do_not_pile_up() -> None:
 
 
 async def test_no_kv_message_exceeds_the_contract() -> None:
-    """Whatever an engine tells at once, and whatever a snapshot holds: 4 096 events, 65 536 blocks, in order."""
+    """However many events an engine or snapshot has: at most 4 096 events and 65 536 blocks per message, in order."""
     feed = KvFeed(epoch=1, history_max=10, buffer_max=10_000)
     long_run = KvStored(block_hashes=range(1, 3 * BLOCKS_PER_MESSAGE))
     many = [KvStored(block_hashes=[10**6 + i]) for i in range(2 * EVENTS_PER_MESSAGE + 1)]
@@ -428,7 +428,7 @@ async def test_no_kv_message_exceeds_the_contract() -> None:
 
 
 async def test_a_closed_feed_ends_its_watches() -> None:
-    """Those that stand after what they have, later ones at once."""
+    """Open watches end after their buffered events, new ones at once."""
     feed = KvFeed(epoch=1, history_max=10, buffer_max=10)
     watch = feed.watch()
     assert (await anext(watch)).is_snapshot
@@ -443,7 +443,7 @@ async def test_a_closed_feed_ends_its_watches() -> None:
 
 
 async def test_a_full_worker_says_when_to_come_back() -> None:
-    """So that whoever is refused does not ask again at once."""
+    """The rejection has a time to retry, so that the caller does not retry at once."""
     rig = make_worker(replace(SLOW, role="decode"), replace(WORKER, legs_max=2))
     await rig.worker.start()
     link = rig.worker.open_link(Ear())
