@@ -19,6 +19,8 @@ from services.frontend.pipeline.prepare import Prepared, tokens_of
 
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
 VERSION_HEADER = "anthropic-version"
+MAX_TOKENS_HEADER = "X-Kvmesh-Max-Tokens"
+"""The limit that applied, where the model's context leaves less than `max_tokens`."""
 _VERSION = re.compile(r"20\d\d-[01]\d-[0-3]\d\Z")
 
 
@@ -52,6 +54,9 @@ async def _serve_message(exchange: Exchange) -> web.StreamResponse:
     inner = steer(request.requests[0], exchange.request.headers, exchange.settings)
     prepared = await pipeline.prepare(inner, began_s=exchange.began_s)
     exchange.model_name = prepared.model.name
+    limit = prepared.generation.sampling.max_tokens
+    if limit != inner.sampling.max_tokens:
+        exchange.headers[MAX_TOKENS_HEADER] = str(limit)
     reading = reading_for(request, [prepared])
     pieces = pieces_for(reading)
     if request.is_stream:

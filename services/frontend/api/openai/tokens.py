@@ -31,6 +31,7 @@ class TokenizeRequest(ModelBody, kw_only=True):
     tools: Tools | None = None
     documents: Documents | None = None
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     chat_template_kwargs: AnyObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -86,7 +87,8 @@ def _prompt(body: TokenizeRequest) -> tuple[Prompt, str]:
 
 
 _OF_CONVERSATION = (
-    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+    "tools", "documents", "reasoning_effort", "verbosity", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message",
 )  # fmt: skip
 
 
