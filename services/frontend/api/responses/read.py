@@ -12,7 +12,8 @@ from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.chat_request import TOOLS_MAX, Effort, JsonSchema, ToolName, template_tool
 from services.frontend.api.openai.constraints import json_schema
-from services.frontend.api.openai.fields import (
+from services.frontend.api.openai.sampling import CommonSampling, Logprobs, Priority, SessionKey, sampling_params
+from services.frontend.api.request_body import (
     AnyObject,
     Body,
     Count,
@@ -22,7 +23,6 @@ from services.frontend.api.openai.fields import (
     refused,
     wrong,
 )
-from services.frontend.api.openai.sampling import CommonSampling, Logprobs, Priority, SessionKey, sampling_params
 from services.frontend.api.responses.items import ITEMS_MAX, Item, messages_of, stored_items
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
