@@ -7,14 +7,16 @@ from functools import cache
 from typing import Any, TypeVar
 
 from kvmesh.errors import InvalidRequestError
-from services.frontend.api.openai.fields import Body
+from services.frontend.api.request_body import Body
 
 IGNORED_MAX = 16
 """Fields that are ignored in one body; one more is refused."""
 # The names go into a response header.
 _HEADER_SAFE = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,128}\Z")
 # Everywhere else, as in `response_format`, a field that is ignored could change the answer.
-_IGNORABLE = re.compile(r"(?:(?:messages|input|tools|system|content|function|tool_calls)(?:\[\d+\])?\.)*(?P<name>[^.\[\]]+)\Z")
+_IGNORABLE = re.compile(
+    r"(?:(?:messages|input|tools|system|content|function|tool_calls)(?:\[\d+\])?\.)*(?P<name>[^.\[\]]+)\Z"
+)
 _SIMILARITY_MIN = 0.84
 # Declared by the messages API, and without effect there too: prompts are cached without it.
 _WITHOUT_EFFECT = frozenset({"cache_control"})

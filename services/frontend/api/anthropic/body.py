@@ -7,7 +7,7 @@ import orjson
 
 from kvmesh.core import FinishReason, Usage
 from kvmesh.errors import MeshError
-from services.frontend.api.blocks import Block, BlockKind
+from services.frontend.api.answer_blocks import Block, BlockKind
 from services.frontend.api.http.exchange import status_of
 from services.frontend.pipeline.request import Ending
 

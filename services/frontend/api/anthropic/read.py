@@ -11,7 +11,8 @@ from services.frontend.api.anthropic.content import CacheControl, Message, TextB
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.chat_request import TOOLS_MAX, JsonSchema, ToolName, template_tool
 from services.frontend.api.openai.constraints import json_schema
-from services.frontend.api.openai.fields import (
+from services.frontend.api.openai.sampling import ServiceTier, StopString, UserName, sampling_params
+from services.frontend.api.request_body import (
     TOKENS_MAX,
     AnyObject,
     Body,
@@ -23,7 +24,6 @@ from services.frontend.api.openai.fields import (
     refused,
     wrong,
 )
-from services.frontend.api.openai.sampling import ServiceTier, StopString, UserName, sampling_params
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
 BUDGET_WARNING = "thinking.budget_tokens is not enforced; max_tokens bounds thinking and answer together"

@@ -5,15 +5,15 @@ import re
 from aiohttp import web
 
 from kvmesh.errors import InvalidRequestError
+from services.frontend.api.answer_blocks import BlockOutlet, pieces_for
+from services.frontend.api.answer_reader import Reading
 from services.frontend.api.anthropic.body import block_body, error_body, message_body
 from services.frontend.api.anthropic.events import MessageEvents, MessageStream
 from services.frontend.api.anthropic.read import AskedMessage, read_message
-from services.frontend.api.blocks import BlockOutlet, pieces_for
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import stream_answer
-from services.frontend.api.reading import Reading
 from services.frontend.api.run import WARNING_HEADER, reading_for, run_all
 from services.frontend.pipeline.prepare import Prepared, tokens_of
 

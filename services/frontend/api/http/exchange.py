@@ -14,7 +14,7 @@ from kvmesh.rpc.http_status import http_status
 from services.frontend.access.caller import ANYBODY, Caller
 from services.frontend.api.http.event_pace import EventPace
 from services.frontend.api.openai.bodies import to_json
-from services.frontend.api.openai.fields import read_object
+from services.frontend.api.request_body import read_object
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 

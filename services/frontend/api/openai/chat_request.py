@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.fields import AnyObject, Body, Count, FieldError, Ignored, read_body, refused, wrong
 from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, Verbosity, sampling_params, top_logprobs
+from services.frontend.api.request_body import AnyObject, Body, Count, FieldError, Ignored, read_body, refused, wrong
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
 TOOLS_MAX = 128

@@ -12,7 +12,6 @@ from kvmesh.rpc.clients import EmbedResult
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
 from services.frontend.api.openai.bodies import to_json
-from services.frontend.api.openai.fields import Count, ModelBody, read_body, refused
 from services.frontend.api.openai.sampling import (
     Priority,
     Prompts,
@@ -21,6 +20,7 @@ from services.frontend.api.openai.sampling import (
     checked_truncation,
     prompt_list,
 )
+from services.frontend.api.request_body import Count, ModelBody, read_body, refused
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.request import Request
 

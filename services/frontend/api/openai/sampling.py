@@ -27,7 +27,7 @@ from services.frontend.api.openai.constraints import (
     StructuredOutputs,
     one_constraint,
 )
-from services.frontend.api.openai.fields import (
+from services.frontend.api.request_body import (
     TOKENS_MAX,
     Body,
     FieldGroup,

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from services.frontend.api.answer_reader import Reading
 from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import stream_answer
@@ -14,7 +15,6 @@ from services.frontend.api.openai.bodies import Collected, chat_body, completion
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.chunks import ChatChunks, Chunks, CompletionChunks
 from services.frontend.api.openai.completion_request import read_completion
-from services.frontend.api.reading import Reading
 from services.frontend.api.run import RunContext, reading_for, run_all, warning_headers
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import Conversation

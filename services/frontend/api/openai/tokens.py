@@ -17,7 +17,8 @@ from services.frontend.api.openai.chat_request import (
     conversation_of,
     template_tools,
 )
-from services.frontend.api.openai.fields import AnyObject, ModelBody, TokenId, read_body, wrong
+from services.frontend.api.openai.sampling import Verbosity
+from services.frontend.api.request_body import AnyObject, ModelBody, TokenId, read_body, wrong
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.prepare import checked_ids, tokens_of
 from services.frontend.pipeline.request import Prompt, Request, ToolChoice

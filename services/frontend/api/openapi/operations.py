@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.api.openapi.shapes import Schema, anything, constant, integer, reference, text, words
+from services.frontend.api.openapi.json_schema import Schema, anything, constant, integer, reference, text, words
 
 JSON = "application/json"
 

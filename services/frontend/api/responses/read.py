@@ -19,16 +19,6 @@ from services.frontend.api.openai.chat_request import (
     template_tool,
 )
 from services.frontend.api.openai.constraints import json_schema
-from services.frontend.api.openai.fields import (
-    AnyObject,
-    Body,
-    Count,
-    FieldError,
-    read_body,
-    refuse_fields,
-    refused,
-    wrong,
-)
 from services.frontend.api.openai.sampling import (
     CommonSampling,
     Logprobs,
@@ -37,6 +27,16 @@ from services.frontend.api.openai.sampling import (
     SessionKey,
     Verbosity,
     sampling_params,
+)
+from services.frontend.api.request_body import (
+    AnyObject,
+    Body,
+    Count,
+    FieldError,
+    read_body,
+    refuse_fields,
+    refused,
+    wrong,
 )
 from services.frontend.api.responses.items import ITEMS_MAX, Item, messages_of, stored_items
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode

@@ -1,7 +1,7 @@
 """The schemas of what comes back, and of the form of an upload. Those of JSON requests come from their classes."""
 
-from services.frontend.api.batches.answer import ENDPOINTS
-from services.frontend.api.openapi.shapes import (
+from services.frontend.api.batches.line_runner import ENDPOINTS
+from services.frontend.api.openapi.json_schema import (
     Schema,
     anything,
     array,
