@@ -27,7 +27,7 @@ from services.frontend.pipeline.request import Request
 
 async def serve_embeddings(exchange: Exchange) -> web.StreamResponse:
     """POST /v1/embeddings."""
-    request, form = read_embeddings(await exchange.read_object(), exchange.request_id)
+    request, form = await exchange.read_request(lambda values: read_embeddings(values, exchange.request_id))
     request = replace(request, asked=steer(request.asked, exchange.request.headers, exchange.settings))
     exchange.model_name = exchange.pipeline.models.find(request.asked.model).name
     result = await exchange.pipeline.embed(request, began_s=exchange.began_s)

@@ -50,7 +50,7 @@ class DetokenizeRequest(ModelBody, kw_only=True):
 
 async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
     """A text's tokens, or those that the model would see of a conversation."""
-    body = read_body(TokenizeRequest, await exchange.read_object())
+    body = await exchange.read_request(lambda values: read_body(TokenizeRequest, values))
     model = _model(exchange, body)
     prompt, name = _prompt(body)
     request = Request(
@@ -95,7 +95,7 @@ _OF_CONVERSATION = (
 
 async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
     """The text of token ids, special tokens included."""
-    body = read_body(DetokenizeRequest, await exchange.read_object())
+    body = await exchange.read_request(lambda values: read_body(DetokenizeRequest, values))
     model = _model(exchange, body)
     text = model.text.decode(checked_ids(body.tokens, "tokens", model), skip_special_tokens=False)
     return web.Response(body=to_json({"prompt": text}), headers=exchange.headers, content_type="application/json")

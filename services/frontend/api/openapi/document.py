@@ -12,7 +12,7 @@ from services.frontend.api.openai.completion_request import CompletionRequest
 from services.frontend.api.openai.embeddings import EmbeddingRequest
 from services.frontend.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from services.frontend.api.openapi import response_schemas
-from services.frontend.api.openapi.json_schema import Schema, constant, page, reference, told
+from services.frontend.api.openapi.json_schema import Schema, constant, page, reference, text, told
 from services.frontend.api.openapi.operations import OPERATIONS, TAGS, Operation
 from services.frontend.api.request_body import Body
 from services.frontend.api.responses.items import MessageItem
@@ -94,4 +94,5 @@ def schemas() -> dict[str, Schema]:
         "ModelList": models,
         "Health": response_schemas.health(),
         "Live": told({"status": constant("ok")}),
+        "Version": told({"version": text()}),
     }
