@@ -30,7 +30,7 @@ SEED = 1
 
 
 async def measure_load(options: argparse.Namespace) -> list[Point]:
-    """All scenarios, one mesh per kind."""
+    """Runs all scenarios, with one mesh per kind of engine."""
     points: list[Point] = []
     for kind, scenarios in QUICK if options.quick else SCENARIOS:
         async with running_mesh(kind) as served:
@@ -43,7 +43,7 @@ async def measure_load(options: argparse.Namespace) -> list[Point]:
 
 
 async def measure_starts(options: argparse.Namespace) -> list[StartUp]:
-    """Simulated engines, and vLLM unless told otherwise."""
+    """On simulated engines, and on vLLM unless `--without-vllm` is set."""
     _tell("start-up: simulated")
     found = [await measure_start_up("simulated", 1 if options.quick else 5, FLAT_OUT.engine_argv)]
     if not options.quick and not options.without_vllm:
@@ -53,7 +53,7 @@ async def measure_starts(options: argparse.Namespace) -> list[StartUp]:
 
 
 async def measure_all_cancels(options: argparse.Namespace) -> list[CancelTimes]:
-    """Simulated engines, and vLLM unless told otherwise."""
+    """On simulated engines, and on vLLM unless `--without-vllm` is set."""
     cancels, found = 2 if options.quick else options.cancels, []
     for engine in ("simulated",) if options.quick or options.without_vllm else ("simulated", "vllm"):
         _tell(f"cancels: {engine}")
@@ -62,7 +62,7 @@ async def measure_all_cancels(options: argparse.Namespace) -> list[CancelTimes]:
 
 
 async def measure_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything asked for, printed part by part; the same for a file."""
+    """Runs the selected parts, prints each, and returns all figures for the file."""
     found: dict[str, Any] = {"seconds_per_point": options.seconds}
     if "load" in options.parts:
         points = await measure_load(options)
@@ -107,17 +107,18 @@ def _tell(text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--cancels", type=int, default=CANCELS, help="cancels per phase, quick 2")
-    parser.add_argument("--seconds", type=float, default=0.0, help="of load per point; default 5, quick 0.3")
-    parser.add_argument("--without-vllm", action="store_true", help="leave out what runs vLLM")
+    parser.add_argument("--cancels", type=int, default=CANCELS, help="cancels per phase; with --quick 2")
     parser.add_argument(
-        "--json", type=Path, default=Path("run/bench.json"), metavar="FILE", help="where all figures go"
+        "--seconds", type=float, default=0.0, help="seconds of load per point; default 5, with --quick 0.3"
+    )
+    parser.add_argument("--without-vllm", action="store_true", help="skip measurements with vLLM")
+    parser.add_argument(
+        "--json", type=Path, default=Path("run/bench.json"), metavar="FILE", help="file for all figures"
     )
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args(argv)

@@ -1,8 +1,7 @@
-"""From a cancel to freed blocks, by phase of the request and side of the handoff, against the promise of 250 ms.
+"""Measures the time from a cancel to freed blocks, by phase of the request and worker. The target is 250 ms.
 
-A prefill and a decode worker are processes of their own; what a frontend would send comes from here. The end is when the
-worker's load says that nothing of the request is left: no block, no place in the batch or queue. Loads come every 10 ms at
-most, which the figures include.
+The prefill and the decode worker are processes; this process plays the frontend. The end is a load record in which nothing of the
+request is left: no block, no entry in the batch or queue. Load records arrive every 10 ms, which the figures include.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ LOOK_S = 0.01
 TRIAL_S = 60.0
 """Longest wait for anything in a trial."""
 ENGINES = {
-    # One request in the batch, so that another one waits; a prompt takes 0.8 s, as on vLLM.
+    # The batch has one request, so that another one waits. A prompt takes 0.8 s, as on vLLM.
     "simulated": (
         *("--engine", "simulated", "--simulated-running-requests-max", "1"),
         *("--simulated-profile-per-prefill-token-s", "0.0004"),
@@ -56,7 +55,7 @@ START_S = {"simulated": 30.0, "vllm": 180.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelTimes:
-    """Seconds from cancel to freed, of one phase on one side."""
+    """Seconds from the cancel to freed blocks, for one phase on one side."""
 
     engine: str
     phase: str
@@ -64,7 +63,6 @@ class CancelTimes:
     seconds: list[float]
 
     def row(self) -> list[str]:
-        """For a table."""
         times_ms = percentiles(self.seconds)
         late = sum(each > PROMISE_S for each in self.seconds)
         return [
@@ -82,7 +80,7 @@ COLUMNS = ("engine", "cancelled while", "side", "cancels", "freed p50 ms", "p99"
 
 
 class Side:
-    """One worker and its newest load."""
+    """One worker and its latest load record."""
 
     def __init__(self, worker: WorkerRef, channels: ChannelPool) -> None:
         self.worker = worker
@@ -92,7 +90,7 @@ class Side:
         self._client = GrpcWorkerClient(channels)
 
     async def watch(self) -> None:
-        """Keeps the load up to date. If the watch fails, every wait for a load raises its error."""
+        """Updates the load. If the watch fails, every wait for a load raises its error."""
         try:
             async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
                 async with self._changed:
@@ -118,12 +116,12 @@ class Side:
         return time.perf_counter()
 
     async def until_idle(self, after_s: float = 0.0) -> float:
-        """Waits until the worker has no request and no block in use, by a load that it took after a wall-clock time."""
+        """Waits for a load record taken after a wall-clock time that shows no request and no block in use."""
         return await self.until(lambda load: load.taken_at_s >= after_s and is_idle(load))
 
 
 def is_idle(load: LoadRecord) -> bool:
-    """True when no request has anything."""
+    """Returns whether no request, waiting token or block is left."""
     return not (load.kv_blocks_used or load.running_requests or load.waiting_requests)
 
 
@@ -136,19 +134,17 @@ class Answer:
     cancel: Callable[[], None] = lambda: None
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
-        """See LegSink."""
         self.first.set()
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """See LegSink."""
 
     def on_finish(self, finish: LegFinish) -> None:
-        """See LegSink."""
         self.ended.set()
 
 
 class Trials:
-    """Requests of all phases, one at a time. A trial gives None when the request was further than meant."""
+    """Runs one request at a time. A trial returns None if the request had passed the phase before the cancel."""
 
     def __init__(self, prefill: Side, decode: Side, prefill_link: LegLink, decode_link: LegLink, seed: int) -> None:
         self._prefill, self._decode = prefill, decode
@@ -165,12 +161,12 @@ class Trials:
         }
 
     async def idle(self) -> None:
-        """Until the next trial can begin."""
+        """Waits until the next trial can start."""
         await self._prefill.until_idle()
         await self._decode.until_idle()
 
     async def queued_prefill(self) -> dict[str, float] | None:
-        """Behind a prompt that is computed."""
+        """Cancels a request that waits while another prompt is computed."""
         running = self._start_prefill()
         await self._prefill.until(lambda load: load.running_requests == 1 or running.done())
         waiting = self._start_prefill()
@@ -185,7 +181,7 @@ class Trials:
         return None if was_done else {"prefill": freed - began}
 
     async def queued_decode(self) -> dict[str, float] | None:
-        """Behind an answer that is generated."""
+        """Cancels a request that waits while another answer is generated."""
         running = self._submit(self._generation(20))
         await running.first.wait()
         waiting = self._submit(self._generation())
@@ -198,7 +194,7 @@ class Trials:
         return None if was_done else {"decode": freed - began}
 
     async def prefilling(self) -> dict[str, float] | None:
-        """At some moment of a prompt's computation."""
+        """Cancels at a random time while the prompt is computed."""
         prompt = self._start_prefill()
         await self._prefill.until(lambda load: load.kv_blocks_used > 0)
         await asyncio.sleep(self._random.uniform(0, 0.2))
@@ -209,7 +205,7 @@ class Trials:
         return {"prefill": await self._prefill.until_idle() - began}
 
     async def prefilling_on_decode(self) -> dict[str, float] | None:
-        """The same where the decode worker computes the prompt."""
+        """Cancels at a random time while the decode worker computes the prompt."""
         answer = self._submit(self._generation())
         await self._decode.until(lambda load: load.kv_blocks_used > 0 or answer.ended.is_set())
         await asyncio.sleep(self._random.uniform(0, 0.2))
@@ -219,21 +215,21 @@ class Trials:
         return None if was_further else {"decode": freed - began}
 
     async def in_transfer(self) -> dict[str, float] | None:
-        """Between the submission with a handle and the first token."""
+        """Cancels between the submission with a handle and the first token."""
         generation = self._generation()
         prompt = self._start_prefill(generation)
         answer = self._submit(generation, await prompt)
         await asyncio.sleep(self._random.uniform(0, 0.01))
         was_further, began, cancelled_at_s = answer.first.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        # A load from before the submission shows an idle decode worker as well. The finish is a step, which makes a new one.
+        # A load record from before the submission also shows an idle worker. The finish is a step, which causes a new one.
         prefill, decode = await asyncio.gather(
             self._prefill.until_idle(cancelled_at_s), self._decode.until_idle(cancelled_at_s)
         )
         return None if was_further else {"prefill": prefill - began, "decode": decode - began}
 
     async def decoding(self) -> dict[str, float] | None:
-        """After the first tokens, which came by a handle."""
+        """Cancels after the first tokens, with KV that was pulled."""
         generation = self._generation()
         answer = self._submit(generation, await self._start_prefill(generation))
         await answer.first.wait()
@@ -269,7 +265,7 @@ class Trials:
 
 
 async def cancelled(task: "asyncio.Task[Any]") -> float:
-    """Cancels a call and returns when. A call that had ended keeps its lease."""
+    """Cancels a call and returns the time. A call that had ended keeps its lease."""
     began = time.perf_counter()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, MeshError):
@@ -278,7 +274,7 @@ async def cancelled(task: "asyncio.Task[Any]") -> float:
 
 
 async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTimes]:
-    """So many cancels of each phase."""
+    """Measures `cancels` cancels of each phase."""
     found: dict[tuple[str, str], list[float]] = {}
     async with running_trials(engine, seed) as trials:
         for phase, trial in trials.phases.items():
@@ -288,7 +284,7 @@ async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTi
                 if measured == cancels:
                     break
                 times = await trial()
-                # The first of each phase warms up: connections, memory, the budget of a step.
+                # The first cancel of each phase warms up: connections, memory, the budget of a step.
                 if times is not None and attempt:
                     measured += 1
                     for side, seconds in times.items():
@@ -300,7 +296,7 @@ async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTi
 
 @asynccontextmanager
 async def running_trials(engine: str, seed: int) -> AsyncIterator[Trials]:
-    """A prefill and a decode worker, watched."""
+    """Starts a prefill and a decode worker and watches their load."""
     argv, start_s = ENGINES[engine], START_S[engine]
     channels = ChannelPool(RpcSettings())
     async with (

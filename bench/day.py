@@ -1,12 +1,11 @@
-"""A day of recorded traffic on a whole mesh of processes with simulated engines, faster than it was.
+"""Replays a day of recorded traffic, faster than real time, on a mesh of processes with simulated engines.
 
 python -m bench.day --traces DIR                     a day in eight minutes: every fifth request, lengths divided by 16
 python -m bench.day --traces DIR --hours 1 --speed 12 --share 1 --tokens-scale 0.25
 
-The trace is Azure's conversation trace of 2023, about an hour long, repeated until the day is full: every hour is alike. What is
-scaled: time (`--speed`), how many of the requests are sent (`--share`, picked by a seed), and their lengths (`--tokens-scale`).
-Engines take no time. Requests are sent when they are due, whatever is in flight, up to `--in-flight`: a machine that cannot keep
-up with the speed takes longer for its day, which the last line says, instead of refusing. Status 1 when any request failed or a
+The trace is Azure's conversation trace of 2023, about an hour long, repeated until the day is full. Scaled are time (`--speed`), the share
+of requests that are sent (`--share`, chosen by a seed), and their lengths (`--tokens-scale`). Engines take no time. The load is an open loop
+with at most `--in-flight` requests: a slow machine takes longer for its day, which the last line shows. Exits with 1 if any request failed or a
 process's memory still grew in the second half of the day.
 """
 
@@ -42,14 +41,14 @@ PROMPT_TOKENS_MEDIAN, OUTPUT_TOKENS_MEDIAN = 1000, 130
 HOUR_S = 3600.0
 ERRORS_SHOWN = 5
 GROWTH_MIB_MAX, GROWTH_SHARE_MAX = 8.0, 0.05
-"""Allowed in the second half, the larger of the two: what a process's allocator moves by itself."""
+"""Allowed growth in the second half, the larger of the two: noise of the allocator."""
 HOUR_COLUMNS = ("hour", "requests", "errors", "in flight", "TTFT p50 ms", "p99", "resident MiB")
 MEMORY_COLUMNS = ("process", "MiB at 25%", "at 50%", "at 75%", "at the end", "second half", "")
 
 
 @dataclass(slots=True, kw_only=True)
 class Hour:
-    """One hour of the day's own time, which is shorter here."""
+    """One hour of trace time; it takes less in a run."""
 
     requests: int = 0
     errors: int = 0
@@ -58,7 +57,6 @@ class Hour:
     rss_mib: Mapping[str, float] = field(default_factory=dict)
 
     def row(self, number: int) -> list[str]:
-        """For the table."""
         ttft_ms = percentiles(self.ttft_s)
         used = f"{sum(self.rss_mib.values()):.0f}"
         times = (f"{ttft_ms.get(name, 0):.1f}" for name in ("p50", "p99"))
@@ -66,7 +64,7 @@ class Hour:
 
 
 class Day(Target):
-    """A target that keeps the day's account and sends on to another one."""
+    """A target that counts requests per hour and sends them to another target."""
 
     def __init__(self, inner: Target, hours: int) -> None:
         self._inner = inner
@@ -78,12 +76,12 @@ class Day(Target):
         self.error_samples: list[str] = []
 
     async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
-        """Counts the request in the hour in which it ends. The result is not kept: there are very many."""
+        """Sends a request and counts it in the hour in which it ends. Results are not kept: there are very many."""
         self._in_flight += 1
         hour = self.hours[self.now]
         hour.in_flight_max = max(hour.in_flight_max, self._in_flight)
         try:
-            # From now: what waited for the machine to keep up waited in the client.
+            # From now on: time in the client's own queue does not count.
             result = await self._inner.send(request, time.perf_counter())
         finally:
             self._in_flight -= 1
@@ -98,14 +96,13 @@ class Day(Target):
         return self._nothing
 
     async def aclose(self) -> None:
-        """Ends the inner one."""
         await self._inner.aclose()
 
 
 def day_requests(trace: Sequence[TraceRequest], *, day_s: float, share: float, seed: int) -> Iterator[TraceRequest]:
-    """The trace over and over until the day is full, a share of it; times are the day's own."""
+    """Repeats a share of the trace until the day is full. Times are in trace time."""
     rng = random.Random(seed)
-    # The mean gap after the last request, so that two rounds do not touch.
+    # A mean gap after the last request separates two rounds.
     round_s = trace[-1].at_s * (1 + 1 / len(trace))
     for number in count():
         for request in trace:
@@ -117,7 +114,6 @@ def day_requests(trace: Sequence[TraceRequest], *, day_s: float, share: float, s
 
 
 async def replay(served: Served, trace: Sequence[TraceRequest], options: argparse.Namespace) -> Day:
-    """The whole day."""
     words = one_token_words(served.model_dir)
     day_s = options.hours * HOUR_S
     requests = day_requests(trace, day_s=day_s, share=options.share, seed=options.seed)
@@ -147,7 +143,7 @@ async def replay(served: Served, trace: Sequence[TraceRequest], options: argpars
 async def _watched(
     arrivals: AsyncIterator[tuple[LoadRequest, float]], day: Day, served: Served, seconds: float
 ) -> AsyncIterator[tuple[LoadRequest, float]]:
-    """The same; turns the hours by the day's own time, however late it is, and takes memory at the end of each."""
+    """Runs the load; changes the hour by trace time, and records memory at the end of each."""
     begin_s: float | None = None
     async for request, at_s in arrivals:
         begin_s = at_s if begin_s is None else begin_s
@@ -160,13 +156,13 @@ async def _watched(
 
 
 def resident(served: Served) -> Mapping[str, float]:
-    """Memory of each process."""
+    """Returns the resident memory of each process."""
     found = {name: process_use(pid).rss_mib for name, pid in served.watch.items()}
     return found | {name: own_rss_mib(pid) for name, pid in served.beside.items()}
 
 
 def memory_rows(hours: Sequence[Hour]) -> list[list[str]]:
-    """One row per process; the last cell says whether the second half was flat."""
+    """Returns one row per process; the last cell says whether memory stayed flat in the second half."""
     quarters = [hours[max(0, round(share * len(hours)) - 1)].rss_mib for share in (0.25, 0.5, 0.75, 1.0)]
     rows = []
     for name in quarters[-1]:
@@ -193,7 +189,7 @@ async def _main(options: argparse.Namespace) -> int:
     )
     print(render(HOUR_COLUMNS, [hour.row(number + 1) for number, hour in enumerate(day.hours)]), "\n")
     print(render(MEMORY_COLUMNS, memory))
-    print(f"\nTook {day.took_s:.0f} s; {options.hours * HOUR_S / options.speed:.0f} s were asked for.")
+    print(f"\nTook {day.took_s:.0f} s; {options.hours * HOUR_S / options.speed:.0f} s were planned.")
     for sample in day.error_samples:
         _tell(f"error: {sample}")
     if options.json:
@@ -213,7 +209,7 @@ def _trace(folder: Path | None) -> list[TraceRequest]:
 
 
 def generated(requests: int, *, seed: int) -> list[TraceRequest]:
-    """An hour like Azure's for machines without the file: its rate, and its quartiles of lengths roughly."""
+    """Generates an hour with Azure's rate and about its quartiles of lengths, for machines without the file."""
     rng = random.Random(seed)
     at_s, made = 0.0, []
     for _ in range(requests):
@@ -239,20 +235,23 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, metavar="DIR", help=f"where {TRACE} is; else a generated trace")
-    parser.add_argument("--hours", type=float, default=24.0, help="of traffic")
-    parser.add_argument("--speed", type=float, default=180.0, help="the day's time runs this much faster")
-    parser.add_argument("--share", type=float, default=0.2, help="of the requests that are sent")
-    parser.add_argument("--tokens-scale", type=float, default=1 / 16, help="prompts and answers are multiplied by this")
-    parser.add_argument("--in-flight", type=int, default=128, help="requests at a time; more wait in the client")
+    parser.add_argument("--hours", type=float, default=24.0, help="hours of traffic")
+    parser.add_argument("--speed", type=float, default=180.0, help="factor by which the day runs faster")
+    parser.add_argument("--share", type=float, default=0.2, help="share of the requests that are sent")
+    parser.add_argument("--tokens-scale", type=float, default=1 / 16, help="factor for lengths of prompts and answers")
+    parser.add_argument(
+        "--in-flight", type=int, default=128, help="limit of requests in flight; others wait in the client"
+    )
     parser.add_argument("--samples", type=int, default=24, help="rows of the table")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--memory-may-grow", action="store_true", help="for runs too short to fill what is bounded")
+    parser.add_argument(
+        "--memory-may-grow", action="store_true", help="for runs that are too short to fill bounded caches"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
     return run(_main(_parser().parse_args(argv)))
 
 

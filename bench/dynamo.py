@@ -1,6 +1,6 @@
-"""NVIDIA Dynamo with its mocker engine on this machine: frontend, one prefill and one decode process, loopback only.
+"""Starts NVIDIA Dynamo with its mocker engine on loopback: frontend, one prefill and one decode process.
 
-No etcd and no NATS: discovery through files, requests over TCP, events over ZMQ, as it is run on a single machine.
+Without etcd and NATS: discovery through files, requests over TCP, events over ZMQ, its configuration for a single machine.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ MODULES = "import dynamo._core, dynamo.frontend, dynamo.mocker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoKind:
-    """`speedup_ratio`: 1 is the mocker's own pace; its 0 acts like 1, so a million stands for no time at all."""
+    """Engine speed. `speedup_ratio` 1 is the mocker's own pace. Its 0 acts like 1, so a million means no time."""
 
     name: str
     speedup_ratio: int
     model_dir: Path
     is_split: bool = True
-    """A prefill and a decode process, or one process that does both."""
+    """True: a prefill and a decode process. False: one process for both."""
     tokenizer: str = "default"
-    """`fastokens` is in the same wheel, a tenth of the default's time for a long prompt, and off unless asked for."""
+    """`fastokens` is in the same wheel, takes a tenth of the default's time for a long prompt, and is off by default."""
 
 
 async def missing(folder: Path | None) -> str:
-    """What keeps Dynamo from running, for people; empty when nothing does."""
+    """Returns why Dynamo cannot run, as a sentence; empty if it can."""
     if folder is None:
         return "Dynamo is not measured: name its virtual environment with --dynamo DIR"
     python = folder / "bin" / "python"
@@ -56,7 +56,7 @@ async def missing(folder: Path | None) -> str:
 
 @asynccontextmanager
 async def running_dynamo(folder: Path, kind: DynamoKind) -> AsyncIterator[Served]:
-    """With KV routing; block size, pool and batch as the simulated engine's defaults."""
+    """Starts Dynamo with KV routing, and with the simulated engine's defaults for block size, pool and batch."""
     with tempfile.TemporaryDirectory(prefix="dynamo-bench-") as run_dir:
         port = _free_port()
         url = f"http://127.0.0.1:{port}"
@@ -99,7 +99,7 @@ def _environment(folder: Path, run_dir: Path) -> Mapping[str, str]:
     return {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        # It keeps copies of every model it is shown in the home directory.
+        # It copies every model to the home directory.
         "HOME": str(run_dir),
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(run_dir / "kv"),
@@ -127,7 +127,7 @@ async def _start(folder: Path, name: str, argv: Sequence[str], run_dir: Path) ->
 
 
 async def _wait_ready(url: str, processes: Mapping[str, asyncio.subprocess.Process], run_dir: Path) -> None:
-    """Until it answers; then a moment more, because the halves of a disaggregated set register one after the other."""
+    """Waits until it answers, then a moment longer: prefill and decode register one after the other."""
     target = HttpTarget(url, MODEL_NAME, timeout_s=10.0)
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):

@@ -1,7 +1,7 @@
-"""Dynamo's `RadixTree` on the prompts that `bench.router_index` gives: run by the interpreter that has Dynamo.
+"""Measures Dynamo's `RadixTree` on the prompts of `bench.router_index`. Runs in Dynamo's environment.
 
 Reads one JSON object per line: `prompts`, and `held`, [worker, depth] pairs per prompt; prints microseconds per lookup. It
-imports nothing of the mesh, so that Dynamo's environment needs nothing of it.
+does not import kvmesh, which that environment lacks.
 """
 
 import json
@@ -11,14 +11,14 @@ import time
 
 os.environ.setdefault("DYN_LOG", "error")
 
-from dynamo._core import RadixTree  # type: ignore[import-not-found]  # after its logging's setting, which it reads now
+from dynamo._core import RadixTree  # type: ignore[import-not-found]  # reads the logging setting at import
 
 ROUNDS = 5
 ROUND_S = 0.15
 
 
 def stored(number: int, blocks: list[int]) -> bytes:
-    """A stored event; sequence hashes differ from token hashes, as an engine's do."""
+    """Returns a stored event. Sequence hashes differ from token hashes, as in engines."""
     told = [{"block_hash": block ^ 0x5555, "tokens_hash": block} for block in blocks]
     return json.dumps(
         {"event_id": number, "data": {"stored": {"parent_hash": None, "blocks": told}}, "dp_rank": 0}
@@ -26,7 +26,7 @@ def stored(number: int, blocks: list[int]) -> bytes:
 
 
 def lookup_us(tree: RadixTree, prompts: list[list[int]]) -> float:
-    """Processor time of one lookup with its scores read, in the best round; that of the tree's own thread is part of it."""
+    """Returns the CPU time of one lookup including reading its scores and the tree's own thread; best round."""
     best = float("inf")
     for _ in range(ROUNDS):
         started, calls = time.process_time(), 0
@@ -39,7 +39,7 @@ def lookup_us(tree: RadixTree, prompts: list[list[int]]) -> float:
 
 
 def main() -> None:
-    """One line in, one figure out."""
+    """Reads one line and prints one figure, until input ends."""
     for line in sys.stdin:
         given = json.loads(line)
         tree, number = RadixTree(), 0

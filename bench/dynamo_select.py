@@ -1,9 +1,8 @@
-"""Dynamo's `SelectionService` on prompts that `bench.router_beside` describes: run by the interpreter that has Dynamo.
+"""Measures Dynamo's `SelectionService` on the prompts of `bench.router_beside`. Runs in Dynamo's environment.
 
-Reads one JSON object per line: `blocks`, and `held`, for each prompt how many of its blocks each worker has. Tells them as vLLM's
-KV events over ZMQ, one publisher per worker, which is how the service is fed; prints microseconds per `select`, given ready
-hashes: of the processor, all threads together, and of the clock. Nothing is reserved and nothing is remembered. It imports nothing of
-the mesh, so that Dynamo's environment needs nothing of it.
+Reads one JSON object per line: `blocks`, and `held`, for each prompt the number of its blocks on each worker. Publishes them as vLLM's KV
+events over ZMQ, one publisher per worker. Prints microseconds per `select` with computed hashes: CPU time of all threads, and wall
+time. Reserves nothing. It does not import kvmesh, which that environment lacks.
 """
 
 import asyncio
@@ -32,13 +31,13 @@ INDEXED_S_MAX = 60.0
 
 
 def prompts_of(count: int, blocks: int) -> list[list[int]]:
-    """Token ids."""
+    """Returns prompts as token ids."""
     generator = random.Random(SEED)
     return [generator.choices(range(128_000), k=blocks * BLOCK) for _ in range(count)]
 
 
 def publishers(workers: int) -> tuple[list[Any], list[str]]:
-    """A socket per worker, and the endpoints."""
+    """Opens a socket per worker; returns sockets and endpoints."""
     context = zmq.Context()
     sockets, endpoints = [], []
     for _ in range(workers):
@@ -51,7 +50,7 @@ def publishers(workers: int) -> tuple[list[Any], list[str]]:
 
 
 def publish(sockets: list[Any], prompts: list[list[int]], held: list[list[int]]) -> None:
-    """Each worker tells its part of each prompt."""
+    """Publishes the blocks of each prompt that each worker holds."""
     encode = msgspec.msgpack.Encoder().encode
     generator = random.Random(SEED + 1)
     for number, (tokens, depths) in enumerate(zip(prompts, held, strict=True)):
@@ -62,7 +61,7 @@ def publish(sockets: list[Any], prompts: list[list[int]], held: list[list[int]])
 
 
 async def indexed(service: Any, prompts: list[list[int]], held: list[list[int]]) -> None:
-    """Until the service finds every worker with all it told of the last prompt, which is told last."""
+    """Waits until the service finds all published blocks of the last prompt, for every worker."""
     until = time.monotonic() + INDEXED_S_MAX
     while time.monotonic() < until:
         found = await service.overlap_scores({"token_ids": prompts[-1]})
@@ -73,7 +72,7 @@ async def indexed(service: Any, prompts: list[list[int]], held: list[list[int]])
 
 
 def request_of(tokens: list[int]) -> dict[str, Any]:
-    """What `select` takes, hashes ready; the service wants them signed."""
+    """Returns the argument of `select`, with computed hashes; the service expects signed integers."""
     hashes = [each - (1 << 64) if each >> 63 else each for each in compute_block_hash_for_seq(tokens, BLOCK)]
     return {
         "block_hashes": hashes,
@@ -83,7 +82,7 @@ def request_of(tokens: list[int]) -> dict[str, Any]:
 
 
 async def figures(given: dict[str, Any]) -> dict[str, float]:
-    """Best of a few rounds."""
+    """Returns the best of a few rounds."""
     held, blocks = given["held"], given["blocks"]
     prompts = prompts_of(len(held), blocks)
     sockets, endpoints = publishers(len(held[0]))
@@ -97,7 +96,7 @@ async def figures(given: dict[str, Any]) -> dict[str, float]:
                 "kv_events_endpoints": {0: endpoint},
             }
         )
-    # A publisher drops what is said before its subscriber has come.
+    # A publisher drops messages that it sends before its subscriber connects.
     await asyncio.sleep(1.5)
     publish(sockets, prompts, held)
     await indexed(service, prompts, held)
@@ -114,7 +113,7 @@ async def figures(given: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """One line in, one line of figures out. One per process: the service's threads outlive it."""
+    """Reads one line and prints one line of figures. One per process, because the service's threads outlive it."""
     print(json.dumps(asyncio.run(figures(json.loads(sys.stdin.readline())))), flush=True)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What one load run gave: rates, percentiles, CPU and memory."""
+"""Results of one load run: rates, percentiles, CPU and memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class LoadReport:
 
 
 def percentiles(values_s: Sequence[float]) -> dict[str, float]:
-    """p50, p90, p99 (nearest rank) and mean, in milliseconds; empty when there are no values."""
+    """Returns p50, p90, p99 (nearest rank) and mean in milliseconds; empty if there are no values."""
     if not values_s:
         return {}
     ordered = sorted(values_s)

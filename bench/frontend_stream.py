@@ -1,9 +1,8 @@
-"""CPU of the frontend alone per streamed token: `python bench/frontend_stream.py [streams] [tokens] [step_ms] [--profile]`.
+"""Measures CPU per streamed token of the frontend alone: `python bench/frontend_stream.py [streams] [tokens] [step_ms] [--profile]`.
 
-The frontend runs in this process with its real HTTP side and pipeline; below it a loop calls the sinks once per step, as
-the link's reader does. The clients are another process. `--logprobs N` asks for N alternatives per token, `--completions`
-uses that endpoint. `--ratio` runs streams without and with log-probabilities and prints what the latter cost relative to the
-former. Another client asks for one token at a time meanwhile; its time to the first token is in every line.
+The frontend's HTTP server and pipeline run in this process. A loop calls the sinks once per step, as the link's reader does. The clients are
+another process. `--logprobs N` requests N alternatives per token, `--completions` uses that endpoint. `--ratio` prints the cost of streams
+with log-probabilities relative to streams without. Meanwhile another client requests single tokens; each line has its time to first token.
 """
 
 import argparse
@@ -49,11 +48,11 @@ from services.frontend.settings import HttpSettings, PipelineSettings  # noqa: E
 from tests.frontend_mesh import served_model, write_model  # noqa: E402
 
 TOKENS = tuple(range(262, 350))
-"""Sampled in turn; alternatives are random ones of the whole vocabulary."""
+"""Tokens, in turn. Alternatives are random tokens of the vocabulary."""
 
 
 class Stepper:
-    """All legs get one token per step; also the router and the link."""
+    """Gives every leg one token per step. Stands in for the router and the link too."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
@@ -105,7 +104,7 @@ class Stepper:
                     sink.on_finish(LegFinish(reason=FinishReason.LENGTH, usage=Usage()))
 
     def _logprobs(self, count: int) -> list[TokenLogprob]:
-        """Decoded from a message, as the link does it; the messages were made before."""
+        """Decodes a prepared message, as the link does."""
         if count not in self._entries:
             self._entries[count] = [to_logprobs([self._entry(count)]) for _ in range(997)]
         return from_logprobs(self._entries[count][self.tokens % 997])  # type: ignore[arg-type]
@@ -151,7 +150,7 @@ uvloop.run(main())
 
 
 async def main(streams: int, tokens: int, step_s: float, requests: int, logprobs: int, path: str) -> dict[str, float]:
-    """One run, as the line that is printed."""
+    """Runs one measurement and returns the line to print."""
     with tempfile.TemporaryDirectory() as directory:
         model: ServedModel = served_model(write_model(Path(directory)), context_tokens_max=1_000_000)
     stepper = Stepper(step_s)
@@ -194,20 +193,18 @@ async def main(streams: int, tokens: int, step_s: float, requests: int, logprobs
 
 
 def arguments_of() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("streams", nargs="?", type=int, default=32)
     parser.add_argument("tokens", nargs="?", type=int, default=128)
     parser.add_argument("step_ms", nargs="?", type=float, default=6.0)
-    parser.add_argument("--logprobs", type=int, default=-1, help="alternatives per token; -1: none are asked for")
+    parser.add_argument("--logprobs", type=int, default=-1, help="alternatives per token; -1: no log-probabilities")
     parser.add_argument("--completions", action="store_true")
-    parser.add_argument("--ratio", action="store_true", help="both without and with log-probabilities (5 if not given)")
+    parser.add_argument("--ratio", action="store_true", help="run without and with log-probabilities (default 5)")
     parser.add_argument("--profile", action="store_true")
     return parser.parse_args()
 
 
 def run(asked: argparse.Namespace, logprobs: int) -> dict[str, float]:
-    """One run."""
     repeats = max(1, int(60_000 / (asked.streams * asked.tokens)))
     path = "/v1/completions" if asked.completions else "/v1/chat/completions"
     line = uvloop.run(main(asked.streams, asked.tokens, asked.step_ms / 1000, repeats, logprobs, path))

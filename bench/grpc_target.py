@@ -12,7 +12,7 @@ from kvmesh.api.types.v1.sampling_pb2 import SamplingParams
 
 
 class GrpcTarget:
-    """One channel, any number of streams."""
+    """Sends requests on one channel."""
 
     def __init__(self, address: str, model: str, *, is_chat: bool = True, timeout_s: float = 120.0) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -22,7 +22,6 @@ class GrpcTarget:
         self._timeout_s = timeout_s
 
     async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
-        """One request."""
         result = LoadResult()
         options = pb.GenerationOptions(
             stream=True,
@@ -62,5 +61,4 @@ class GrpcTarget:
         return result
 
     async def aclose(self) -> None:
-        """Ends the channel."""
         await self._channel.close()

@@ -1,6 +1,6 @@
-"""OpenAI HTTP over bare asyncio protocols: the generator must cost a small share of what it measures.
+"""OpenAI HTTP over asyncio protocols, so that the generator uses little CPU beside what it measures.
 
-The answer is not parsed while it streams; only arrival times are taken, and usage is read from the last bytes.
+It does not parse answers while they stream: it records arrival times, and reads usage from the last bytes.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = True
 
     def start(self, data: bytes) -> asyncio.Future[None]:
-        """Sends a request; the future ends with its response."""
+        """Sends a request. The future resolves when its response ends."""
         self.first_at_s = self.last_at_s = 0.0
         self.head = b""
         self.tail = b""
@@ -48,7 +48,7 @@ class _Connection(asyncio.Protocol):
         return self.done
 
     def _acknowledge_quickly(self) -> None:
-        """The kernel takes this back by itself after some packets, so it is asked again each time."""
+        """Sets TCP_QUICKACK. The kernel clears it after some packets, so it is set again each time."""
         if self._quick_acks and self.transport is not None:
             self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
@@ -69,7 +69,7 @@ class _Connection(asyncio.Protocol):
             self._finish(None)
 
     def _has_whole_body(self) -> bool:
-        """True when a response with a Content-Length is complete (errors and unary answers)."""
+        """Returns whether a response with a Content-Length is complete (errors, and answers that are not streamed)."""
         header, separator, body = self.tail.partition(b"\r\n\r\n")
         match = re.search(rb"(?i)content-length: (\d+)", header)
         return bool(separator) and match is not None and len(body) >= int(match.group(1))
@@ -102,7 +102,6 @@ class HttpTarget:
         self._idle: list[_Connection] = []
 
     def encode(self, request: LoadRequest) -> bytes:
-        """The whole HTTP request."""
         body: dict[str, object] = {
             "model": self._model,
             "max_tokens": request.output_tokens,
@@ -136,7 +135,7 @@ class HttpTarget:
         return connection
 
     async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
-        """One request; a connection that fails is not used again."""
+        """Sends one request. A connection that failed is not reused."""
         result = LoadResult()
         connection: _Connection | None = None
         try:
@@ -171,7 +170,6 @@ class HttpTarget:
         return result
 
     async def aclose(self) -> None:
-        """Ends idle connections."""
         for connection in self._idle:
             if connection.transport is not None:
                 connection.transport.close()

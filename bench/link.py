@@ -34,7 +34,7 @@ class _Sink:
         self._load.tokens += len(token_ids)
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Nobody asked for them."""
+        """Ignored: no leg requests log-probabilities."""
 
     def on_finish(self, finish: LegFinish) -> None:
         self._load.on_finish(finish)
@@ -72,7 +72,7 @@ class _Load:
 
 
 async def measure_link(concurrency: int, seconds: float) -> dict[str, Any]:
-    """Tokens per second over one link and what they cost on each side."""
+    """Measures tokens per second over one link, and their CPU on each side."""
     argv = (
         "--simulated-time-factor",
         "0",

@@ -25,7 +25,7 @@ GENERATED_RATE_PER_S = 3.0
 
 
 def shaped_requests(options: argparse.Namespace, words: Sequence[str]) -> Iterator[LoadRequest]:
-    """Requests of one shape, by number or by time."""
+    """Returns requests of one shape, limited by number or time."""
     shape = PromptShape(tokens=options.isl, prefix_groups=options.prefix_groups, prefix_share=options.prefix_share)
     prompts = make_prompts(shape, seed=options.seed, words=words)
     requests = (LoadRequest(prompt=prompt, output_tokens=options.osl) for prompt in prompts)
@@ -33,7 +33,7 @@ def shaped_requests(options: argparse.Namespace, words: Sequence[str]) -> Iterat
 
 
 def trace_requests(options: argparse.Namespace, words: Sequence[str]) -> Iterator[tuple[LoadRequest, float]]:
-    """A trace's requests and when each is due."""
+    """Returns a trace's requests with their due times."""
     for request in _trace(options):
         load_request = LoadRequest(
             prompt=trace_prompt(request, tokens_scale=options.tokens_scale, words=words),
@@ -59,7 +59,6 @@ def _loop(options: argparse.Namespace, target: Target) -> Awaitable[list[LoadRes
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = made.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", help="OpenAI HTTP server, http://host:port")
@@ -68,29 +67,30 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
     made.add_argument("--isl", type=int, default=128, help="words per prompt")
     made.add_argument("--osl", type=int, default=128, help="tokens per answer, exactly")
-    made.add_argument("--tokenizer", help="model directory: words are picked that are one token each in its tokenizer")
+    made.add_argument("--tokenizer", help="model directory: use words that are one token each in its tokenizer")
     made.add_argument("--requests", type=int, default=100)
-    made.add_argument("--duration", type=float, default=0.0, help="seconds; counts instead of --requests")
+    made.add_argument("--duration", type=float, default=0.0, help="seconds; replaces --requests")
     made.add_argument("--concurrency", type=int, default=1, help="closed loop: requests in flight")
     made.add_argument("--rate", type=float, default=0.0, help="open loop: requests per second, Poisson")
     made.add_argument("--trace", help=f"open loop: a Mooncake .jsonl or Azure .csv file, .gz or not, or '{GENERATED}'")
-    made.add_argument("--speed", type=float, default=1.0, help="the trace's time runs this much faster")
-    made.add_argument("--tokens-scale", type=float, default=1.0, help="the trace's lengths are multiplied by this")
-    made.add_argument("--prefix-groups", type=int, default=0, help="prompts share one of so many beginnings")
-    made.add_argument("--prefix-share", type=float, default=0.5, help="how much of a prompt its beginning is")
+    made.add_argument("--speed", type=float, default=1.0, help="factor by which the trace runs faster")
+    made.add_argument("--tokens-scale", type=float, default=1.0, help="factor for the trace's lengths")
+    made.add_argument("--prefix-groups", type=int, default=0, help="number of common prefixes")
+    made.add_argument("--prefix-share", type=float, default=0.5, help="share of a prompt that is a common prefix")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--timeout-s", type=float, default=120.0)
     made.add_argument(
         "--quick-acks",
         action="store_true",
-        help="HTTP: acknowledge at once, so that a server's Nagle delay is not seen",
+        help="HTTP: acknowledge at once, which hides a server's Nagle delay",
     )
-    made.add_argument("--watch", action="append", default=[], metavar="NAME=PID", help="take CPU and memory of a tree")
+    made.add_argument(
+        "--watch", action="append", default=[], metavar="NAME=PID", help="measure CPU and memory of a process tree"
+    )
     return made
 
 
 async def load(options: argparse.Namespace) -> LoadReport:
-    """One run."""
     is_chat = options.endpoint == "chat"
     target: Target
     if options.url:

@@ -1,4 +1,4 @@
-"""Ways to send load, closed and open loop, and the measurement around them."""
+"""Closed and open load loops, and the measurement around them."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ IN_FLIGHT_MAX = 4096
 
 
 async def closed_loop(target: Target, requests: Iterator[LoadRequest], concurrency: int) -> list[LoadResult]:
-    """`concurrency` senders, each with one request in flight, until the requests end."""
+    """Runs `concurrency` senders with one request in flight each, until the requests end."""
     results: list[LoadResult] = []
 
     async def sender() -> None:
@@ -28,7 +28,7 @@ async def closed_loop(target: Target, requests: Iterator[LoadRequest], concurren
 async def open_loop(
     target: Target, arrivals: AsyncIterator[tuple[LoadRequest, float]], *, in_flight_max: int = IN_FLIGHT_MAX
 ) -> list[LoadResult]:
-    """One task per arrival, whatever is still in flight, up to `in_flight_max`; times count from the intended arrival."""
+    """Starts one task per arrival, up to `in_flight_max` at a time. Times count from the intended arrival."""
     results: list[LoadResult] = []
     room = asyncio.Semaphore(in_flight_max)
 
@@ -46,7 +46,7 @@ async def open_loop(
 
 
 async def arrive(requests: Iterator[tuple[LoadRequest, float]]) -> AsyncIterator[tuple[LoadRequest, float]]:
-    """Each request at its offset in seconds from now."""
+    """Yields each request at its offset in seconds from now."""
     start_s = time.perf_counter()
     for request, offset_s in requests:
         await asyncio.sleep(max(0.0, start_s + offset_s - time.perf_counter()))
@@ -54,7 +54,7 @@ async def arrive(requests: Iterator[tuple[LoadRequest, float]]) -> AsyncIterator
 
 
 def poisson(requests: Iterator[LoadRequest], rate_per_s: float, seed: int) -> Iterator[tuple[LoadRequest, float]]:
-    """Exponential gaps."""
+    """Yields requests with exponential gaps, in seconds."""
     rng = random.Random(seed)
     offset_s = 0.0
     for request in requests:
@@ -63,7 +63,7 @@ def poisson(requests: Iterator[LoadRequest], rate_per_s: float, seed: int) -> It
 
 
 def for_seconds(requests: Iterator[LoadRequest], seconds: float) -> Iterator[LoadRequest]:
-    """The requests until the time is over, counted from the first one taken."""
+    """Yields requests until `seconds` after the first one."""
     end_s = time.perf_counter() + seconds
     for request in requests:
         if time.perf_counter() >= end_s:
@@ -72,7 +72,7 @@ def for_seconds(requests: Iterator[LoadRequest], seconds: float) -> Iterator[Loa
 
 
 async def measure(run: Awaitable[list[LoadResult]], watch: Mapping[str, int]) -> LoadReport:
-    """Runs a loop and takes CPU and memory of the watched process trees, and the machine's noise, around it."""
+    """Runs a loop and measures CPU and memory of the watched process trees, and the machine's noise."""
     calibration_before_ms = calibration_ms()
     before = {name: process_use(pid) for name, pid in watch.items()}
     busy_before_s, client_before_s, start_s = busy_core_s(), time.process_time(), time.perf_counter()

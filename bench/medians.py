@@ -1,4 +1,4 @@
-"""Two systems compared, point by point, over the rounds of one run."""
+"""Compares two systems over the rounds of one run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -20,7 +20,7 @@ USUAL = ("tokens/s", "TTFT p50 ms", "TTFT p99 ms", "CPU-s per 1k tokens", "loop 
 
 
 def columns(figures: Sequence[str] = USUAL) -> Sequence[str]:
-    """The head of a comparison."""
+    """Returns the column names of a comparison."""
     return ("engines", "load", *figures, "errors")
 
 
@@ -35,7 +35,7 @@ def compare(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL)
 def compare_calmest(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
     """The same of each point's one round in which unrelated processes used least during the worse of its two halves.
 
-    Medians mislead where one system's rounds were disturbed and the other's were not.
+    Medians mislead if only one system's rounds were disturbed.
     """
     lines = []
     for place, systems in _by_place(points).items():
@@ -46,7 +46,7 @@ def compare_calmest(points: Sequence[Mapping[str, Any]], figures: Sequence[str] 
 
 
 def ratios(points: Sequence[Mapping[str, Any]], figure: str) -> Mapping[tuple[str, str], float]:
-    """Ours over theirs of one figure's medians, by engines and load."""
+    """Returns the ratios of one figure's medians, ours / theirs, by engines and load."""
     read = FIGURES[figure]
     found = {}
     for place, systems in _by_place(points).items():

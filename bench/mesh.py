@@ -1,4 +1,4 @@
-"""A whole mesh to measure: `kvmesh up` in a process of its own, its services' process ids, ended on the way out."""
+"""Starts a mesh to measure: `kvmesh up` as a child process, with the process ids of its services."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ SERVICES = ("gateway", "frontend", "router", "prefill", "decode", "planner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A server under load: where it answers, as which model, and the processes that are counted."""
+    """A server under load: its address and model, and the processes whose CPU is counted."""
 
     system: str
     url: str
@@ -34,12 +34,12 @@ class Served:
     watch: Mapping[str, int]
     grpc_address: str = ""
     beside: Mapping[str, int] = field(default_factory=dict)
-    """Processes that have no part in requests: their memory is told, their CPU is not counted."""
+    """Processes that take no part in requests: their memory is reported, their CPU is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshKind:
-    """How the engines of a mesh behave; `engine_argv` goes to every worker."""
+    """Shape and engines of a mesh. Every worker gets `engine_argv`."""
 
     name: str
     engine_argv: Sequence[str]
@@ -53,7 +53,7 @@ class MeshKind:
 
 @asynccontextmanager
 async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
-    """Starts a mesh on simulated engines, one of each service unless said; stopped at the end, killed when it does not stop."""
+    """Starts a mesh of simulated engines. Stops it at the end, and kills it if it does not stop."""
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         state = Path(folder) / "mesh.json"
         with (Path(folder) / "up.log").open("wb") as log:
@@ -75,7 +75,7 @@ async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
 
 
 def up_argv(engine: str, model_dir: Path, engine_argv: Sequence[str], *, run_dir: Path) -> Sequence[str]:
-    """The command line of a mesh on free ports."""
+    """Returns the command line of a mesh on free ports."""
     return (
         *(sys.executable, "-m", "kvmesh.cli", "up", "--engine", engine, "--model", str(model_dir)),
         *("--served-name", "bench", "--port", "0", "--run-dir", str(run_dir)),
@@ -108,7 +108,7 @@ async def _served(pid: int, state: Mapping[str, str], kind: MeshKind) -> Served:
 
 
 def _service_pids(pid: int) -> Mapping[str, int]:
-    """The services by name. `up` itself, with the embedded registry in it, is not counted: it is no part of a request."""
+    """Returns the services' process ids by name, without `up` and its registry, which take no part in requests."""
     found: dict[str, int] = {}
     for child in descendants(pid):
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -1,4 +1,4 @@
-"""How noisy the machine was: a figure without this beside it says nothing on a shared machine."""
+"""Measures how noisy the machine was: without this, figures from a shared machine mean nothing."""
 
 import os
 import time
@@ -11,14 +11,14 @@ CALIBRATION_STEPS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """`calibration_ms`: a fixed loop before and after, the worse of the two. `others_cores`: what nobody measured used."""
+    """`calibration_ms`: time of a fixed loop, the worse of before and after. `others_cores`: cores used by other processes."""
 
     calibration_ms: float
     others_cores: float
 
 
 def calibration_ms() -> float:
-    """Milliseconds for a fixed piece of single-core work: a host that takes time away shows here, not in /proc/stat."""
+    """Returns the milliseconds of a fixed single-core loop. It shows CPU time taken by the host, which /proc/stat does not."""
     best_s = float("inf")
     for _ in range(CALIBRATION_ROUNDS):
         start_s = time.perf_counter()
@@ -30,7 +30,7 @@ def calibration_ms() -> float:
 
 
 def busy_core_s() -> float:
-    """CPU-seconds that the whole machine has spent since it started."""
+    """Returns the CPU-seconds of the whole machine since it started."""
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = fields[3] + fields[4]
     return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Calls at times that are given, to a few microseconds: event loops' own timers go by the millisecond. Linux only."""
+"""Calls a function at given times, accurate to microseconds: timers of event loops have millisecond steps. Linux only."""
 
 import asyncio
 import ctypes
@@ -14,20 +14,20 @@ _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Arrivals(StrEnum):
-    """How asks come: one every 1/rate seconds, or each at a random time of its own (Poisson)."""
+    """Arrivals: one every 1/rate seconds, or at random (Poisson)."""
 
     EVEN = "even"
     RANDOM = "random"
 
 
 def gaps_s(arrivals: Arrivals, rate: float, generator: random.Random) -> Iterator[float]:
-    """Times from one arrival to the next, without end."""
+    """Yields the times between arrivals in seconds, endlessly."""
     while True:
         yield 1 / rate if arrivals is Arrivals.EVEN else generator.expovariate(rate)
 
 
 class _Times(ctypes.Structure):
-    """The kernel's itimerspec: a period, which is not used, and when."""
+    """The kernel's itimerspec: a period (unused) and a time."""
 
     _fields_ = (
         ("period_s", ctypes.c_long),
@@ -40,8 +40,8 @@ class _Times(ctypes.Structure):
 class Pacer:
     """Calls `call` in the running loop at each of its times, with that time, until it is closed.
 
-    The kernel wakes the loop through a file descriptor. A thread that slept would have to wait for the interpreter's lock, and take
-    it from the loop that is measured.
+    The kernel wakes the loop through a file descriptor. A sleeping thread would need the
+    interpreter's lock, and would take it from the loop that is measured.
     """
 
     def __init__(self, gaps: Iterator[float], call: Callable[[float], None]) -> None:
@@ -57,7 +57,7 @@ class Pacer:
         self._set()
 
     def close(self) -> None:
-        """No more calls."""
+        """Stops the calls."""
         self._loop.remove_reader(self._timer)
         os.close(self._timer)
 

@@ -24,7 +24,7 @@ IDLE_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What was measured, on what, and the summary of a LoadReport."""
+    """One measurement: scenario, system, and the summary of its LoadReport."""
 
     system: str
     kind: str
@@ -32,12 +32,11 @@ class Point:
     summary: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """For a file."""
         return {"system": self.system, "kind": self.kind, "scenario": self.scenario.name, **self.summary}
 
 
 class Bench:
-    """Measures scenarios on one server; prompts are as long as asked in its own tokenizer, template included."""
+    """Measures scenarios on one server. Prompt lengths count the server's own tokens, template included."""
 
     def __init__(self, served: Served, kind: str, seed: int) -> None:
         self._served = served
@@ -47,7 +46,7 @@ class Bench:
         self._template_tokens = 0
 
     async def warm_up(self) -> None:
-        """Once per server: transfer agents, connections between services and caches are made by the first requests.
+        """Runs once per server: the first requests create transfer agents, connections between services, and caches.
 
         The prompts are long enough to be transferred. Then it waits until the server is idle, because agents are still
         starting after the first answers.
@@ -66,7 +65,7 @@ class Bench:
         await self._wait_idle()
 
     async def _wait_idle(self) -> None:
-        """Until all of the server's processes together use little, or for a bounded time."""
+        """Waits until all processes of the server use little CPU, or for a bounded time."""
         end_s = time.perf_counter() + IDLE_TIMEOUT_S
         used_s = self._cpu_s()
         while time.perf_counter() < end_s:
@@ -79,7 +78,7 @@ class Bench:
         return sum(process_use(pid).cpu_s for pid in self._served.watch.values())
 
     async def measure(self, scenario: Scenario, seconds: float) -> Point:
-        """A few requests that do not count, then `seconds` of load."""
+        """Runs a few uncounted requests, then `seconds` of load."""
         self._seed += 1
         shape = PromptShape(tokens=max(1, scenario.prompt_tokens - self._template_tokens))
         requests = (

@@ -10,14 +10,14 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """What a process tree has used so far; children that ended are counted once they were waited for."""
+    """Resources that a process tree has used. Children that ended count after they were waited for."""
 
     cpu_s: float
     rss_mib: float
 
 
 def process_use(pid: int) -> ProcessUse:
-    """The tree under `pid`; zero for one that is gone."""
+    """Returns the use of the tree under `pid`; zero if it has ended."""
     cpu_s, rss = 0.0, 0
     for member in [pid, *descendants(pid)]:
         try:
@@ -30,7 +30,7 @@ def process_use(pid: int) -> ProcessUse:
 
 
 def own_rss_mib(pid: int) -> float:
-    """Resident memory of one process without its children; 0 for one that is gone."""
+    """Returns the resident memory of one process without its children; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 2**20
     except FileNotFoundError:
@@ -38,8 +38,7 @@ def own_rss_mib(pid: int) -> float:
 
 
 def shared_out_mib(pid: int) -> float:
-    """A process's memory with each page that several processes share counted in equal parts for all of them (PSS), so that the
-    figures of many processes add up; 0 for one that is gone."""
+    """Returns a process's PSS: a shared page counts in equal parts for its processes, so that the figures add up; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -48,7 +47,7 @@ def shared_out_mib(pid: int) -> float:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids of all children and their children."""
+    """Returns the process ids of all descendants."""
     try:
         children = [
             int(word)

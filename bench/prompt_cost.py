@@ -1,8 +1,8 @@
-"""What a long prompt costs the frontend before anything is asked of the mesh, in one process.
+"""Measures what a long prompt costs the frontend before its placement, in one process.
 
 python -m bench.prompt_cost --tokens 8000
 
-Microseconds per prompt token of each step, and how long the event loop is held up meanwhile (a task that wakes every millisecond).
+Prints microseconds per prompt token of each step, and how long each blocks the event loop (measured by a task that wakes every millisecond).
 """
 
 import argparse
@@ -36,7 +36,7 @@ REMEMBERED_CHARACTERS = 2_000_000
 
 
 def best_us(function: Callable[[], object]) -> float:
-    """The quickest of a few calls: the machine is shared."""
+    """Returns the fastest of a few calls, because the machine is shared."""
     found = float("inf")
     for _ in range(ROUNDS):
         begin_s = time.perf_counter()
@@ -46,7 +46,7 @@ def best_us(function: Callable[[], object]) -> float:
 
 
 def conversation(words: Sequence[str], tokens: int, seed: int) -> Conversation:
-    """Turns of equal length that are about so many tokens."""
+    """Returns turns of equal length with about `tokens` tokens in total."""
     rng = random.Random(seed)
     turns = max(1, tokens // TURN_WORDS)
     roles = ("user", "assistant")
@@ -55,7 +55,7 @@ def conversation(words: Sequence[str], tokens: int, seed: int) -> Conversation:
 
 
 def steps(asked: Conversation, model: TextModel, reference: TextModel) -> list[list[str]]:
-    """One row per step."""
+    """Returns one row per step."""
     text = model.render(asked)
     token_ids = model.tokenise(text, adds_special_tokens=False)
     model.tokenise_prompt(text)
@@ -75,7 +75,7 @@ def steps(asked: Conversation, model: TextModel, reference: TextModel) -> list[l
 
 
 async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, seconds: float) -> list[str]:
-    """Prompts of so many tokens prepared one after the other; how late a task is that wakes every millisecond."""
+    """Prepares prompts one after the other. Returns how late a task is that wakes every millisecond."""
     served = ServedModel(
         name="demo", text=model, context_tokens_max=10**6, vocabulary_size=10**6, block_size_tokens=BLOCK_TOKENS,
         eos_token_ids=frozenset(), features=frozenset(),
@@ -92,7 +92,7 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, secon
 
     ticking = asyncio.create_task(tick())
     while time.perf_counter() < end_s:
-        # The loop's turn between two requests, which the socket takes otherwise.
+        # The event-loop iteration between two requests, which a socket needs in production.
         await asyncio.sleep(0)
         request = Request(
             request_id=str(prompts), model="demo", prompt=asked[prompts % len(asked)], sampling=SamplingParams(max_tokens=1)
@@ -106,7 +106,6 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, secon
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--seconds", type=float, default=3.0)

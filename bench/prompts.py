@@ -1,4 +1,4 @@
-"""Prompts of a given length: words that are one token each in the target's tokenizer, seeded, with shared prefixes."""
+"""Prompts of a given length from seeded words of one token each, with shared prefixes."""
 
 import json
 import random
@@ -16,7 +16,7 @@ WORDS = (
 ).split()
 WORDS_MIN = 64
 WORD_BOUNDARY = "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
-"""How byte-level tokenizers write a leading space."""
+"""A leading space in byte-level tokenizers."""
 
 DISTINCT_WORDS = 8
 BODIES = 64
@@ -24,7 +24,7 @@ BODIES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptShape:
-    """`tokens` words per prompt; the first `prefix_share` (0 to 1) of it is one of `prefix_groups` common beginnings."""
+    """Prompts of `tokens` words. The first `prefix_share` (0 to 1) is one of `prefix_groups` common prefixes."""
 
     tokens: int
     prefix_groups: int = 0
@@ -32,7 +32,7 @@ class PromptShape:
 
 
 def one_token_words(model_dir: Path) -> Sequence[str]:
-    """Plain words that are one token after a space in this model's tokenizer; WORDS when there are too few to tell."""
+    """Returns words that are one token after a space in this model's tokenizer; WORDS if there are too few."""
     vocabulary = json.loads((model_dir / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     plain = sorted(
         token[1:]
@@ -43,10 +43,9 @@ def one_token_words(model_dir: Path) -> Sequence[str]:
 
 
 def make_prompts(shape: PromptShape, *, seed: int, words: Sequence[str] = WORDS) -> Iterator[str]:
-    """Endless distinct prompts: after their common beginning come words that no other prompt has there.
+    """Yields distinct prompts endlessly: after the common prefix come words that no other prompt has there.
 
-    What follows those is one of a few texts made before: choosing thousands of words for each prompt would make the
-    generator a large part of what is measured.
+    The rest is one of a few prepared texts, because choosing thousands of words per prompt would cost the generator too much CPU.
     """
     rng = random.Random(seed)
     shared = int(shape.tokens * shape.prefix_share) if shape.prefix_groups else 0
@@ -60,14 +59,14 @@ def make_prompts(shape: PromptShape, *, seed: int, words: Sequence[str] = WORDS)
 
 
 def trace_prompt(request: TraceRequest, *, tokens_scale: float = 1.0, words: Sequence[str] = WORDS) -> str:
-    """Text whose 512-word blocks repeat exactly where the trace's block ids do; `tokens_scale` shrinks every block.
+    """Returns text whose 512-word blocks repeat where the trace's block ids do; `tokens_scale` scales every block.
 
-    A trace without block ids gives every request a text of its own, the same in each run.
+    Without block ids, every request has a unique text, the same in each run.
     """
     per_block = max(1, round(MOONCAKE_BLOCK_TOKENS * tokens_scale))
     total = max(1, round(request.prompt_tokens * tokens_scale))
     own = f"{request.at_s}/{request.prompt_tokens}/{request.output_tokens}"
-    # Past its listed blocks a prompt has text of its own, so that it shares nothing the trace does not say it shares.
+    # After its listed blocks a prompt has unique text, so that it shares only what the trace says.
     seeds = chain(map(str, request.block_ids), (f"{own}/{i}" for i in range(total)))
     parts: list[str] = []
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""Route alone: real routers, one frontend link, paced requests that are placed and reported on; no worker computes anything.
+"""Measures Route alone: real routers, one frontend link, paced placement requests and reports; no workers.
 
 python -m bench.route --routers 2 --rate 400 --seconds 4 --report-delay-s 0.01
 """
@@ -16,7 +16,7 @@ from typing import Any
 from bench.processes import process_use
 from bench.services import DEMO_MODEL, ROOT
 from kvmesh.clock import SystemClock
-from kvmesh.core import Ask, ReportKind
+from kvmesh.core import Ask, Report, ReportKind
 from kvmesh.discovery.base import ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
@@ -24,19 +24,19 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_client import GrpcRouterClient
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.client import GrpcRouterClient
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 
 PROMPT_BLOCKS = 32
 BLOCK_SIZE_TOKENS = 16
 NEWS_S = ((ReportKind.PREFILLED, 0.02), (ReportKind.FIRST_TOKEN, 0.005), (ReportKind.FINISHED, 0.1))
-"""What is reported of a request, and after how long since the one before."""
+"""The reports of a request, each with the seconds since the one before."""
 
 
 class _Load:
-    """Begins `rate` requests a second and sees each to its end."""
+    """Starts `rate` requests per second and runs each to its end."""
 
     def __init__(self, link: GrpcRouterLink) -> None:
         self._link = link
@@ -45,7 +45,6 @@ class _Load:
         self.place_s: list[float] = []
 
     async def run(self, rate: float, seconds: float) -> None:
-        """All of them."""
         began_s = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             for number in range(int(rate * seconds)):
@@ -71,7 +70,8 @@ class _Load:
         self.place_s.append(time.perf_counter() - began_s)
         for kind, after_s in NEWS_S:
             await asyncio.sleep(after_s)
-            self._link.report_nowait(placed.ask_id, kind, elapsed_s=time.perf_counter() - began_s)
+            report = Report(kind=kind, elapsed_s=time.perf_counter() - began_s)
+            self._link.report_nowait(placed.ask_id, report)
         self.done += 1
 
 
@@ -87,7 +87,7 @@ async def _process(service: str, registry: str, *argv: str) -> AsyncIterator[int
 
 
 async def measure_route(routers: int, rate: float, seconds: float, report_delay_s: float) -> dict[str, Any]:
-    """What a request costs on both sides of Route."""
+    """Measures the cost of a request on both sides of Route."""
     async with AsyncExitStack() as stack:
         agent = EmbeddedAgent(AgentSettings())
         await agent.start()
@@ -106,7 +106,7 @@ async def measure_route(routers: int, rate: float, seconds: float, report_delay_
         )
         running = asyncio.create_task(link.run())
         load = _Load(link)
-        await load.run(rate, 1.0)  # Meanwhile all streams come to stand.
+        await load.run(rate, 1.0)  # Meanwhile all streams open.
         load.done = 0
         load.place_s.clear()
         messages, own_s, router_s = link.messages_sent, time.process_time(), [process_use(pid).cpu_s for pid in pids]
@@ -129,7 +129,7 @@ async def measure_route(routers: int, rate: float, seconds: float, report_delay_
 
 
 async def _wait_routers(registry: ConsulRegistry, channels: ChannelPool, count: int) -> None:
-    """Until all of them see the worker."""
+    """Waits until all routers see the worker."""
     async with asyncio.timeout(60):
         while True:
             found = [each for each in (await registry.instances(ROUTER)).instances if each.takes_requests]

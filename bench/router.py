@@ -1,8 +1,8 @@
 """Prints how many placements a router core decides: `python -m bench.router [--workers 8,64,512] [--blocks 32,...]`.
 
-One process, one thread, no network. A decision is the whole of `RouterCore.ask`: index match, weighing, reservation, history.
-Half of the workers prefill, half decode; the index holds a million blocks; all workers hold a part of every prompt, to eight
-different depths. Beside it what the request costs later: its reports. Time is CPU time of this process, of rounds the median.
+One process, one thread, no network. A decision is one call of `RouterCore.ask`: lookup, scoring, reservation, history.
+Half of the workers are prefill workers. The index has a million blocks. All workers hold a prefix of every prompt, with eight
+different lengths. Another column is the cost of the request's reports. Times are CPU time of this process, median of the rounds.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from kvmesh.core import (
 )
 from kvmesh.lifecycle.garbage import collect_seldom
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 
 SEED = 7
 BLOCK = 16
@@ -39,7 +40,7 @@ IN_FLIGHT_PER_WORKER = 4
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One row: seconds per decision and per request's reports."""
+    """One row: seconds per decision, and for the reports of one request."""
 
     workers: int
     blocks: int
@@ -65,7 +66,7 @@ def describe(name: str, role: Role) -> WorkerDescription:
 
 
 def fleet(workers: int, prefills: int, policy: str) -> RouterCore:
-    core = RouterCore(router_id="bench", policy=policy, generator=random.Random(SEED))
+    core = RouterCore(CoreSettings(policy=policy), router_id="bench", generator=random.Random(SEED))
     for i in range(workers):
         role = Role.PREFILL if i < prefills else Role.DECODE
         name = f"{role.value[0]}{i}"
@@ -81,13 +82,13 @@ def fleet(workers: int, prefills: int, policy: str) -> RouterCore:
 
 
 def make_prompts(blocks: int) -> list[list[int]]:
-    """Block hashes of the prompts asked for."""
+    """Returns the block hashes of the prompts."""
     generator = random.Random(SEED)
     return [[generator.getrandbits(64) for _ in range(blocks)] for _ in range(PROMPTS)]
 
 
 def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
-    """A million blocks; of each prompt every worker holds a leading part, of so many different lengths."""
+    """Indexes a million blocks. Every worker holds a prefix of each prompt, with `depths_each` lengths."""
     generator = random.Random(SEED + 1)
     bits = [target.bits[target.rank] for target in core.fleet.targets()]
     prompts = make_prompts(blocks)
@@ -101,7 +102,7 @@ def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
 
 
 def forget_lookups(core: RouterCore) -> None:
-    """What earlier lookups found is of no use to the next one."""
+    """Clears the lookup cache."""
     core.index.device.clear_lookup_cache()
     core.placer.cached_tokens.clear_cache()
 
@@ -115,7 +116,7 @@ def measure(
     now: float = 0.0,
     is_fresh: bool = False,
 ) -> Rate:
-    """Half load: the router's clock goes on by twice the time that the prompt keeps one of the workers that compute prompts."""
+    """Measures at half load: the router's clock advances by twice the time that a prompt occupies one prefill worker."""
     asks = [
         Ask(
             request_id=f"r{i}",
@@ -156,8 +157,8 @@ def measure(
             forget_lookups(core)
         core.index.device.prefixes(prompts[i % PROMPTS])
     match_cpu = (time.process_time() - cpu) / matches
-    # The first rounds fill the fleet. Other work on this machine comes and goes and takes cache and clock with it: the median
-    # says what it was like, the best tenth what the code takes.
+    # The first rounds fill the fleet. Other processes change CPU caches and clock: the median shows typical rounds, the best tenth the
+    # cost of the code.
     columns = [sorted(column) for column in zip(*rounds[in_flight // batch :], strict=True)]
     middle = [statistics.median(column) / batch for column in columns]
     calm_cpu = columns[0][len(columns[0]) // 10] / batch
@@ -169,26 +170,25 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    """All figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=numbers, default=[8, 64, 512])
     parser.add_argument("--blocks", type=numbers, default=[32, 128, 512, 2048])
     parser.add_argument(
-        "--depths", type=int, default=8, help="different depths to which a prompt is held; 2 is ordinary"
+        "--depths", type=int, default=8, help="number of different prefix lengths per prompt; 2 is typical"
     )
     parser.add_argument("--policy", default="kv")
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--fresh", action="store_true", help="nothing that earlier lookups found is remembered")
+    parser.add_argument("--fresh", action="store_true", help="clear the lookup cache before each request")
     parser.add_argument("--together", action="store_true", help="no prefill workers: decode workers compute the prompt")
-    parser.add_argument("--grpc", action="store_true", help="asks a router process through gRPC instead")
-    parser.add_argument("--rate", type=float, default=2000.0, help="asks per second through gRPC")
-    parser.add_argument("--arrivals", default="even,random", help="of asks through gRPC: one each 1/rate s, Poisson")
-    parser.add_argument("--frontends", type=int, default=1, help="that ask through gRPC, each on a link of its own")
+    parser.add_argument("--grpc", action="store_true", help="measure a router process through gRPC instead")
+    parser.add_argument("--rate", type=float, default=2000.0, help="placement requests per second through gRPC")
     parser.add_argument(
-        "--dynamo", type=Path, help="virtual environment that has Dynamo: its parts beside ours instead"
+        "--arrivals", default="even,random", help="arrivals through gRPC: even (one each 1/rate s), random (Poisson)"
     )
+    parser.add_argument("--frontends", type=int, default=1, help="frontend links through gRPC")
+    parser.add_argument("--dynamo", type=Path, help="virtual environment with Dynamo: compare with its router instead")
     options = parser.parse_args()
-    # What is imported below imports this module for fleet and prompts.
+    # These modules import this one.
     if options.dynamo:
         if not (options.dynamo / "bin" / "python").exists():
             parser.error(f"--dynamo: {options.dynamo} is not a virtual environment")

@@ -1,8 +1,8 @@
 """Dynamo's `SelectionService` and `RadixTree` beside the router, in one run: `python -m bench.router --dynamo DIR`.
 
-Each figure is the best of several rounds. A decision of ours is the whole `RouterCore.ask`: lookup, weighing of prefill and decode
-workers, reservation, history. Theirs, `select`, looks up and weighs one pool and reserves nothing. Ours has a million blocks indexed,
-theirs only the prompts asked for.
+Each figure is the best of several rounds. Our decision is `RouterCore.ask`: lookup, scoring of prefill and decode workers, reservation,
+history. Dynamo's `select` looks up and scores one pool and reserves nothing. Our index has a million blocks, Dynamo's only the
+prompts of the requests.
 """
 
 import json
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def dynamo(directory: Path, script: str, given: dict[str, Any]) -> dict[str, float]:
-    """What a script of ours says that runs in Dynamo's environment."""
+    """Runs one of our scripts in Dynamo's environment and returns its output."""
     command = [str(directory / "bin" / "python"), "-P", str(Path(__file__).with_name(script))]
     done = subprocess.run(command, input=json.dumps(given) + "\n", stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -34,7 +34,6 @@ def dynamo(directory: Path, script: str, given: dict[str, Any]) -> dict[str, flo
 
 
 def row(workers: int, blocks: int, depths: int, for_s: float, directory: Path) -> list[str]:
-    """One line of the table."""
     generator = random.Random(SEED)
     prompts = [[generator.getrandbits(63) for _ in range(blocks)] for _ in range(PROMPTS)]
     choices = [[generator.randint(1, blocks) for _ in range(depths)] for _ in prompts]
@@ -56,11 +55,10 @@ def row(workers: int, blocks: int, depths: int, for_s: float, directory: Path) -
 
 
 def main(workers: Sequence[int], blocks: Sequence[int], depths: int, for_s: float, directory: Path) -> None:
-    """The table."""
     lines = []
     for number in workers:
         for length in blocks:
             lines.append(row(number, length, depths, for_s, directory))
             print(" ".join(lines[-1]), file=sys.stderr, flush=True)
-    print("a decision and a lookup of ours beside Dynamo's, the same run; processor time of all threads\n")
+    print("a decision and a lookup, kvmesh and Dynamo in the same run; CPU time of all threads\n")
     print(render(COLUMNS, lines))

@@ -1,6 +1,6 @@
-"""Asks a router through gRPC: `python -m bench.router --grpc`. The router is a process of its own, this is the frontends' end.
+"""Measures placement through gRPC: `python -m bench.router --grpc`. The router is another process; this is the frontends' side.
 
-One router, asked through the frontends' own links (`kvmesh.rpc.router_link`) in turns, a task per ask as a frontend has one per
+One router, asked through the frontends' own links (`kvmesh.rpc.router.link`) in turns, a task per ask as a frontend has one per
 request. Open loop: asks come at even or at random (Poisson) times whatever was answered; each placed request reports what a
 frontend reports, prefilled, first token and finished. Latency counts from before the task is made until `place` returned, so it
 contains this process's share; `late` is how long after its time this process came to make the call.
@@ -23,20 +23,20 @@ from bench.router import BLOCK, PROMPTS, SEED, make_prompts
 from bench.services import ROOT
 from bench.table import render
 from kvmesh.clock import SystemClock
-from kvmesh.core import Ask, ReportKind
+from kvmesh.core import Ask, Report, ReportKind
 from kvmesh.discovery.base import Health, Instance, View
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
 from kvmesh.lifecycle.garbage import collect_seldom
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 
 WARM_UP_S = 0.5
 CONNECT_TIMEOUT_S = 10.0
 REPORTS = ((0.010, ReportKind.PREFILLED), (0.015, ReportKind.FIRST_TOKEN), (0.1, ReportKind.FINISHED))
-"""What is told of each request, and when, from its placement on."""
+"""The reports of each request, with their time after placement."""
 COLUMNS = (
     *("workers", "blocks", "arrivals", "asks/s", "p50 ms", "p90 ms", "p99 ms", "late p99 ms", "refused"),
     *("messages/ask", "router us CPU/ask", "frontend us CPU/ask", "loop ms", "others"),
@@ -45,7 +45,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class OneRouter:
-    """A registry that knows one router for ever."""
+    """A registry with one router."""
 
     address: str
 
@@ -67,7 +67,7 @@ class OneRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row. `is_bare`: a servicer that knows nothing answers."""
+    """One row. `is_bare`: the server sends fixed answers."""
 
     workers: int
     blocks: int
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass(slots=True)
 class Load:
-    """Asks on links, and what came of them."""
+    """Sends placement requests on links and records the results."""
 
     links: Sequence[GrpcRouterLink]
     prompts: Sequence[Sequence[int]]
@@ -91,11 +91,11 @@ class Load:
 
     @property
     def messages_sent(self) -> int:
-        """On all links."""
+        """Returns the messages sent on all links."""
         return sum(link.messages_sent for link in self.links)
 
     def ask(self, due_at: float) -> None:
-        """The next ask."""
+        """Returns the next placement request."""
         now = time.perf_counter()
         self.lateness_s.append(now - due_at)
         task = asyncio.create_task(self._ask(self.links[self.asks % len(self.links)], self.next_ask(), now))
@@ -124,10 +124,10 @@ class Load:
         self.latencies_s.append(time.perf_counter() - asked_at)
         loop = asyncio.get_running_loop()
         for after_s, kind in REPORTS:
-            loop.call_later(after_s, partial(link.report_nowait, placed.ask_id, kind, elapsed_s=after_s))
+            loop.call_later(after_s, partial(link.report_nowait, placed.ask_id, Report(kind=kind, elapsed_s=after_s)))
 
     def begin(self) -> None:
-        """What was so far does not count."""
+        """Discards the results so far."""
         self.latencies_s.clear()
         self.lateness_s.clear()
         self.refused = 0
@@ -135,7 +135,7 @@ class Load:
 
 @asynccontextmanager
 async def router_process(*arguments: str) -> AsyncIterator[tuple[str, int]]:
-    """Its address and process id."""
+    """Starts a router process; yields its address and process id."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.router_process", *arguments), cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
@@ -151,7 +151,7 @@ async def router_process(*arguments: str) -> AsyncIterator[tuple[str, int]]:
 
 @asynccontextmanager
 async def frontends(address: str, count: int) -> AsyncIterator[Sequence[GrpcRouterLink]]:
-    """Their links, each with a connection of its own."""
+    """Opens one link per frontend, each with its own connection."""
     pools = [ChannelPool(RpcSettings()) for _ in range(count)]
     links = [
         GrpcRouterLink(
@@ -176,7 +176,6 @@ async def frontends(address: str, count: int) -> AsyncIterator[Sequence[GrpcRout
 
 
 async def measure(case: Case, rate: float, for_s: float) -> list[str]:
-    """One row."""
     arguments = ["--workers", str(case.workers), "--blocks", str(case.blocks), "--depths", str(case.depths)]
     async with (
         router_process(*arguments, *(["--bare"] if case.is_bare else [])) as (address, pid),
@@ -219,7 +218,7 @@ async def measure(case: Case, rate: float, for_s: float) -> list[str]:
 
 
 def at(values: Sequence[float], part: float) -> float:
-    """The value below which so large a part is."""
+    """Returns the quantile."""
     return values[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
 
 
@@ -232,7 +231,7 @@ def main(
     arrivals: Sequence[Arrivals],
     frontends: int,
 ) -> None:
-    """The table, one row for gRPC alone per prompt length and kind of arrivals before it."""
+    """Prints the table. Rows for gRPC alone come first, per prompt length and arrivals."""
     lines = []
     for length, kind, number in itertools.product(blocks, arrivals, (0, *workers)):
         case = Case(

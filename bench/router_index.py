@@ -1,6 +1,6 @@
 """Prints the cost of the router's index: `python -m bench.router_index [--dynamo DIR]`. Single process, one thread.
 
-With DIR, a virtual environment that has Dynamo, its `RadixTree` holds the same prompts and is asked for the same in the same run.
+With DIR, a virtual environment with Dynamo, the same run measures its `RadixTree` on the same prompts.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROUND_S = 0.15
 
 
 def rate(action: Callable[[int], object]) -> float:
-    """Calls per second of processor time in the best of a few rounds: other programs on the machine slow the rest."""
+    """Returns calls per CPU-second in the best of a few rounds, because other programs slow some rounds."""
     best = 0.0
     for _ in range(ROUNDS):
         started = time.process_time()
@@ -40,7 +40,7 @@ def rate(action: Callable[[int], object]) -> float:
 
 
 def holder_index(holders: int) -> tuple[HolderIndex, list[int]]:
-    """An index and its holders' bits."""
+    """Returns an index and the bits of its holders."""
     index = HolderIndex()
     for bit in range(holders):
         index.add_holder(bit)
@@ -48,7 +48,7 @@ def holder_index(holders: int) -> tuple[HolderIndex, list[int]]:
 
 
 def shared_prefixes(workers: int, blocks: int, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts, and per prompt how deep each worker holds it: 8 distinct depths per prompt at most."""
+    """Returns prompts, and for each the depth to which each worker holds it, with at most 8 distinct depths."""
     generator = random.Random(SEED)
     prompts = [[generator.getrandbits(63) for _ in range(blocks)] for _ in range(count)]
     depths = []
@@ -59,7 +59,7 @@ def shared_prefixes(workers: int, blocks: int, count: int) -> tuple[list[list[in
 
 
 def fleet_with_shared_prefixes(workers: int, blocks: int, count: int = 32) -> tuple[HolderIndex, list[list[int]]]:
-    """The index of it."""
+    """Returns the index of these prompts."""
     index, bits = holder_index(workers)
     prompts, depths = shared_prefixes(workers, blocks, count)
     for prompt, held in zip(prompts, depths, strict=True):
@@ -69,7 +69,7 @@ def fleet_with_shared_prefixes(workers: int, blocks: int, count: int = 32) -> tu
 
 
 def look_up_anew(index: HolderIndex, prompt: Sequence[int]) -> Prefixes:
-    """Nothing that an earlier lookup found is of use."""
+    """Clears the lookup cache."""
     index.clear_lookup_cache()
     return index.prefixes(prompt)
 
@@ -98,7 +98,7 @@ def print_events() -> None:
 
 
 def print_lazy_events() -> None:
-    """The same in an index whose runs wait for a lookup, of which there is none, or one for each before it is removed."""
+    """Prints the same for pending runs: without lookups, and with one lookup before each removal."""
     generator = random.Random(SEED)
     index = LazyIndex()
     for bit in range(64):
@@ -113,7 +113,7 @@ def print_lazy_events() -> None:
         ("removed by the last", lambda i: index.remove((i + 1) % 64, runs[i][::-1])),
     )
     print_rates(runs, *stored, *removed)
-    print("  and asked about once:")
+    print("  and looked up once:")
     print_rates(runs, *stored, ("asked, both workers' entered", lambda i: index.prefixes(runs[i])), *removed)
 
 
@@ -127,7 +127,7 @@ def print_rates(runs: Sequence[Sequence[int]], *rows: tuple[str, Callable[[int],
 
 
 def print_predicted() -> None:
-    """Placements of prompts that share a head and go on by themselves, 64 workers."""
+    """Prints the cost of placements of prompts that share a prefix, on 64 workers."""
     generator = random.Random(SEED)
     for blocks in (128, 2048):
         index = PredictedIndex(blocks_max=10_000_000)
@@ -146,7 +146,7 @@ def print_predicted() -> None:
 
 
 def print_memory() -> None:
-    """Bytes per distinct block; a dictionary that has just grown has the most room to spare."""
+    """Prints bytes per distinct block. A dictionary that has just grown has the most unused space."""
     for holders, blocks, run_blocks, has_waiting in (
         (1, 1_000_000, 100, False),
         (1, 1_400_000, 100, False),
@@ -164,19 +164,19 @@ def print_memory() -> None:
         for _ in range(blocks // run_blocks):
             run = [generator.getrandbits(64) for _ in range(run_blocks)]
             for bit in range(holders):
-                # As in a router: each worker's message has objects of its own for the same names.
+                # As in a router: each worker's message has its own objects for the same hashes.
                 own = [block ^ 0 for block in run] if has_waiting else run
                 (index.store_lazily if has_waiting else index.store)(bit, own)
         bytes_per_block = tracemalloc.get_traced_memory()[0] / blocks
         tracemalloc.stop()
         print(
-            f"  {blocks:9,} blocks held by {holders:3}, told {run_blocks:3} at a time{', waiting' if has_waiting else ''}: "
+            f"  {blocks:9,} blocks held by {holders:3}, reported {run_blocks:3} at a time{', pending' if has_waiting else ''}: "
             f"{bytes_per_block:.0f} bytes a block"
         )
 
 
 def print_beside_dynamo(directory: Path) -> None:
-    """A lookup that gives every worker's depth, ours and Dynamo's in alternation."""
+    """Prints the time of a lookup of every worker's depth, alternating ours and Dynamo's."""
     command = [str(directory / "bin" / "python"), "-P", str(Path(__file__).with_name("dynamo_radix.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -205,9 +205,8 @@ def print_beside_dynamo(directory: Path) -> None:
 
 
 def main() -> None:
-    """All figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dynamo", type=Path, help="virtual environment that has Dynamo")
+    parser.add_argument("--dynamo", type=Path, help="virtual environment with Dynamo")
     arguments = parser.parse_args()
     if arguments.dynamo and not (arguments.dynamo / "bin" / "python").exists():
         parser.error(f"--dynamo: {arguments.dynamo} is not a virtual environment")
@@ -215,7 +214,7 @@ def main() -> None:
     print_lookups()
     print("events, 64 workers, runs of 64 blocks")
     print_events()
-    print("events of blocks that nobody asks about, the same")
+    print("the same for blocks that no request looks up")
     print_lazy_events()
     print("own placements")
     print_predicted()

@@ -1,8 +1,7 @@
-"""A router as a process of its own whose fleet never changes: `bench.router_grpc` starts it.
+"""A router process with a fixed fleet, started by `bench.router_grpc`.
 
-Everything on the way of an ask is what a router runs: gRPC server with interceptors, servicer, queue, core, metrics, upkeep. Workers are
-entries in the fleet; nobody listens at their addresses. With `--bare` a servicer that answers every ask with the same placement
-and knows nothing takes the router's place: what is left is gRPC's own part.
+It runs all parts of a router: gRPC server with interceptors, servicer, queue, core, metrics, maintenance. Workers are entries in the
+fleet without processes. With `--bare`, a servicer answers every request with the same placement, so that only gRPC is measured.
 """
 
 import argparse
@@ -19,7 +18,6 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Handoff
 from kvmesh.lifecycle import die_with_parent, run
 from kvmesh.lifecycle.garbage import collect_seldom
-from kvmesh.rpc.codec.router import TAKES_BATCHES
 from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
@@ -33,29 +31,29 @@ from services.router.serving.queue_dispatcher import QueueDispatcher
 
 
 class BareServicer(RouterServicer):
-    """Answers without looking, several at once as a router does."""
+    """Sends fixed answers, several per message as a router does."""
 
     async def Route(  # type: ignore[override]
         self,
         request_iterator: AsyncIterator[pb.RouteRequest],
         context: ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
-        """One answer per ask."""
-        await context.send_initial_metadata(((TAKES_BATCHES, "1"),))
+        """Sends one answer per placement request."""
+        await context.send_initial_metadata(())
         pair = [WorkerRef(worker_id=name, address="10.0.0.1:1", epoch=1) for name in ("p1", "d1")]
         handoff = HANDOFF_NUMBERS[Handoff.SEQUENTIAL]
         async for message in request_iterator:
             response = pb.RouteResponse()
-            for ask in message.batch.asks:
-                response.answers.placements.add(
+            for ask in message.asks:
+                response.placements.add(
                     ask_id=ask.ask_id, reservation_id="r", prefill=pair[0], decode=pair[1], handoff=handoff
                 )
-            if message.batch.asks:
+            if message.asks:
                 await context.write(response)
 
 
 async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> None:
-    """Says its port on standard output once it is ready, and goes on until it is killed."""
+    """Prints its port when it is ready, and serves until it is killed."""
     telemetry, clock = Telemetry.create("router"), SystemClock()
     core = fleet(workers, workers // 2, "kv")
     if not is_bare:
@@ -81,7 +79,6 @@ async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> Non
 
 
 def main() -> None:
-    """Until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=128)

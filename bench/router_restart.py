@@ -1,8 +1,7 @@
-"""Prints how long a router that starts anew takes until its index is exact: `python -m bench.router_restart`.
+"""Prints how long a restarted router takes until its index is exact: `python -m bench.router_restart`.
 
-The workers' side is one process with a gRPC server per worker, each with the KV feed that workers have; the router's side is
-the membership, client and index that the router has, in another process. The clock runs from the first connection until all
-feeds are EXACT; then every worker's block count is compared with what it holds.
+One process has a gRPC server and a KV feed per worker. Another has the router's membership, client and index. The time runs from the
+first connection until all feeds are EXACT. Then every worker's block count is compared with its cache.
 """
 
 import argparse
@@ -32,6 +31,7 @@ from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.worker.kv_feed import KvFeed
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
@@ -41,7 +41,7 @@ EPOCH = 1
 
 
 class FilledWorker:
-    """A worker whose cache is full and stays as it is. Its methods are named by the service's."""
+    """A worker whose cache is full and does not change. Its methods have the names of the service's."""
 
     def __init__(self, name: str, *, blocks: int, run_blocks: int, generator: Random) -> None:
         self.name = name
@@ -55,7 +55,6 @@ class FilledWorker:
         self.service = service
 
     async def describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
-        """A simulated worker's."""
         return to_description(
             WorkerDescription(
                 worker=WorkerRef(worker_id=self.name, address="127.0.0.1:1", epoch=EPOCH),
@@ -77,21 +76,19 @@ class FilledWorker:
     async def watch_kv(
         self, request: pb.WatchKvRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchKvResponse]:
-        """As workers do."""
         async for batch in self._feed.watch():
             yield to_kv_batch(batch)
 
     async def watch_load(
         self, request: pb.WatchLoadRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchLoadResponse]:
-        """Idle."""
         while True:
             yield pb.WatchLoadResponse(load=to_load(LoadRecord(worker_id=self.name, epoch=EPOCH)))
             await asyncio.sleep(1.0)
 
 
 async def serve(workers: int, blocks: int, run_blocks: int) -> None:
-    """Serves until standard input ends; prints the ports as a list first."""
+    """Prints the ports as a list, then serves until standard input ends."""
     generator = random.Random(SEED)
     servers = []
     for number in range(workers):
@@ -111,7 +108,7 @@ async def serve(workers: int, blocks: int, run_blocks: int) -> None:
 
 
 async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
-    """A router without any knowledge: seconds until exact, longest time its loop was held, blocks in the index."""
+    """Starts a router with an empty index. Returns seconds until exact, the longest time its loop was blocked, and blocks indexed."""
     registry = MemoryAgent().registry()
     for number, port in enumerate(ports):
         await registry.register(
@@ -125,7 +122,7 @@ async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
             )
         )
         await registry.heartbeat(f"worker-{number}", health=Health.PASSING)
-    core = RouterCore(router_id="router", generator=Random(SEED))
+    core = RouterCore(CoreSettings(), router_id="router", generator=Random(SEED))
     channels = ChannelPool(RpcSettings())
     membership = Membership(
         registry,
@@ -155,14 +152,14 @@ async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
 
 
 def is_exact(core: RouterCore, workers: int) -> bool:
-    """True when every worker is there and its feed is EXACT."""
+    """Returns whether every worker is known and its feed is EXACT."""
     feeds = [worker.feed for worker in core.fleet.workers.values()]
     return len(feeds) == workers and all(feed is not None and feed.trust is Trust.EXACT for feed in feeds)
 
 
 @contextmanager
 def worker_process(arguments: argparse.Namespace) -> Iterator[list[int]]:
-    """The workers' process; gives their ports."""
+    """Starts the workers' process; yields their ports."""
     command = [sys.executable, "-m", "bench.router_restart", "--serve", "--workers", str(arguments.workers)]
     command += ["--blocks", str(arguments.blocks), "--run-blocks", str(arguments.run_blocks)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -174,7 +171,6 @@ def worker_process(arguments: argparse.Namespace) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    """All figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--blocks", type=int, default=1_000_000, help="of all workers together")

@@ -1,4 +1,4 @@
-"""The scenarios, as a table. All are closed loops with distinct prompts, so that no prompt hits a prefix cache."""
+"""The table of scenarios. All are closed loops with distinct prompts, so that no prompt hits a prefix cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bench.mesh import MeshKind
 
 FLAT_OUT = MeshKind(name="factor 0", engine_argv=("--simulated-time-factor", "0"))
-"""Engines take no time: what is measured is all kvmesh's own."""
+"""Engines take no time: all cost is kvmesh's."""
 
 PACED_STEP_S = 0.006
 PACED = MeshKind(
@@ -16,23 +16,23 @@ PACED = MeshKind(
         *("--simulated-profile-per-prefill-token-s", "0", "--simulated-profile-per-decode-request-s", "0"),
     ),
 )
-"""Every step takes 6 ms whatever it computes: one token per 6 ms and stream, which nothing can bundle."""
+"""Every step takes 6 ms: one token per 6 ms and stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """`concurrency` requests in flight, each of so many prompt tokens and exactly so many output tokens."""
+    """`concurrency` requests in flight, each with exactly these numbers of prompt and output tokens."""
 
     protocol: str
     prompt_tokens: int
     output_tokens: int
     concurrency: int
     quick_acks: bool = False
-    """The client acknowledges each packet at once: hides a server's missing TCP_NODELAY."""
+    """The client acknowledges each packet at once, which hides a server without TCP_NODELAY."""
 
     @property
     def name(self) -> str:
-        """Its row's label."""
+        """Label of its row."""
         client = f"{self.protocol} (quick ACKs)" if self.quick_acks else self.protocol
         return f"{client} {self.prompt_tokens}+{self.output_tokens} x{self.concurrency}"
 
@@ -62,7 +62,7 @@ SCENARIOS: Sequence[tuple[MeshKind, Sequence[Scenario]]] = (
     ),
     (PACED, _rows("http", (128, 128, [32, 128]))),
 )
-"""The first row's time to the first token is what the mesh adds: the engines take none of it."""
+"""The first row's time to first token is what the mesh adds, because the engines take no time."""
 
 SIDE_BY_SIDE: Mapping[str, Sequence[tuple[MeshKind, Sequence[Scenario]]]] = {
     "stream": (
@@ -72,10 +72,10 @@ SIDE_BY_SIDE: Mapping[str, Sequence[tuple[MeshKind, Sequence[Scenario]]]] = {
     "prompt": ((FLAT_OUT, _rows("http", (2000, 16, [32]), (8000, 1, [32]), quick_acks=True)),),
     "first": ((FLAT_OUT, [*_rows("http", (512, 64, [1])), *_rows("http", (512, 64, [1]), quick_acks=True)]),),
 }
-"""By part. The client acknowledges at once, which is kind to a server without TCP_NODELAY, except in one row that says so."""
+"""By part. The client uses quick acknowledgements, except in one row that says so."""
 
 QUICK: Sequence[tuple[MeshKind, Sequence[Scenario]]] = (
     (FLAT_OUT, [*_rows("http", (64, 8, [1]), (128, 16, [8])), *_rows("grpc", (64, 8, [2]))]),
     (PACED, _rows("http", (64, 8, [8]))),
 )
-"""A smoke run: every kind of row once, in seconds, with figures that mean nothing."""
+"""A smoke run: every kind of row once, in seconds. The figures mean nothing."""

@@ -1,4 +1,4 @@
-"""Starts single services for a benchmark, as processes of their own, on an embedded registry."""
+"""Starts single services as processes, with an embedded registry."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ DEMO_MODEL = ROOT / "models" / "demo"
 
 @asynccontextmanager
 async def one_worker(role: str, argv: Sequence[str], start_s: float = 30.0) -> AsyncIterator[tuple[WorkerRef, int]]:
-    """A worker of a role, simulated unless `argv` says otherwise, and its process id; ended on the way out."""
+    """Starts a worker, simulated unless `argv` says otherwise; yields it with its process id, and ends it."""
     agent = EmbeddedAgent(AgentSettings())
     await agent.start()
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))

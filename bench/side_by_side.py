@@ -1,4 +1,4 @@
-"""kvmesh beside Dynamo with its mocker: the same load generator, tokenizer, prompts and shapes, in alternation.
+"""Measures kvmesh and Dynamo with its mocker in alternation, with the same load generator, tokenizer, prompts and shapes.
 
 python -m bench.side_by_side --dynamo ~/dynamo-venv                           all of it; about 15 minutes for each round
 python -m bench.side_by_side --dynamo ~/dynamo-venv --parts stream --shapes split --rounds 1 --seconds 2
@@ -35,25 +35,24 @@ from kvmesh.lifecycle import run
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """All that was measured, in order; written after each step, so that a run that is cut short leaves what it has."""
+    """All measurements in order. Written after each step, so that an interrupted run keeps its results."""
 
     path: Path
     points: list[tuple[str, Point]] = field(default_factory=list)
     memory: list[MemoryResult] = field(default_factory=list)
 
     def write(self) -> None:
-        """To the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         body = {"points": self.as_json(), "memory": [asdict(result) for result in self.memory]}
         self.path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The points with their parts."""
+        """Returns the points with their parts."""
         return [{"part": part, **point.as_json()} for part, point in self.points]
 
 
 class SideBySide:
-    """One run of the command."""
+    """Runs the benchmark."""
 
     def __init__(self, options: argparse.Namespace, model_dir: Path, *, has_dynamo: bool) -> None:
         self._options = options
@@ -62,7 +61,7 @@ class SideBySide:
         self.record = Record(path=options.json)
 
     async def measure(self) -> None:
-        """Round after round; then memory, once."""
+        """Measures all rounds, then memory once."""
         options = self._options
         for number in range(options.rounds):
             for each in stands(options.parts, options.shapes, self._model_dir, options.dynamo_tokenizer):
@@ -78,12 +77,12 @@ class SideBySide:
                     self.record.write()
 
     def _servers(self, each: Stand) -> list[AbstractAsyncContextManager[Served]]:
-        """Both systems, neither started yet."""
+        """Returns both systems, not started yet."""
         ours = running_mesh(replace(each.mesh, up_flags=shlex.split(self._options.up_flags)))
         return [ours, running_dynamo(self._options.dynamo, each.dynamo)] if self._has_dynamo else [ours]
 
     async def _measure_scenarios(self, server: AbstractAsyncContextManager[Served], each: Stand, *, seed: int) -> None:
-        """All scenarios on a fresh server; both systems get the same prompts of a round."""
+        """Measures all scenarios on a new server. Both systems get the same prompts in a round."""
         async with server as served:
             bench = Bench(served, each.name, seed)
             await bench.warm_up()
@@ -145,10 +144,10 @@ def _parser() -> argparse.ArgumentParser:
         "--dynamo-tokenizer",
         choices=("default", "fastokens"),
         default="fastokens",
-        help="the quick one is off unless Dynamo is told so, but it is what to compare with",
+        help="tokenizer of Dynamo; `default` is what it uses unless configured",
     )
     parser.add_argument(
-        "--model", type=Path, default=DEMO_MODEL, help="model directory whose tokenizer and template both serve"
+        "--model", type=Path, default=DEMO_MODEL, help="model directory for tokenizer and template of both"
     )
     parser.add_argument(
         "--parts", type=lambda text: _words(PARTS, text), default=list(PARTS), help=f"of {','.join(PARTS)}"
@@ -159,19 +158,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--up-flags",
         default="--no-planner",
-        help="more flags of `kvmesh up`, as one string; no planner unless said otherwise, since Dynamo runs none",
+        help="flags of `kvmesh up`, as one string; by default no planner, because Dynamo runs none",
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of load per point")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of load per point")
     parser.add_argument("--memory-requests", type=int, default=100_000)
-    parser.add_argument("--all-rounds", action="store_true", help="print every point of every round too")
+    parser.add_argument("--all-rounds", action="store_true", help="also print every point of every round")
     parser.add_argument("--show", type=Path, metavar="FILE", help="only print the tables of a run's file")
     parser.add_argument("--json", type=Path, default=Path("run/side_by_side.json"), metavar="FILE")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
     options = _parser().parse_args(argv)
     if options.show is not None:
         body = json.loads(options.show.read_text(encoding="utf-8"))

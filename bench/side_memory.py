@@ -15,13 +15,13 @@ SHARES = (0.1, 0.5, 1.0)
 CONCURRENCY = 32
 PROMPT_TOKENS, OUTPUT_TOKENS = 8, 1
 BESIDE = ("planner", "up")
-"""No part of a request: the planner, and `kvmesh up` with the registry and what watches over the processes. Dynamo ran neither."""
+"""Processes that take no part in requests: the planner, and `kvmesh up` with the registry. Dynamo runs neither."""
 COLUMNS = ("system", "engines", "process", "requests", *(f"MiB at {share:.0%}" for share in SHARES), "grown", "errors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryResult:
-    """Per process one figure for each of SHARES: pages that several share are counted once in all."""
+    """Memory per process at each of SHARES. A page that several processes share is counted once in total."""
 
     system: str
     kind: str
@@ -52,7 +52,7 @@ class MemoryResult:
 
 
 async def measure_memory(served: Served, kind: str, requests: int, seed: int) -> MemoryResult:
-    """Sends them all, 32 in flight."""
+    """Sends all requests, 32 in flight."""
     words = one_token_words(served.model_dir)
     prompts = make_prompts(PromptShape(tokens=PROMPT_TOKENS), seed=seed, words=words)
     load = (LoadRequest(prompt=prompt, output_tokens=OUTPUT_TOKENS) for prompt in prompts)

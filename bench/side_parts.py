@@ -1,4 +1,4 @@
-"""The parts of the side-by-side run: what each measures, what counts in it, and what is aimed at."""
+"""The parts of the side-by-side run: what each measures, and its targets."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ FLAT_OUT_SPEEDUP = 1_000_000
 PACED_SPEEDUP = 1
 SPEEDUPS = {FLAT_OUT.name: FLAT_OUT_SPEEDUP, PACED.name: PACED_SPEEDUP}
 SHAPES = ("split", "single")
-"""A prefill and a decode worker, or one worker that does both."""
+"""`split`: a prefill and a decode worker. `single`: one worker for both."""
 MEMORY = "memory"
 PARTS = (*SIDE_BY_SIDE, MEMORY)
 CONTEXT_TOKENS = 32_768
@@ -27,7 +27,7 @@ FIGURES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The ratio to reach on every row of a part, or, with `is_at_most`, not to pass."""
+    """The ratio that every row of a part should reach or, with `is_at_most`, not exceed."""
 
     part: str
     engines: str
@@ -36,7 +36,7 @@ class Target:
     is_at_most: bool = False
 
     def is_met(self, ratio: float) -> bool:
-        """Whether a row's ratio reaches it."""
+        """Returns whether a row's ratio meets the target."""
         return ratio <= self.ratio if self.is_at_most else ratio >= self.ratio
 
 
@@ -51,7 +51,7 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """One start of each system, and the scenarios of each part that are measured on it."""
+    """One start of each system, and the scenarios to measure on it by part."""
 
     name: str
     mesh: MeshKind
@@ -60,7 +60,7 @@ class Stand:
 
 
 def stands(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, tokenizer: str) -> Iterator[Stand]:
-    """Every shape with every engine that a chosen part wants; the parts share them."""
+    """Returns the stands for the chosen shapes and parts; parts with the same engines share one."""
     for shape in shapes:
         for engines in (FLAT_OUT, PACED):
             scenarios = [
@@ -77,7 +77,7 @@ def stands(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, tokeniz
 def stand(
     engines: MeshKind, shape: str, model_dir: Path, tokenizer: str, scenarios: Sequence[tuple[str, Scenario]] = ()
 ) -> Stand:
-    """Both systems alike."""
+    """Returns a stand with the same shape for both systems."""
     name, is_split = f"{engines.name}, {shape}", shape == "split"
     return Stand(
         name=name,
@@ -94,7 +94,7 @@ def stand(
 
 
 def roomy_model(model_dir: Path, folder: Path) -> Path:
-    """The same model with a context that the longest prompts fit into; nothing is computed, so nothing else changes."""
+    """Returns a copy of the model whose context fits the longest prompts. Nothing is computed, so nothing else changes."""
     made = folder / "model"
     made.mkdir()
     for path in model_dir.iterdir():

@@ -1,4 +1,4 @@
-"""The tables of a side-by-side run, as they go into docs/contribute/benchmarks.md."""
+"""The tables of a side-by-side run, in the form of docs/contribute/benchmarks.md."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ VERDICT_COLUMNS = ("figure", "engines", "load", "aimed at", "kvmesh / Dynamo", "
 
 
 def tables(points: Sequence[Mapping[str, Any]], memory: Sequence[MemoryResult]) -> Iterator[str]:
-    """Markdown, block by block."""
+    """Yields Markdown, block by block."""
     yield "kvmesh / Dynamo = ratio; above 1 is better in rates and in what a CPU-second gives, below 1 in times."
     verdicts = list(_verdicts(points))
     if verdicts:
@@ -37,7 +37,7 @@ def tables(points: Sequence[Mapping[str, Any]], memory: Sequence[MemoryResult]) 
 
 
 def _has_rounds(points: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any point was measured more than once."""
+    """Returns whether any point was measured more than once."""
     seen = [(point["system"], point["kind"], point["scenario"]) for point in points]
     return len(set(seen)) < len(seen)
 

@@ -19,7 +19,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartUp:
-    """Several starts of one engine."""
+    """Times of several starts of one engine."""
 
     engine: str
     seconds: Sequence[float]
@@ -27,12 +27,12 @@ class StartUp:
 
     @property
     def median_s(self) -> float:
-        """Of all starts."""
+        """Median of all starts."""
         return median(self.seconds)
 
 
 async def measure_start_up(engine: str, times: int, engine_argv: Sequence[str] = ()) -> StartUp:
-    """Starts a mesh so many times, one after the other, each ended as soon as it has answered."""
+    """Starts a mesh `times` times in sequence; each ends after its first answer."""
     seconds, loop_ms = [], []
     for _ in range(times):
         loop_ms.append(calibration_ms())
@@ -65,7 +65,7 @@ async def _start_once(engine: str, engine_argv: Sequence[str]) -> float:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """It ends by itself after its answer; its errors are read away so that it is not held up."""
+    """Waits for the process to end. Reads its errors, so that a full pipe does not block it."""
     if process.returncode is None:
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Tables of results."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ COLUMNS = (
 
 
 def rows(points: Sequence[Point], *, with_system: bool = False) -> list[list[str]]:
-    """One row per point: COLUMNS, with the system before them when asked."""
+    """Returns one row per point: COLUMNS, optionally after the system's name."""
     return [[*([point.system] if with_system else []), *_row(point)] for point in points]
 
 
@@ -36,7 +36,7 @@ def _row(point: Point) -> list[str]:
 
 
 def render(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Markdown, padded so that it reads in a terminal too."""
+    """Returns a Markdown table, padded for terminals."""
     table = [list(columns), *map(list, lines)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
     padded = [
@@ -46,7 +46,7 @@ def render(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def memory_rows(points: Sequence[Point]) -> list[list[str]]:
-    """Resident memory of each process after its last point, by system and kind of mesh."""
+    """Returns the resident memory of each process after its last point, by system and kind of mesh."""
     last = {(point.system, point.kind): point.summary["rss_mib"] for point in points}
     return [
         [system, kind, " ".join(f"{name} {mib:.0f}" for name, mib in used.items()), f"{sum(used.values()):.0f}"]

@@ -1,4 +1,4 @@
-"""What the load generator sends to: one protocol, OpenAI HTTP and native gRPC behind it."""
+"""The interface of the load generator to a server, over OpenAI HTTP or gRPC."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """One request to send; ends after exactly `output_tokens`."""
+    """One request to send. Its answer has exactly `output_tokens`."""
 
     prompt: str
     output_tokens: int
@@ -14,7 +14,7 @@ class LoadRequest:
 
 @dataclass(slots=True, kw_only=True)
 class LoadResult:
-    """What came of it. Times in seconds; TTFT and end-to-end count from the intended send time in an open loop."""
+    """Result of one request. Times in seconds; in an open loop TTFT and end-to-end count from the intended send time."""
 
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -27,12 +27,10 @@ class LoadResult:
 
 
 class Target(Protocol):
-    """One way to reach a server."""
+    """A connection to a server."""
 
     async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
-        """One request to its end; failures come as `error`, not as exceptions."""
+        """Sends one request and waits for its end. Failures are in `error`, not raised."""
         ...
 
-    async def aclose(self) -> None:
-        """Ends connections."""
-        ...
+    async def aclose(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Request traces: loaders for published formats and a generator with their marginals for machines without the files."""
+"""Request traces: loaders for published formats, and a generator for machines without the files."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """One request: when (seconds from the start), how long, and which 512-token blocks its prompt is made of."""
+    """One request: time (seconds from the start), lengths, and the 512-token blocks of its prompt."""
 
     at_s: float
     prompt_tokens: int
@@ -24,7 +24,7 @@ class TraceRequest:
 
 
 def load_trace(path: Path) -> list[TraceRequest]:
-    """A Mooncake `.jsonl[.gz]` or an Azure 2023 `.csv[.gz]` file, by its name; in order of time."""
+    """Loads a Mooncake `.jsonl[.gz]` or an Azure 2023 `.csv[.gz]` file, in order of time."""
     name = path.name.removesuffix(".gz")
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         if name.endswith(".jsonl"):

@@ -24,7 +24,7 @@ async def main() -> None:
     async with AsyncClient(address, ClientSettings(api_key=os.environ.get("KVMESH_API_KEY", ""))) as client:
         whole = client.generate(model, "One, two,", sampling=SamplingParams(max_tokens=8, seed=1))
         answer, *begun = await asyncio.gather(whole, *(first_words(client, model, f"Story {i}:") for i in range(3)))
-        print("whole:", answer.choices[0].text)
+        print("whole:", answer.text)
         for words in begun:
             print("begun:", words)
 

@@ -1,4 +1,4 @@
-"""Checks of foreign values, used wherever they enter; each raises InvalidRequestError that names the field."""
+"""Checks of values from outside the process. Each raises InvalidRequestError with the field's name."""
 
 from array import array
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ADAPTER_BYTES_MAX = 1024
 TRACEPARENT_BYTES_MAX = 256
 
 
-def check_range(value: float | None, field: str, low: float, high: float, *, above: bool = False) -> None:
+def check_range(value: float | None, field: str, *, low: float, high: float, above: bool = False) -> None:
     """`low` to `high` inclusive; `above` excludes `low`. None passes; NaN and infinities do not."""
     # Comparisons only: an integer from JSON may be larger than any float.
     if value is None or (low <= value <= high and not (above and value == low)):
@@ -32,13 +32,13 @@ def check_range(value: float | None, field: str, low: float, high: float, *, abo
 def check_text(text: str, field: str, bytes_max: int) -> None:
     """At most `bytes_max` bytes of UTF-8; a lone surrogate, which JSON can write and UTF-8 cannot, is refused."""
     try:
-        check_length(len(text.encode()), field, 0, bytes_max, "bytes")
+        check_length(len(text.encode()), field, high=bytes_max, unit="bytes")
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{field} must be valid Unicode", field=field) from None
 
 
-def check_length(length: int, field: str, low: int, high: int, unit: str) -> None:
-    """Length of a list or string within bounds."""
+def check_length(length: int, field: str, *, low: int = 0, high: int, unit: str = "entries") -> None:
+    """`low` to `high` entries or characters, inclusive."""
     if not low <= length <= high:
         raise InvalidRequestError(f"{field} must have {low} to {high} {unit}, not {length}", field=field)
 
@@ -47,30 +47,30 @@ def check_sampling(params: SamplingParams, *, prefix: str = "sampling.") -> None
     """Every range and length of SamplingParams; errors name fields behind `prefix`."""
     for name, limits in RANGES.items():
         if (value := getattr(params, name)) is not None:
-            check_range(value, prefix + name, limits.low, limits.high, above=limits.above)
+            check_range(value, prefix + name, low=limits.low, high=limits.high, above=limits.above)
     if params.max_tokens is not None:
-        check_range(params.min_tokens, f"{prefix}min_tokens", 0, params.max_tokens)
+        check_range(params.min_tokens, f"{prefix}min_tokens", low=0, high=params.max_tokens)
     check_stops(params.stop, f"{prefix}stop")
-    check_length(len(params.stop_token_ids), f"{prefix}stop_token_ids", 0, STOP_TOKENS_MAX, "entries")
-    check_length(len(params.logit_bias), f"{prefix}logit_bias", 0, LOGIT_BIAS_MAX, "entries")
+    check_length(len(params.stop_token_ids), f"{prefix}stop_token_ids", high=STOP_TOKENS_MAX)
+    check_length(len(params.logit_bias), f"{prefix}logit_bias", high=LOGIT_BIAS_MAX)
     for _, bias in params.logit_bias:
-        check_range(bias, f"{prefix}logit_bias", -100, 100)
+        check_range(bias, f"{prefix}logit_bias", low=-100, high=100)
 
 
 def check_stops(stops: Sequence[str], field: str) -> None:
     """At most 16 strings of 1 to 256 characters."""
-    check_length(len(stops), field, 0, STOP_STRINGS_MAX, "entries")
+    check_length(len(stops), field, high=STOP_STRINGS_MAX)
     for stop in stops:
-        check_length(len(stop), field, 1, STOP_CHARACTERS_MAX, "characters")
+        check_length(len(stop), field, low=1, high=STOP_CHARACTERS_MAX, unit="characters")
 
 
 def check_generation(generation: Generation, *, vocabulary_size: int, context_tokens_max: int) -> None:
     """A generation against the model that will run it: token ids, prompt length, sampling."""
     check_sampling(generation.sampling, prefix="generation.sampling.")
-    check_range(generation.priority, "generation.priority", -PRIORITY_MAX, PRIORITY_MAX)
+    check_range(generation.priority, "generation.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
     check_text(generation.cache_salt, "generation.cache_salt", CACHE_SALT_BYTES_MAX)
     check_text(generation.adapter, "generation.adapter", ADAPTER_BYTES_MAX)
-    check_length(len(generation.media), "generation.media", 0, MEDIA_MAX, "entries")
+    check_length(len(generation.media), "generation.media", high=MEDIA_MAX)
     check_tokens(generation.token_ids, "generation.token_ids", vocabulary_size)
     # An id beyond the vocabulary would be an index beyond a table inside the engine, and its end.
     check_ids(generation.emitted_token_ids, "generation.emitted_token_ids", vocabulary_size)

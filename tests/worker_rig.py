@@ -14,7 +14,6 @@ from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import SystemClock
 from kvmesh.core import Generation, Leg, LegTask, Role, SamplingParams, WorkerRef
-from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.rpc.channels import ChannelPool, Channels
 from kvmesh.rpc.codec.legs import to_leg
@@ -22,6 +21,7 @@ from kvmesh.rpc.codec.scalars import to_positive_duration
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
+from kvmesh.simulation.faulty_engine import FaultyEngine
 from kvmesh.simulation.kv_transport import MemoryNetwork as KvNetwork
 from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.simulation.registry import MemoryAgent
@@ -107,7 +107,7 @@ async def serving(
 class WorkerRig:
     """One worker, running."""
 
-    engine: SimulatedEngine
+    engine: FaultyEngine
     worker: Worker
     address: str = ""
     channels: Any = None
@@ -131,7 +131,7 @@ class WorkerRig:
 def make_worker(engine: SimulatedSettings, settings: WorkerSettings) -> WorkerRig:
     """An engine over the memory transport and its worker, not started."""
     clock = SystemClock()
-    simulated = SimulatedEngine(engine, clock, MemoryTransport(KvNetwork(clock=clock)))
+    simulated = FaultyEngine(engine, clock, MemoryTransport(KvNetwork(clock=clock)))
     return WorkerRig(
         simulated,
         Worker(simulated, identity=WorkerIdentity(worker_id="w1", epoch=EPOCH), settings=settings, clock=clock),

@@ -1,1 +1,1 @@
-"""Policies that are here to be compared with; the router does not ship them."""
+"""Policies for comparison only; the router does not have them."""

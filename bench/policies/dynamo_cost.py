@@ -1,4 +1,4 @@
-"""Dynamo's published cost function as a policy, for replays side by side.
+"""Dynamo's published cost function as a policy, for comparison in replays.
 
 Source: NVIDIA Dynamo 1.x, `lib/kv-router/src/scheduling/selector/default.rs`, with the defaults of `KvRouterConfig`:
 overlap_score_credit 1, its decay 0, prefill_load_scale 1, decode_active_request_weight 0, host 0.75, disk 0.25; blocks and
@@ -6,8 +6,8 @@ prefill tokens are tracked, temperature 0 with ties broken by chance. In blocks,
 
     max(0, (active_prefill_tokens + prompt_tokens) / block - overlap_blocks) + potential_decode_blocks
 
-The prefill router adds both parts, the decode router of a disaggregated mesh the second only. What a worker would hold is
-what is placed on it and the request's own blocks; Dynamo counts blocks that requests share once, as `cached_tokens` does here.
+The prefill router adds both terms; the decode router of a disaggregated mesh uses the second. A worker's potential blocks are those placed on it
+and the request's own. Blocks that requests share count once, as `cached_tokens` does here.
 """
 
 from typing import ClassVar
@@ -25,7 +25,7 @@ class DynamoCostPolicy(Policy):
     cost_unit: ClassVar[str] = "blocks"
 
     def terms(self, candidates: Candidates) -> Terms:
-        """Two terms, or one where only decoding is placed."""
+        """Returns two terms, or one if only decoding is placed."""
         size = candidates.targets[0].block_size_tokens
         columns = {"potential_decode_blocks": self._decode_blocks(candidates, size)}
         if candidates.kind is not LegKind.DECODE:

@@ -1,1 +1,1 @@
-"""Traces replayed on virtual time: the router's own core against simulated workers, policy against policy."""
+"""Replays traces in virtual time, with the router's core and simulated workers, to compare policies."""

@@ -1,11 +1,11 @@
-"""`python -m bench.replay --traces DIR`: KV-aware placing against other ways, on recorded traffic and virtual time.
+"""`python -m bench.replay --traces DIR`: compares placement policies on recorded traffic, in virtual time.
 
-A load of 70 % means: placed with perfect knowledge, the trace keeps the workers that compute prompts busy for 0.7 of the time.
-The trace's timestamps are scaled to it.
+A load of 70 % means: with perfect knowledge, the trace keeps the workers that compute prompts busy for 0.7 of the time. The trace's
+timestamps are scaled to that.
 
-Two oracles know everything of the present: `greedy` takes the worker that has the prompt computed first, `informed` is the router's
-`kv` policy without any delay. `of oracle` compares with the better one's hit rate; `of pooled` with that of one cache as large as all
-together, which no placing can reach.
+Two oracles know the whole present state: `greedy` takes the worker that would finish the prompt first, `informed` is the router's `kv` policy
+without delays. `of oracle` is relative to the hit rate of the better one, `of pooled` to that of one cache as large as all together, an upper
+bound.
 """
 
 import argparse
@@ -85,7 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def replay(
     trace: Sequence[TraceRequest], *, workers: int, policy: str, shape: str, speed: float, routers: int = 1
 ) -> ReplayResult:
-    """One run."""
     mesh = dataclasses.replace(_mesh(workers, shape), routers=routers)
     if policy == "informed":
         policy, mesh = "kv", dataclasses.replace(mesh, event_delay_s=0.0, load_interval_s=0.0)
@@ -93,13 +92,13 @@ def replay(
 
 
 def _mesh(workers: int, shape: str) -> ReplayShape:
-    # Four prefill workers keep one decode worker busy with these traces and this profile.
+    # With these traces and this profile, four prefill workers keep one decode worker busy.
     decodes = workers if shape == "aggregated" else max(1, workers // 4)
     return ReplayShape(prefills=workers - decodes, decodes=decodes)
 
 
 def pooled_hit_rate(trace: Sequence[TraceRequest], *, workers: int, shape: str) -> float:
-    """What one cache with all workers' blocks together, least recently used evicted, would have: a bound nobody can pass."""
+    """Returns the hit rate of one LRU cache as large as all workers' together: an upper bound."""
     mesh = _mesh(workers, shape)
     engine = mesh.engine
     room = engine.kv_blocks * (mesh.prefills or mesh.decodes)
@@ -121,9 +120,9 @@ def pooled_hit_rate(trace: Sequence[TraceRequest], *, workers: int, shape: str) 
 
 
 def speed_for(trace: Sequence[TraceRequest], *, workers: int, load: float, shape: str) -> float:
-    """How much faster than recorded the trace must go to keep the computing workers busy for `load` of the time.
+    """Returns the speed at which the trace keeps the workers that compute prompts busy for `load` of the time.
 
-    Found by running it with perfect knowledge and correcting; hit rates and batching change a little with the speed.
+    Iterates with perfect knowledge, because hit rates and batching change a little with the speed.
     """
     mesh = _mesh(workers, shape)
     prompt_s = sum(request.prompt_tokens for request in trace) * mesh.engine.profile.per_prefill_token_s
@@ -181,12 +180,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--load", nargs="+", type=float, default=[0.7, 0.9])
     parser.add_argument(
-        "--policy", nargs="+", default=list(POLICIES), help="the oracles first give the others their ratio"
+        "--policy", nargs="+", default=list(POLICIES), help="policies; oracles must come first, for the ratios"
     )
-    parser.add_argument("--requests", type=int, default=1 << 30, help="only the first so many of each trace")
+    parser.add_argument("--requests", type=int, default=1 << 30, help="limit of requests per trace")
     parser.add_argument("--shape", choices=("disaggregated", "aggregated"), default="disaggregated")
-    parser.add_argument("--routers", type=int, default=1, help="asked in turns; they share what is in flight")
-    parser.add_argument("--json", type=Path, help="where all figures go")
+    parser.add_argument(
+        "--routers", type=int, default=1, help="number of routers; they get requests in turns and share state"
+    )
+    parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--plot", type=Path, help="folder for plots (needs matplotlib)")
     return parser.parse_args(arguments)
 

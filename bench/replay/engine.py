@@ -1,8 +1,8 @@
-"""A simulated worker for replays: real block pool, steps as counts instead of tokens. No I/O; times are arguments.
+"""A simulated worker for replays: the real block pool, but counts instead of tokens. No I/O; times are arguments.
 
-Order within a step, as in the simulated engine: decoding requests (one token each), then prompts begun, then waiting ones in
-order of arrival, all within one token budget. A request takes the blocks of its prompt and answer when it is admitted; blocks
-are found by others as soon as they are computed, by whoever is admitted in the same step too.
+Order within a step, as in the simulated engine: decoding requests (one token each), then started prompts, then waiting ones in order of
+arrival, within one token budget. A request allocates the blocks of its prompt and answer on admission. Computed blocks are available to
+later requests at once, even in the same step.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from kvmesh.engines.simulated.settings import StepProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """What every worker of a replay is made of. The default is near one H100 with a model of 30 billion parameters."""
+    """Speed and size of each worker. The default is close to one H100 with a model of 30 billion parameters."""
 
     block_tokens: int = 512
     kv_blocks: int = 1500
@@ -31,13 +31,13 @@ class EngineShape:
     )
 
     def transfer_s(self, tokens: int) -> float:
-        """Time to move the KV of so many tokens."""
+        """Returns the time to transfer the KV of `tokens` tokens."""
         return tokens * self.kv_bytes_per_token / self.transfer_bytes_per_s
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request on its way. `ask_id` numbers it; `names` are the hashes of its full blocks."""
+    """One running request. `names` are the hashes of its full blocks."""
 
     ask_id: int
     trace: TraceRequest
@@ -56,7 +56,7 @@ class Job:
 
 
 class ReplayEngine:
-    """One worker. `on_prompt` and `on_done` are called at the end of the step in which it happened."""
+    """One worker. It calls `on_prompt` and `on_done` at the end of a step."""
 
     def __init__(
         self,
@@ -85,27 +85,26 @@ class ReplayEngine:
 
     @property
     def running(self) -> int:
-        """Requests that hold blocks."""
         return len(self._prefilling) + len(self._decoding)
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens accepted and not computed."""
+        """Returns the prompt tokens accepted and not computed yet."""
         begun = sum(job.trace.prompt_tokens - job.computed for job in self._prefilling)
         return begun + sum(job.trace.prompt_tokens for job in self.waiting if not job.transferred)
 
     @property
     def has_work(self) -> bool:
-        """True when a step would do something."""
+        """Returns whether a step would do something."""
         return bool(self.waiting or self._prefilling or self._decoding)
 
     def submit(self, job: Job) -> None:
-        """A request arrives."""
+        """Adds a request."""
         self.requests += 1
         self.waiting.append(job)
 
     def begin_step(self) -> float:
-        """Decides a step; its length in seconds."""
+        """Starts a step and returns its length in seconds."""
         self._decoding_in_step = len(self._decoding)
         budget = self.shape.step_tokens_max - self._decoding_in_step
         spent = 0
@@ -128,28 +127,28 @@ class ReplayEngine:
         return self.last_step_s
 
     def end_step(self, now_s: float) -> list[KvEvent]:
-        """What the step gave; the changes of the cache."""
+        """Ends the step and returns the changes of the cache."""
         self.output_tokens += self._decoding_in_step
         ended = []
         while self._decoding and self._decoding[0][0] <= self.steps:
             ended.append(heapq.heappop(self._decoding)[2])
         done, self._computed_in_step = self._computed_in_step, []
         for job in done:
-            # The first token comes with the prompt's last step; each further step gives one.
+            # The prompt's last step gives the first token; each further step gives one.
             self._on_prompt(job, now_s)
         for job in ended:
             self._finish(job, now_s)
         return self.pool.take_events()
 
     def decode(self, job: Job, now_s: float) -> None:
-        """The request has its first token here and goes on decoding."""
+        """Adds a request that has its first token, to continue decoding."""
         if job.trace.output_tokens <= 1:
             self._finish(job, now_s)
             return
         heapq.heappush(self._decoding, (self.steps + job.trace.output_tokens - 1, job.ask_id, job))
 
     def release(self, blocks: list[int]) -> None:
-        """Blocks that were held for somebody who has fetched them."""
+        """Releases blocks that another worker has fetched."""
         self.pool.drop(blocks)
 
     def _finish(self, job: Job, now_s: float) -> None:
@@ -159,7 +158,7 @@ class ReplayEngine:
         self._on_done(job, now_s)
 
     def _name_computed(self, job: Job) -> None:
-        """Full blocks of a prompt are found by whoever is admitted next, in the same step too, as in vLLM and the simulated engine."""
+        """Makes full blocks of a prompt available to requests admitted later, even in the same step, as vLLM does."""
         first, full = job.named, min(job.computed // self.shape.block_tokens, len(job.names))
         if full > first:
             self.pool.name(job.blocks, first, job.names[first:full], job.names[first - 1] if first else None)

@@ -1,7 +1,7 @@
 """A replay: a trace's requests through one router core and many simulated workers, as a discrete-event simulation.
 
-The router sees what it would see in a mesh, and as late: KV events `event_delay_s` after the step that made them, load records
-at most every `load_interval_s`, reports of frontends when things happen.
+The router receives events as late as in a mesh: KV events `event_delay_s` after their step, load records at most every
+`load_interval_s`, reports of frontends at once.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from bench.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayShape:
-    """How many workers and routers, and how late a router learns. No prefill workers: decode workers compute prompts."""
+    """Numbers of workers and routers, and delays of events. Without prefill workers, decode workers compute prompts."""
 
     prefills: int
     decodes: int
@@ -32,7 +32,7 @@ class ReplayShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What came out. Fairness is Jain's index of the workers' busy seconds, in the pool that computes prompts and in the decode pool."""
+    """Results. Fairness is Jain's index of the workers' busy seconds, for the pool that computes prompts and the decode pool."""
 
     requests: int
     hit_rate: float
@@ -46,14 +46,12 @@ class ReplayResult:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything (Jain, Chiu, Hawe 1984)."""
+    """Returns Jain's fairness index: 1 if all are equal, 1/n if one has everything (Jain, Chiu, Hawe 1984)."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 class Replay:
-    """One run."""
-
     def __init__(self, shape: ReplayShape, placer: Callable[["Replay"], Placer], seed: int = 1) -> None:
         self.shape = shape
         self.now_s = 0.0
@@ -68,7 +66,7 @@ class Replay:
         self._placer = placer(self)
 
     def run(self, trace: Sequence[TraceRequest], *, speed: float) -> ReplayResult:
-        """All requests, `speed` times as fast as they were recorded."""
+        """Replays all requests, `speed` times as fast as recorded."""
         for request in trace:
             self.at(request.at_s / speed, lambda request=request: self._arrive(request))  # type: ignore[misc]
         while self._agenda:
@@ -77,11 +75,11 @@ class Replay:
         return self._result()
 
     def at(self, time_s: float, happen: Callable[[], None]) -> None:
-        """Something will happen; simultaneous things in the order they were noted."""
+        """Schedules a call. Simultaneous calls run in the order of scheduling."""
         heapq.heappush(self._agenda, (time_s, next(self._order), happen))
 
     def place(self, job: Job) -> None:
-        """Asks for workers; an ask that is refused for load comes back after `retry_s`."""
+        """Requests a placement. If it is rejected for lack of capacity, retries after `retry_s`."""
         began = process_time()
         try:
             spot = self._placer.place(job)
@@ -95,11 +93,11 @@ class Replay:
             self.go(job, spot)
 
     def place_later(self, job: Job) -> None:
-        """It was refused for load and comes back, as a client would."""
+        """Schedules a retry, as a client would."""
         self.at(self.now_s + self.shape.retry_s, lambda: self.place(job))
 
     def go(self, job: Job, spot: Spot) -> None:
-        """The request is placed."""
+        """Starts a placed request."""
         job.placed_s = self.now_s
         job.prefill, job.decode = spot.prefill, spot.decode
         engine = spot.prefill or spot.decode
@@ -119,7 +117,7 @@ class Replay:
     def _wake(self, engine: ReplayEngine) -> None:
         if not engine.is_stepping and engine.has_work:
             engine.is_stepping = True
-            # Requests of one moment share a step.
+            # Simultaneous requests share a step.
             self.at(self.now_s, lambda: self._step(engine))
 
     def _step(self, engine: ReplayEngine) -> None:
@@ -138,7 +136,7 @@ class Replay:
             engine.is_stepping = False
 
     def _on_prompt(self, job: Job, now_s: float) -> None:
-        """The prompt is computed, or has arrived, on some worker."""
+        """Handles a prompt that was computed or transferred."""
         decode = job.decode
         assert decode is not None
         if job.prefill is None or job.transferred:
@@ -184,5 +182,5 @@ class Replay:
 
 
 def _name(block: int) -> int:
-    """A 64-bit name for a block id: the trace's ids are chained already, so that equal ids mean equal prefixes."""
+    """Returns a 64-bit hash for a block id. The trace's ids are chained: equal ids mean equal prefixes."""
     return (block + 1) * 0x9E3779B97F4A7C15 % (1 << 64)

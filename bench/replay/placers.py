@@ -1,4 +1,4 @@
-"""Who decides in a replay: the router's core with one of its policies, or an oracle that sees all caches as they are."""
+"""Placement in a replay: by the router's core with one of its policies, or by an oracle that sees all caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from kvmesh.core import (
 )
 from kvmesh.errors import OverloadedError
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.queue.admission import Queued
 
 if TYPE_CHECKING:
@@ -38,51 +39,56 @@ class Waits(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Where a request goes."""
+    """The workers of a request."""
 
     prefill: ReplayEngine | None
     decode: ReplayEngine
 
 
 class Placer(Protocol):
-    """Decides, and hears what a router would hear."""
+    """Places requests, and receives the events that a router would receive."""
 
     def place(self, job: Job) -> Spot | None:
-        """Workers; None: refused for load. Raises Waits when it waits in a queue: `Replay.go` is called later."""
+        """Returns workers, or None if rejected for lack of capacity. Raises Waits if the request is queued; `Replay.go` is called later."""
 
     def on_events(self, engine: ReplayEngine, events: Sequence[KvEvent]) -> None:
-        """Changes of a worker's cache, as late as they travel."""
+        """Receives changes of a worker's cache, after the event delay."""
 
     def on_load(self, engine: ReplayEngine) -> None:
-        """A load record is due."""
+        """Receives a load record."""
 
     def on_prefilled(self, job: Job) -> None:
-        """The prompt is computed."""
+        """Receives that the prompt is computed."""
 
     def on_first_token(self, job: Job) -> None:
-        """The first token is out."""
+        """Receives that the first token was generated."""
 
     def on_done(self, job: Job) -> None:
-        """The answer is complete."""
+        """Receives that the answer is complete."""
 
 
 class RouterPlacer:
-    """The router's core."""
+    """Places with the router's core."""
 
     def __init__(self, replay: "Replay", policy: str, router_id: str = "replay") -> None:
         self._replay = replay
         self._engines = {engine.name: engine for engine in (*replay.prefills, *replay.decodes)}
         self._waiting: dict[int, Job] = {}
         self._sequences: dict[str, int] = {}
-        known = {"dynamo_cost": DynamoCostPolicy}.get(policy, policy)
-        self.core = RouterCore(router_id=router_id, run_id=router_id, policy=known, generator=replay.random)
+        is_dynamo = policy == "dynamo_cost"
+        self.core = RouterCore(
+            CoreSettings() if is_dynamo else CoreSettings(policy=policy),
+            router_id=router_id,
+            run_id=router_id,
+            policy=DynamoCostPolicy if is_dynamo else None,
+            generator=replay.random,
+        )
         for engine in replay.prefills:
             self._join(engine, Role.PREFILL)
         for engine in replay.decodes:
             self._join(engine, Role.DECODE)
 
     def place(self, job: Job) -> Spot | None:
-        """See Placer."""
         size = self._replay.shape.engine.block_tokens
         ask = Ask(
             request_id=str(job.ask_id),
@@ -102,7 +108,7 @@ class RouterPlacer:
         return self._spot(answer)
 
     def _drain(self) -> None:
-        """Whatever happens may have made room."""
+        """Drains the queue: any event may have freed capacity."""
         while self._waiting:
             answers = self.core.drain_queue(now=self._replay.now_s, wall=self._replay.now_s)
             for answer in answers:
@@ -119,14 +125,12 @@ class RouterPlacer:
         return Spot(prefill=prefill, decode=self._engines[placement.decode.worker_id])
 
     def on_events(self, engine: ReplayEngine, events: Sequence[KvEvent]) -> None:
-        """See Placer."""
         self._sequences[engine.name] += 1
         feed = self.core.fleet.workers[engine.name].feed
         assert feed is not None
         feed.apply(KvBatch(epoch=1, sequence=self._sequences[engine.name], events=events))
 
     def on_load(self, engine: ReplayEngine) -> None:
-        """See Placer."""
         shape = self._replay.shape.engine
         free = engine.pool.available
         record = LoadRecord(
@@ -150,15 +154,12 @@ class RouterPlacer:
         self._drain()
 
     def on_prefilled(self, job: Job) -> None:
-        """See Placer."""
         self._report(job, ReportKind.PREFILLED)
 
     def on_first_token(self, job: Job) -> None:
-        """See Placer."""
         self._report(job, ReportKind.FIRST_TOKEN)
 
     def on_done(self, job: Job) -> None:
-        """See Placer."""
         self._report(job, ReportKind.FINISHED)
 
     def _report(self, job: Job, kind: ReportKind) -> None:
@@ -203,10 +204,9 @@ class RouterPlacer:
 
 
 class OraclePlacer:
-    """Perfect knowledge: every cache and every queue as they are this moment, prompts on their way counted as cached.
+    """Places with perfect knowledge of all caches and queues; prompts being computed count as cached.
 
-    It takes the worker that will have the prompt computed first. Nobody who knows less about the present can do better at
-    that; it knows nothing of the future.
+    It takes the worker that will finish the prompt first. It does not know the future.
     """
 
     def __init__(self, replay: "Replay") -> None:
@@ -218,7 +218,6 @@ class OraclePlacer:
         self._ahead: dict[str, int] = dict.fromkeys(self._coming, 0)
 
     def place(self, job: Job) -> Spot | None:
-        """See Placer."""
         uncached = {engine.name: self._uncached_tokens(engine, job) for engine in self._computing}
         best = min(self._computing, key=lambda engine: self._ahead[engine.name] + uncached[engine.name])
         self._uncached[job.ask_id] = uncached[best.name]
@@ -230,13 +229,13 @@ class OraclePlacer:
         return Spot(prefill=best, decode=decode) if self._has_prefills else Spot(prefill=None, decode=best)
 
     def on_events(self, engine: ReplayEngine, events: Sequence[KvEvent]) -> None:
-        """Nothing: it sees the caches."""
+        """Does nothing: the oracle sees the caches."""
 
     def on_load(self, engine: ReplayEngine) -> None:
-        """Nothing: it sees the queues."""
+        """Does nothing: the oracle sees the queues."""
 
     def on_prefilled(self, job: Job) -> None:
-        """The prompt is in the cache now."""
+        """Counts the prompt as cached."""
         engine = job.prefill or job.decode
         uncached = self._uncached.pop(job.ask_id, None)
         if uncached is None or engine is None:
@@ -249,11 +248,11 @@ class OraclePlacer:
                 del coming[name]
 
     def on_first_token(self, job: Job) -> None:
-        """The same without a prefill worker."""
+        """Counts the prompt as cached, without a prefill worker."""
         self.on_prefilled(job)
 
     def on_done(self, job: Job) -> None:
-        """Nothing is kept."""
+        """Does nothing: the oracle keeps no state."""
 
     def _uncached_tokens(self, engine: ReplayEngine, job: Job) -> int:
         held = len(engine.pool.match(job.names))

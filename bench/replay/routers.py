@@ -1,7 +1,7 @@
-"""Several routers in one replay: frontends ask them in turns, and they tell each other what they do, as late as in a mesh.
+"""Several routers in one replay: requests go to them in turns, and they share state with the delays of a mesh.
 
-What arrives at the same moment at two of them is placed without knowing of each other. The conversation trace is hard on that: its
-times are multiples of 3 s, so ten requests arrive at once.
+Simultaneous requests at two routers are placed independently. The conversation trace has many: its times are multiples of 3 s, so ten
+requests arrive at once.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ MESSAGE_S = 0.001
 
 
 def make_placer(replay: "Replay", policy: str) -> Placer:
-    """One router, or as many as the replay's shape says."""
+    """Returns the placer for the number of routers in the shape."""
     return RouterPlacer(replay, policy) if replay.shape.routers == 1 else RoutersPlacer(replay, policy)
 
 
 class RoutersPlacer:
-    """As many routers; a request's number says who places it, and to whom it is reported."""
+    """Several routers. A request's number selects the router that places it and gets its reports."""
 
     def __init__(self, replay: "Replay", policy: str) -> None:
         self._replay = replay
@@ -38,36 +38,30 @@ class RoutersPlacer:
                 self._join(speaker, says, hearer, hears)
 
     def place(self, job: Job) -> Spot | None:
-        """See Placer."""
         return self._of(job).place(job)
 
     def on_events(self, engine: ReplayEngine, events: Sequence[KvEvent]) -> None:
-        """See Placer."""
         for placer in self._placers:
             placer.on_events(engine, events)
 
     def on_load(self, engine: ReplayEngine) -> None:
-        """See Placer."""
         for placer in self._placers:
             placer.on_load(engine)
 
     def on_prefilled(self, job: Job) -> None:
-        """See Placer."""
         self._of(job).on_prefilled(job)
 
     def on_first_token(self, job: Job) -> None:
-        """See Placer."""
         self._of(job).on_first_token(job)
 
     def on_done(self, job: Job) -> None:
-        """See Placer."""
         self._of(job).on_done(job)
 
     def _of(self, job: Job) -> RouterPlacer:
         return self._placers[job.ask_id % len(self._placers)]
 
     def _join(self, speaker: PeerReservations, says: PeerSession, hearer: PeerReservations, hears: PeerSession) -> None:
-        """The snapshot at once, of which nothing is in flight; then what changes, `sync_interval_s` after the message before."""
+        """Connects two routers: an empty snapshot, then the changes every `sync_interval_s`."""
         replay, interval_s = self._replay, self._replay.shape.sync_interval_s
         next_s = replay.now_s
 

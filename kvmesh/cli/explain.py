@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvmesh.cli.state import read_state
+from kvmesh.cli.state import find_mesh
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import Report
 from kvmesh.discovery.base import ROUTER, Instance
@@ -20,7 +20,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.router import Candidate, Explanation
-from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import SettingsError, load, setting
 
@@ -32,6 +32,7 @@ SECONDS = "s"
 class ExplainSettings:
     """Which mesh to ask, and how much to show."""
 
+    mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
     consul: str = setting("", "address of the Consul agent; empty: the mesh that `kvmesh up` started here")
     token: str = setting("", "Consul ACL token", secret=True)
     candidates_max: int = setting(20, "rows of the table of candidates; the chosen one is always among them", min=1)
@@ -213,10 +214,10 @@ def main(argv: Sequence[str]) -> int:
     if not given:
         print("kvmesh: which request? usage: kvmesh explain ID [--help]", file=sys.stderr)
         return 2
-    state = read_state()
-    address = settings.consul or (state.registry if state else "")
-    if not address:
-        print("kvmesh: no mesh runs here; start one with `kvmesh up` or give --consul", file=sys.stderr)
+    try:
+        address = settings.consul or find_mesh(settings.mesh, otherwise="--consul").registry
+    except MeshError as error:
+        print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
     for prefix in PREFIXES:
         given = given.removeprefix(prefix)

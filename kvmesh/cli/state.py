@@ -1,61 +1,215 @@
-"""Where the mesh of this machine is: a small file that `up` writes and the other commands read."""
+"""The meshes that `kvmesh up` runs for this user on this machine: a folder each, with a small file that other commands read.
 
-import contextlib
+The folder is also the temporary directory of the mesh's processes. A helper process removes it when `up` ends, even by SIGKILL.
+"""
+
+import fcntl
 import json
 import os
+import re
+import shutil
+import subprocess
 import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from pathlib import Path
+
+from kvmesh.errors import NotFoundError, UnavailableError
+
+STATE_FILE = "mesh.json"
+CLAIM_ATTEMPTS = 10
+"""The folder of all meshes vanishes when the last mesh ends, which may be between two steps of a claim."""
+_CLEANER = 'cat >/dev/null; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
+"""Reads until every process that holds the pipe has ended. Only `up` and its children hold it, and they die with `up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
-    """Addresses of a running mesh."""
+    """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process, so that another
+    process with the same id is not taken for it; 0 where the kernel does not tell."""
 
+    name: str
     registry: str
     url: str
     pid: int
+    started: int
+    run_dir: str
 
 
-def state_path() -> Path:
-    """One file per user; KVMESH_STATE names another."""
-    if path := os.environ.get("KVMESH_STATE"):
-        return Path(path)
-    root = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(root) / f"kvmesh-{os.getuid()}" / "mesh.json"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlace:
+    """The name and folders that a starting mesh has for itself. KVMESH_STATE, where it is set, names the state file."""
+
+    name: str
+    run_dir: Path
+    temporary: Path
+    note: str = ""
+    """For people: why the name or the folder is not the one that was asked for."""
+
+    def write_state(self, *, registry: str = "", url: str = "") -> None:
+        """Publishes the mesh's addresses to other commands."""
+        pid = os.getpid()
+        state = MeshState(
+            name=self.name, registry=registry, url=url, pid=pid, started=_start_time(pid), run_dir=str(self.run_dir)
+        )
+        path = _own_file() or self.temporary / STATE_FILE
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{pid}")
+        temporary.write_text(json.dumps(asdict(state)))
+        temporary.replace(path)
+
+    def remove_state(self) -> None:
+        """Other commands do not find the mesh any more."""
+        (_own_file() or self.temporary / STATE_FILE).unlink(missing_ok=True)
 
 
-def write_state(state: MeshState) -> None:
-    """Tells other commands where the mesh is."""
-    path = state_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(state)))
-    temporary.replace(path)
+@contextmanager
+def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
+    """Reserves a name and a run directory that no running mesh of this user has, and a temporary directory for them.
 
-
-def read_state() -> MeshState | None:
-    """Where the mesh is, or None when none runs."""
+    An empty `run_dir` is `run/NAME`. Number 2 and up is appended to what is taken. UnavailableError when a folder cannot be made.
+    """
     try:
-        state = MeshState(**json.loads(state_path().read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-    return state if _is_alive(state.pid) else None
-
-
-def remove_state(pid: int) -> None:
-    """Forgets the mesh, if it is this process's."""
-    state = read_state()
-    if state is None or state.pid == pid:
-        with contextlib.suppress(FileNotFoundError):
-            state_path().unlink()
-
-
-def _is_alive(pid: int) -> bool:
+        place = _claim(name, run_dir)
+        place.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR"
+        ) from error
+    cleaner = subprocess.Popen(
+        ["/bin/sh", "-c", _CLEANER, "kvmesh-cleaner", place.temporary, place.temporary.parent],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # A signal to the terminal's processes does not end it.
+    )
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        yield place
+    finally:
+        place.remove_state()
+        shutil.rmtree(place.temporary, ignore_errors=True)
+        with suppress(OSError):
+            place.temporary.parent.rmdir()
+        # Children that were forked and not used hold its pipe until this process ends.
+        cleaner.kill()
+        cleaner.communicate()
+
+
+def _claim(name: str, run_dir: str) -> MeshPlace:
+    for _ in range(CLAIM_ATTEMPTS):
+        with suppress(FileNotFoundError), _locked(state_dir()):
+            running = running_meshes()
+            own_name = _free(name, {mesh.name for mesh in running})
+            own_dir = Path(_free(str(Path(run_dir or f"run/{own_name}").resolve()), {mesh.run_dir for mesh in running}))
+            notes = []
+            if own_name != name:
+                notes.append(f"a mesh named {name} runs already; this one is {own_name}")
+            if run_dir and own_dir != Path(run_dir).resolve():
+                notes.append(f"a running mesh uses {run_dir}; this one's logs go to {own_dir}")
+            temporary = Path(tempfile.mkdtemp(prefix="mesh-", dir=state_dir()))
+            place = MeshPlace(name=own_name, run_dir=own_dir, temporary=temporary, note="; ".join(notes))
+            if _own_file() is None:
+                place.write_state()
+            return place
+    raise UnavailableError(f"{state_dir()} was removed {CLAIM_ATTEMPTS} times while this mesh claimed a name in it")
+
+
+def _free(wanted: str, taken: Collection[str]) -> str:
+    return next(each for each in chain([wanted], (f"{wanted}-{number}" for number in count(2))) if each not in taken)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One claim at a time. UnavailableError when the folder belongs to somebody else, who could read or replace what is in it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_private(folder):
+        raise UnavailableError(f"{folder} belongs to another user or is open to others; remove it, or set TMPDIR")
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def state_dir() -> Path:
+    """The folder of all meshes of this user."""
+    return Path(tempfile.gettempdir()) / f"kvmesh-{os.getuid()}"
+
+
+def _own_file() -> Path | None:
+    """The one state file that counts, where KVMESH_STATE names it."""
+    path = os.environ.get("KVMESH_STATE")
+    return Path(path) if path else None
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+    except OSError:
         return False
-    except PermissionError:
-        return True
-    return True
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def running_meshes() -> Sequence[MeshState]:
+    """This user's meshes, starting ones included, in the order of their names."""
+    own = _own_file()
+    if own is not None:
+        files = [own]
+    else:
+        files = list(state_dir().glob(f"*/{STATE_FILE}")) if _is_private(state_dir()) else []
+    found = [state for path in files if (state := _read(path)) is not None]
+    return sorted(found, key=lambda state: state.name)
+
+
+def find_mesh(name: str, *, otherwise: str) -> MeshState:
+    """The ready mesh with this name; with an empty name the only one. NotFoundError lists the running ones.
+
+    `otherwise` is the flag that names an address instead.
+    """
+    running = running_meshes()
+    ready = [mesh for mesh in running if mesh.url]
+    fitting = [mesh for mesh in ready if name in ("", mesh.name)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if running and not ready:
+        raise NotFoundError(f"the mesh {running[0].name} is still starting", reason="mesh_not_found")
+    if not ready:
+        raise NotFoundError(
+            f"no mesh of yours runs here; start one with `kvmesh up`, or give {otherwise}", reason="mesh_not_found"
+        )
+    names = "".join(f"\n  {mesh.name}  {mesh.url}" for mesh in ready)
+    problem = f"no mesh is named {name}" if name else f"{len(ready)} meshes run here"
+    raise NotFoundError(f"{problem}; choose one with --mesh NAME:{names}", reason="mesh_not_found")
+
+
+def default_name(port: int) -> str:
+    """A mesh's name by the directory and the port."""
+    folder = re.sub(r"[^\w.-]+", "-", Path.cwd().name) or "mesh"
+    return f"{folder}-{port}" if port else folder
+
+
+def _read(path: Path) -> MeshState | None:
+    """None when the mesh does not run any more."""
+    try:
+        state = MeshState(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return state if _runs(state) else None
+
+
+def _runs(state: MeshState) -> bool:
+    try:
+        os.kill(state.pid, 0)
+    except OSError:  # It has ended, or the id belongs to another user's process.
+        return False
+    return _start_time(state.pid) == state.started
+
+
+def _start_time(pid: int) -> int:
+    try:
+        # Field 22 of proc_pid_stat(5); the name in brackets, which may hold spaces, is the second.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0

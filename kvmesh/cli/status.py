@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.state import read_state
+from kvmesh.cli.state import find_mesh, running_meshes
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import KvTier
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
@@ -16,11 +16,12 @@ from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.planner import PlanReport
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import SettingsError, load, setting
 
 CALL_TIMEOUT_S = 2.0
+MESH_COLUMNS = ("MESH", "URL", "REGISTRY", "PID", "LOGS")
 SERVICE_COLUMNS = ("SERVICE", "ID", "ADDRESS", "STATE", "MODEL", "ENGINE", "NOTE")
 WORKER_COLUMNS = (
     "WORKER",
@@ -41,6 +42,7 @@ LATENCY_COLUMNS = ("MODEL", "REQ/S", "TTFT MEAN", "TTFT P99", "ITL MEAN", "ITL P
 class StatusSettings:
     """Which mesh to show."""
 
+    mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
     consul: str = setting("", "address of the Consul agent; empty: the mesh that `kvmesh up` started here")
     token: str = setting("", "Consul ACL token", secret=True)
 
@@ -146,9 +148,15 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    state = read_state()
-    address = settings.consul or (state.registry if state else "")
-    if not address:
-        print("kvmesh: no mesh runs here; start one with `kvmesh up` or give --consul", file=sys.stderr)
+    meshes = running_meshes()
+    if not settings.consul and not settings.mesh and len(meshes) > 1:
+        rows = [(mesh.name, mesh.url or "starting", mesh.registry, str(mesh.pid), mesh.run_dir) for mesh in meshes]
+        print(render_table(MESH_COLUMNS, rows))
+        print("kvmesh: choose one with --mesh NAME", file=sys.stderr)
+        return 0
+    try:
+        address = settings.consul or find_mesh(settings.mesh, otherwise="--consul").registry
+    except MeshError as error:
+        print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
     return asyncio.run(_show(settings, address))

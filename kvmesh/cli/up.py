@@ -1,12 +1,14 @@
 """`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C, or until nothing can serve any more."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +25,9 @@ from kvmesh.cli.nvidia import read_driver
 from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
-from kvmesh.cli.state import MeshState, remove_state, write_state
-from kvmesh.cli.up_settings import UpSettings, mesh_shape, model_problem, worker_groups
+from kvmesh.cli.start_checks import consul_problem, hub_problem, is_hub_name, port_problems
+from kvmesh.cli.state import MeshPlace, claim_place, default_name
+from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
 from kvmesh.cli.worker_forks import WorkerForks
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import Registry
@@ -43,17 +46,23 @@ class Mesh:
     """The running processes of one `kvmesh up`."""
 
     def __init__(
-        self, settings: UpSettings, *, started_at_s: float, forked: Mapping[str, Forked], places: WorkerPlaces
+        self,
+        settings: UpSettings,
+        *,
+        place: MeshPlace,
+        started_at_s: float,
+        forked: Mapping[str, Forked],
+        places: WorkerPlaces,
     ) -> None:
         self._settings = settings
+        self._place = place
         self._forked = dict(forked)
         self._places = places
         self._progress = Progress(sys.stderr)
         self._started_at_s = started_at_s
-        self._run_dir = Path(settings.run_dir).resolve()
         self._forks = WorkerForks(
             settings.registration,
-            log_path=self._run_dir / "fork-server.log",
+            log_path=place.run_dir / "fork-server.log",
             timeout_s=settings.ready_timeout_s,
             say=self._progress.say,
         )
@@ -69,6 +78,8 @@ class Mesh:
         stopped = asyncio.create_task(stop.wait())
         async with AsyncExitStack() as stack:
             stack.callback(stopped.cancel)
+            if not await self._inputs_are_usable():
+                return 2
             registry_address = await self._start_registry(stack)
             registry = ConsulRegistry(DiscoverySettings(address=registry_address))
             stack.push_async_callback(registry.aclose)
@@ -89,6 +100,18 @@ class Mesh:
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 self._progress.say(f"{type(error).__name__}: {error}")
             return 1
+
+    async def _inputs_are_usable(self) -> bool:
+        """Whether the servers that the settings name answer. Says why not, before any process starts."""
+        settings = self._settings
+        problem = ""
+        if is_hub_name(settings.model):
+            problem = await hub_problem(settings.model, say=self._progress.say)
+        if settings.consul and not problem:
+            problem = await consul_problem(settings.consul, say=self._progress.say)
+        if problem:
+            self._progress.say(problem)
+        return not problem
 
     async def _start_registry(self, stack: AsyncExitStack) -> str:
         if self._settings.consul:
@@ -122,7 +145,9 @@ class Mesh:
                 dead = await _first_done(ready, wait_first_exit(keeper.processes()))
                 if dead is not None:
                     # What cannot start now would not start on the next attempt either.
-                    self._progress.say("the mesh cannot start: " + dead.reason())
+                    self._progress.say(
+                        f"the mesh cannot start: {dead.spec.name} {dead.cause()}; log: {dead.spec.log_path}"
+                    )
                     return 1
             if not (url := ready.result()):
                 return 1
@@ -133,7 +158,9 @@ class Mesh:
 
     async def _serve_ready(self, registry_address: str, keeper: Keeper, url: str) -> int:
         """Restarts what dies while the mesh serves."""
-        write_state(MeshState(registry=registry_address, url=url, pid=os.getpid()))
+        place = self._place
+        place.write_state(registry=registry_address, url=url)
+        self._progress.say(f"mesh {place.name}: registry {registry_address}, logs in {place.run_dir}")
         self._progress.say(f"ready after {time.monotonic() - self._started_at_s:.1f} s: {url}")
         keeping = asyncio.create_task(keeper.keep_running())
         greeting = asyncio.create_task(self._greet(url))
@@ -142,7 +169,7 @@ class Mesh:
             if greeting.done():
                 is_answered = greeting.result()
                 if self._settings.once:
-                    remove_state(os.getpid())
+                    self._place.remove_state()
                     return 0 if is_answered else 1
             missing = await keeping
             self._progress.say(f"no {missing} is left here, and the registry lists no other: the mesh ends")
@@ -160,7 +187,6 @@ class Mesh:
         keeper.groups.append(workers)
         importing = None
         if self._settings.registration.preload:
-            make_run_dir(self._settings.run_dir)
             importing = asyncio.create_task(self._forks.open())
         try:
             if importing is None:
@@ -207,7 +233,7 @@ class Mesh:
         try:
             frontend = await wait_while_it_goes_on(waiting, lambda: self._progress.lines, limit_s)
         except TimeoutError:
-            self._progress.say(f"nothing happened for {limit_s:g} s; logs are in {self._settings.run_dir}")
+            self._progress.say(f"nothing happened for {limit_s:g} s; logs are in {self._place.run_dir}")
             return ""
         finally:
             watching.cancel()
@@ -248,6 +274,8 @@ class Mesh:
                 max_tokens=GREETING_TOKENS_MAX,
             )
             print(flush=True)
+            if settings.registration.name == "simulated":
+                self._progress.say("the simulated engine makes up these words; it computes no model")
         except UnauthenticatedError as error:
             # A key is wanted, as the settings of the frontend say.
             self._progress.say(error.message)
@@ -260,7 +288,7 @@ class Mesh:
     async def _stop(self, keeper: Keeper) -> None:
         """Stops frontends first, so that no request is accepted that cannot be finished, and workers last."""
         self._progress.say("stopping")
-        remove_state(os.getpid())
+        self._place.remove_state()
         await stop_children(list(reversed(keeper.running())), self._settings.stop_timeout_s)
 
 
@@ -315,13 +343,6 @@ def worker_places(settings: UpSettings) -> WorkerPlaces:
     )
 
 
-def make_run_dir(path: str) -> Path:
-    """The directory of the logs, made if need be."""
-    run_dir = Path(path).resolve()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return run_dir
-
-
 async def _first_model(url: str) -> str:
     """Asked where no key is needed."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
@@ -343,14 +364,39 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    problem = model_problem(settings.model)
-    if problem:
-        print(f"kvmesh: {problem}", file=sys.stderr)
-        return 2
+    settings, lines = adapt_to_packages(settings)
     try:
+        if problem := model_problem(settings.model):
+            raise InvalidRequestError(problem)
+        if problem := port_problems(settings.host, settings.port, settings.grpc_port):
+            raise InvalidRequestError(problem)
         places = worker_places(settings)
-    except InvalidRequestError as error:
+        places = replace(places, lines=[*lines, *places.lines])
+        with claim_place(settings.name or default_name(settings.port), settings.run_dir) as place:
+            return _run(replace(settings, run_dir=str(place.run_dir)), place, places, started_at_s)
+    except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 2
-    forked = fork_services(settings)
-    return asyncio.run(Mesh(settings, started_at_s=started_at_s, forked=forked, places=places).run())
+
+
+def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, started_at_s: float) -> int:
+    """Runs the mesh in its place."""
+    if place.note:
+        places = replace(places, lines=[place.note, *places.lines])
+    # Sockets and other temporary files of all processes go to one folder, which is removed however this process ends.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(place.temporary)
+    # What torch compiles is for later meshes too.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvmesh" / "torchinductor"
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    log_path = place.run_dir / "up.log"
+    logging.basicConfig(filename=log_path, filemode="w", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        forked = fork_services(settings)
+        mesh = Mesh(settings, place=place, started_at_s=started_at_s, forked=forked, places=places)
+        return asyncio.run(mesh.run())
+    except Exception as error:
+        logging.getLogger(__name__).exception("up_failed")
+        print(f"kvmesh: kvmesh up failed: {type(error).__name__}: {error}; log: {log_path}", file=sys.stderr)
+        return 1

@@ -1,8 +1,9 @@
 """Settings of `kvmesh up`, and the mesh that they ask for."""
 
+import importlib.util
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 class UpSettings:
     """What to start."""
 
-    engine: str = setting("vllm", "engine of all workers", choices=tuple(ENGINES))
+    engine: str = setting(
+        "", "engine of all workers; empty: vllm where it is installed, otherwise simulated", choices=("", *ENGINES)
+    )
     model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout")
     served_name: str = setting("", "name clients ask for; empty: the directory's name")
     prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
@@ -63,7 +66,8 @@ class UpSettings:
     )
     frontend_args: str = setting("", "more flags for the frontend, as one string: --frontend-args=--http-allows-pins")
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
-    run_dir: str = setting("run", "directory of the services' logs")
+    name: str = setting("", "name of the mesh, for --mesh of other commands; empty: DIRECTORY-PORT")
+    run_dir: str = setting("", "directory of the services' logs; empty: run/NAME")
     ready_timeout_s: float = setting(
         600.0,
         "longest time in which nothing happens while the mesh starts: downloads and compiling take longer",
@@ -82,7 +86,26 @@ class UpSettings:
 
     @property
     def registration(self) -> EngineRegistration[Any]:
-        return ENGINES[self.engine]
+        return ENGINES[self.engine or default_engine()]
+
+
+def default_engine() -> str:
+    """vLLM where it is installed."""
+    return "simulated" if importlib.util.find_spec("vllm") is None else "vllm"
+
+
+def adapt_to_packages(settings: UpSettings) -> tuple[UpSettings, Sequence[str]]:
+    """The settings as the installed packages allow, and lines for people about what changed."""
+    lines = []
+    if not settings.engine and default_engine() == "simulated":
+        lines.append("vLLM is not installed, so the simulated engine serves")
+    if settings.registration.name == "simulated" and importlib.util.find_spec("nixl") is None:
+        flags = f"--simulated-kv-transport none {settings.engine_args}".strip()
+        settings = replace(settings, prefill=0, engine_args=flags)
+        lines.append(
+            "NIXL is not installed: there are no prefill workers, and decode workers compute prompts themselves"
+        )
+    return settings, lines
 
 
 def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
@@ -108,7 +131,7 @@ def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces
     """What is asked for, made plain."""
     model = Path(settings.model).expanduser()
     return MeshShape(
-        engine=settings.engine,
+        engine=settings.registration.name,
         model=model.resolve() if model.exists() else model,
         served_name=settings.served_name,
         prefill=settings.prefill,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvmesh.cli.children import Child, ChildSpec, fork_child, start_child
+from kvmesh.cli.log_tail import failure_line, log_tail
 from kvmesh.engines.registration import EngineRegistration
 from kvmesh.errors import UnavailableError
 from kvmesh.worker.fork_server import THREADS, ForkServer
@@ -38,7 +39,11 @@ class WorkerForks:
                 )
             except UnavailableError as error:
                 if error.reason != THREADS:
-                    raise UnavailableError(f"{error.message}; log: {self._log_path}", reason=error.reason) from error
+                    line = failure_line(log_tail(self._log_path))
+                    raise UnavailableError(
+                        f"{self._engine.title} cannot be imported: {line or error.message}; log: {self._log_path}",
+                        reason=error.reason,
+                    ) from error
                 self._forks = False
                 self._say(f"{error.message}: workers start as programs of their own, which takes longer")
 

@@ -1,11 +1,10 @@
-"""The nouns of the mesh: plain values without behaviour, shared by everything else."""
+"""The values of the mesh: plain data, used by all other packages."""
 
 from kvmesh.core.generation import Generation, Media, MediaKind
 from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
 from kvmesh.core.leg import Leg, LegFinish, LegTask
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
-from kvmesh.core.replica import PeerNews, ReservationNews
-from kvmesh.core.routing import Ask, Placement, Report, ReportKind
+from kvmesh.core.routing import Ask, PeerReservation, PeerUpdate, Placement, Report, ReportKind
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
 from kvmesh.core.worker import (
     Capabilities,
@@ -40,13 +39,13 @@ __all__ = [
     "Media",
     "MediaKind",
     "ModelCard",
-    "PeerNews",
+    "PeerReservation",
+    "PeerUpdate",
     "PerformanceProfile",
     "Placement",
     "Rendezvous",
     "Report",
     "ReportKind",
-    "ReservationNews",
     "Role",
     "SamplingParams",
     "TokenLogprob",

@@ -1,4 +1,4 @@
-"""What is said between frontend and router."""
+"""Messages between frontends and routers, and between routers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from kvmesh.errors import MeshError
 
 @dataclass(slots=True, kw_only=True)
 class Ask:
-    """A request to place; carries chained block hashes at `block_size_tokens`, never the prompt.
+    """A request to place. It carries chained block hashes at `block_size_tokens`, not the prompt.
 
-    Nobody changes it. It is not frozen for the reason that `Placement` is not.
+    Immutable, but not frozen: see `Placement`.
     """
 
     request_id: str
@@ -41,7 +41,7 @@ class Ask:
 class Placement:
     """Where a request goes. No prefill worker: the decode worker computes the prompt.
 
-    Nobody changes it. It is not frozen because one is made per decision, which takes a twentieth longer when it is.
+    Immutable, but not frozen: one is made per decision, which a frozen class makes 5 % slower.
     """
 
     reservation_id: str
@@ -57,7 +57,7 @@ class Placement:
 
 
 class ReportKind(StrEnum):
-    """Kinds of news of a placed request; the last three settle its reservation."""
+    """Kinds of reports; the last three settle the reservation."""
 
     PREFILLED = "prefilled"
     FIRST_TOKEN = "first_token"
@@ -68,11 +68,11 @@ class ReportKind(StrEnum):
 
     @property
     def settles(self) -> bool:
-        """True when nothing may follow it."""
+        """True when no report may follow."""
         return self in SETTLING
 
 
-# For those who ask several times per report: to look a member up in its enumeration takes ten times as long.
+# A lookup in the enumeration takes ten times as long, and several are made per report.
 PREFILLED, FIRST_TOKEN, PROGRESS = ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.PROGRESS
 FINISHED, FAILED = ReportKind.FINISHED, ReportKind.FAILED
 SETTLING = frozenset((FINISHED, FAILED, ReportKind.CANCELLED))
@@ -80,20 +80,56 @@ SETTLING = frozenset((FINISHED, FAILED, ReportKind.CANCELLED))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of a placed request so far. Sent by the frontend that asked for the placement."""
+    """The state of a placed request, reported by the frontend that sent the ask."""
 
     kind: ReportKind
     elapsed_s: float
-    """Since the placement was received."""
+    """Time since the placement was received."""
     cached_tokens: int | None = None
-    """Prompt tokens that were found in the cache. None: not known."""
+    """Prompt tokens that the worker found in its cache. None: not known."""
     output_tokens: int = 0
     """Tokens generated so far."""
     error: MeshError | None = None
     """Why the request failed."""
     failed_worker_id: str = ""
-    """The worker that is to blame. Empty: none."""
+    """The worker that caused the failure. Empty: none."""
     reservation_id: str = ""
-    """Names the reservation where the ask's number does not: at a router that did not make the placement."""
+    """For a router that did not make the placement, so that the ask's number does not identify the reservation."""
     is_answered_by_prefill: bool = False
-    """The prefill worker answered by itself; no decode worker took part."""
+    """The prefill worker generated the whole output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReservation:
+    """A reservation as routers send it to each other. `ends_after_s` counts from the sending."""
+
+    reservation_id: str
+    request_id: str
+    frontend_id: str
+    ask_id: int
+    decode_worker_id: str
+    prefill_worker_id: str = ""
+    decode_rank: int = 0
+    prefill_rank: int = 0
+    uncached_tokens: int = 0
+    kv_blocks: int = 0
+    choices: int = 1
+    is_prefilled: bool = False
+    is_orphaned: bool = False
+    ends_after_s: float = 0.0
+    session_id: str = ""
+    block_hashes: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerUpdate:
+    """One message between routers. `router_id` and `run_id` are empty except in the first of a stream."""
+
+    sequence: int
+    router_id: str = ""
+    run_id: str = ""
+    reservations: Sequence[PeerReservation] = ()
+    prefilled_ids: Sequence[str] = ()
+    settled_ids: Sequence[str] = ()
+    is_snapshot: bool = False
+    is_complete: bool = True

@@ -1,7 +1,7 @@
-"""The registry as the mesh sees it: services, drain marks, keys, sessions.
+"""The registry's interface: services, drain marks, keys, sessions.
 
-One interface, two implementations that pass the same conformance suite: `consul.py` speaks Consul's HTTP API, and
-`embedded.py` is an agent for one machine that serves the same API, so that there is one client code path.
+`consul.py` implements it over Consul's HTTP API. `embedded.py` is an agent for one machine that serves the same API, so that there
+is one client. Both pass the same conformance suite.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,7 +18,7 @@ SERVICES = (FRONTEND, ROUTER, PREFILL, DECODE, PLANNER)
 
 
 class Health(StrEnum):
-    """Worst of an instance's checks, drain mark aside."""
+    """The worst status among an instance's checks. The drain mark does not count."""
 
     PASSING = "passing"
     WARNING = "warning"
@@ -27,11 +27,10 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What an instance says of itself. `instance_id` is unique in the registry; `host:port` serves gRPC.
+    """An instance as it registers itself. `instance_id` is unique in the registry; `host:port` serves gRPC.
 
-    The registry checks grpc.health.v1 at that address every `check_interval_s` (Consul: at least 1 s), and expects a
-    heartbeat at least every `ttl_s`; an instance critical for `deregister_after_s` is forgotten (at least 60 s; Consul
-    looks every 30 s).
+    The registry checks grpc.health.v1 at that address every `check_interval_s` (Consul: at least 1 s) and expects a heartbeat at
+    least every `ttl_s`. It removes an instance that was critical for `deregister_after_s` (at least 60 s; Consul checks every 30 s).
     `meta` holds at most 64 pairs, values of at most 512 characters (Consul's limits).
     """
 
@@ -49,9 +48,9 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One registered instance as last seen. `notes`: the drain mark's reason, or the heartbeat's note.
+    """One registered instance. `notes` is the drain mark's reason, or the heartbeat's note.
 
-    A note that changes without the health may be some minutes old.
+    Consul may publish a new note minutes late if the health does not change.
     """
 
     service: str
@@ -71,13 +70,13 @@ class Instance:
 
     @property
     def takes_requests(self) -> bool:
-        """True when it passes its checks and has no drain mark."""
+        """True when all checks pass and there is no drain mark."""
         return self.health is Health.PASSING and not self.is_draining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """All instances of one service, by id. `is_stale`: the registry cannot be reached; this is the last good view."""
+    """All instances of one service, by id. `is_stale`: the registry is unreachable and this is the last good view."""
 
     service: str
     index: int
@@ -87,7 +86,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A key's value. `modify_index` is what compare-and-set compares; `session` holds the lock, if any."""
+    """A key's value. Compare-and-set compares `modify_index`; `session` is the lock's holder, empty when there is none."""
 
     key: str
     value: bytes
@@ -96,7 +95,7 @@ class Entry:
 
 
 class Registry(Protocol):
-    """The registry. Every call has its own deadline (a setting); UnavailableError when it cannot be reached."""
+    """The registry. Every call has a deadline (a setting). UnavailableError when the registry cannot be reached."""
 
     async def register(self, registration: Registration) -> None:
         """Adds or replaces an instance; its TTL check starts critical until the first heartbeat."""
@@ -107,25 +106,25 @@ class Registry(Protocol):
         ...
 
     async def heartbeat(self, instance_id: str, *, health: Health = Health.PASSING, note: str = "") -> None:
-        """Renews the TTL check. NotFoundError when the registry has forgotten the instance: register again."""
+        """Renews the TTL check. NotFoundError when the registry does not list the instance: register again."""
         ...
 
     async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
-        """Sets or takes off the drain mark (Consul: maintenance mode of the service). Idempotent.
+        """Sets or removes the drain mark (Consul: maintenance mode of the service). Idempotent.
 
-        NotFoundError when the registry has forgotten the instance.
+        NotFoundError when the registry does not list the instance.
         """
         ...
 
     async def instances(self, service: str) -> View:
-        """All instances of a service now, whatever their health."""
+        """All instances of a service, whatever their health."""
         ...
 
     def watch(self, service: str) -> AsyncGenerator[View, None]:
-        """The view now and after every change; goes on through outages with the last good view marked stale, once.
+        """Yields the present view, then one after every change. An outage yields the last good view once, marked stale.
 
-        An outage at the start gives an empty stale view. Never ends by itself; closing the generator (`aclosing`) frees
-        its connection.
+        An outage at the start yields an empty stale view. The iteration never ends by itself; closing the generator (`aclosing`)
+        frees its connection.
         """
         ...
 
@@ -138,9 +137,9 @@ class Registry(Protocol):
         ...
 
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
-        """Sets a value. With `expected_index` only if the key's modify_index equals it (0: absent); False if not.
+        """Sets a value; with `expected_index` only if the key's modify_index equals it (0: absent). Returns whether it was set.
 
-        After UnavailableError the value may have been set or not.
+        After UnavailableError the value may or may not be set.
         """
         ...
 
@@ -149,9 +148,9 @@ class Registry(Protocol):
         ...
 
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
-        """Makes a session that ends `ttl_s` (10 to 86 400) after its last renewal and then releases its locks.
+        """Creates a session that expires `ttl_s` (10 to 86 400) after its last renewal and then releases its locks.
 
-        Consul may take up to twice that. Then nobody takes these locks for `lock_delay_s` (0 to 60).
+        Consul may take up to twice that. Nobody can take these locks for another `lock_delay_s` (0 to 60).
         """
         ...
 
@@ -168,7 +167,7 @@ class Registry(Protocol):
         ...
 
     async def release(self, key: str, session_id: str) -> bool:
-        """Gives the lock back. False: the session did not hold it."""
+        """Releases the lock. False: the session did not hold it."""
         ...
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""HTTP to one Consul agent: addresses, TLS, token, time and size limits, and every failure as a MeshError."""
+"""HTTP calls to one Consul agent: address, TLS, token, time and size limits. Every failure is a MeshError."""
 
 import asyncio
 import json
@@ -20,15 +20,15 @@ _INDEX_HEADER = "X-Consul-Index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """An answer with status 200. `index` is 0 where there is none."""
+class ConsulResponse:
+    """A response with status 200. `index` is 0 when the response has none."""
 
     index: int
     body: bytes
 
 
 class Connection:
-    """Calls to one agent over kept connections. To be made and used in one event loop."""
+    """Calls to one agent over persistent connections, on one event loop."""
 
     def __init__(self, settings: DiscoverySettings) -> None:
         self._settings = settings
@@ -40,23 +40,25 @@ class Connection:
 
     async def call(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""
-    ) -> Answer:
-        """One call within `call_timeout_s`. `path` is quoted already."""
+    ) -> ConsulResponse:
+        """One call within `call_timeout_s`. `path` must be URL-quoted."""
         try:
             async with asyncio.timeout(self._settings.call_timeout_s), self._slots:
                 return await self._send(method, path, params or {}, body)
         except TimeoutError:
             raise self._unavailable("did not answer in time", "registry_timeout") from None
 
-    async def wait(self, path: str, *, params: Mapping[str, str], timeout_s: float) -> Answer:
-        """A blocking query, outside the limit on calls."""
+    async def wait(self, path: str, *, params: Mapping[str, str], timeout_s: float) -> ConsulResponse:
+        """A blocking query. It does not count towards `calls_max`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._send("GET", path, params, b"")
         except TimeoutError:
             raise self._unavailable("did not answer in time", "registry_timeout") from None
 
-    async def _send(self, method: str, path: str, params: Mapping[str, str], body: bytes | Mapping[str, Any]) -> Answer:
+    async def _send(
+        self, method: str, path: str, params: Mapping[str, str], body: bytes | Mapping[str, Any]
+    ) -> ConsulResponse:
         url = URL(f"{self._origin}{path}?{urlencode(params, quote_via=quote)}", encoded=True)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
@@ -77,7 +79,7 @@ class Connection:
         if response.status != 200:
             raise wire.failure(response.status, content.decode(errors="replace"))
         index = response.headers.get(_INDEX_HEADER, "")
-        return Answer(index=int(index) if index.isascii() and index.isdecimal() else 0, body=content)
+        return ConsulResponse(index=int(index) if index.isascii() and index.isdecimal() else 0, body=content)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         limit = self._settings.answer_bytes_max
@@ -95,8 +97,7 @@ class Connection:
         if self._session is None:
             headers = {"X-Consul-Token": self._settings.token} if self._settings.token else {}
             self._session = aiohttp.ClientSession(
-                # Without a limit here: calls are limited by slots, watches by their number, and neither waits for the
-                # other.
+                # No limit here: slots limit calls and `watches_max` limits watches, so that neither waits for the other.
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls if self._tls is not None else True),
                 timeout=aiohttp.ClientTimeout(total=None),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -105,7 +106,7 @@ class Connection:
         return self._session
 
     async def aclose(self) -> None:
-        """Breaks what is in flight and closes all connections. Idempotent."""
+        """Aborts calls in flight and closes all connections. Idempotent."""
         self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -116,7 +117,7 @@ class Connection:
 
 
 def origin(settings: DiscoverySettings) -> str:
-    """scheme://host:port of an address in any of its forms."""
+    """scheme://host:port of an address, which may be host:port or a URL."""
     address = settings.address
     wrong = InvalidRequestError(
         f"address {address!r} is not host:port or an http(s) URL of a Consul agent", field="address"
@@ -133,7 +134,7 @@ def origin(settings: DiscoverySettings) -> str:
 
 
 def tls_context(settings: DiscoverySettings) -> ssl.SSLContext:
-    """A context that verifies the agent by `ca_file` or the system's CAs, and shows our certificate if any."""
+    """A context that verifies the agent by `ca_file` or the system's CAs and presents our certificate, if any."""
     field = "ca_file"
     try:
         context = ssl.create_default_context(cafile=settings.ca_file or None)

@@ -1,9 +1,8 @@
 """The registry over Consul's HTTP API (1.8 and later), or over the embedded agent, which serves the same API.
 
-What Consul does that one would not guess, all seen on 1.8.7: a heartbeat for a forgotten check is a 500; PUT with
-`release` replaces the value; a second registration keeps the checks' states and the drain mark; the outputs of checks
-that do not change status reach the catalog only every few minutes; a read without a token under "deny" is an empty
-200, not a 403.
+Surprises of Consul, all seen on 1.8.7: a heartbeat for an unknown check is a 500; PUT with `release` replaces the value; a second
+registration keeps the checks' states and the drain mark; check outputs without a change of status reach the catalog only every few
+minutes; a read without a token under "deny" is an empty 200, not a 403.
 """
 
 import asyncio
@@ -17,13 +16,11 @@ from urllib.parse import quote
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery import limits, wire
-from kvmesh.discovery.backoff import Backoff
 from kvmesh.discovery.base import Entry, Health, Registration, View
-from kvmesh.discovery.connection import Answer, Connection
-from kvmesh.discovery.duration import to_text
+from kvmesh.discovery.connection import Connection, ConsulResponse
+from kvmesh.discovery.retry import Backoff, sleep_unless
 from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.discovery.waiting import sleep_unless
-from kvmesh.discovery.watching import Watching
+from kvmesh.discovery.watching import WatchState
 from kvmesh.errors import MeshError, NotFoundError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
@@ -34,7 +31,7 @@ _WAIT_JITTER = 1 / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsulStatistics:
-    """Counts since the start, and what is open now. Failed: the registry did not answer, or not as Consul does."""
+    """Counts since the start, and open watches. A call fails when the registry does not answer or its answer is malformed."""
 
     calls: int
     calls_failed: int
@@ -68,7 +65,7 @@ class ConsulRegistry:
         )
 
     async def register(self, registration: Registration) -> None:
-        """See `Registry.register`. InvalidRequestError names the field that is beyond Consul's limits."""
+        """See `Registry.register`. InvalidRequestError names the field that exceeds Consul's limits."""
         limits.check_registration(registration)
         body = wire.registration_body(registration, check_timeout_s=self._settings.check_timeout_s)
         await self._call("PUT", "/v1/agent/service/register", body=body)
@@ -87,21 +84,21 @@ class ConsulRegistry:
         await self._call("PUT", f"/v1/agent/check/update/{_quoted(wire.ttl_check_id(instance_id))}", body=body)
 
     async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
-        """See `Registry.set_draining`. The reason of a mark that stands already stays."""
+        """See `Registry.set_draining`. A mark that is already set keeps its reason."""
         limits.check_instance_id(instance_id)
         params = {"enable": "true" if is_draining else "false", "reason": reason[: limits.NOTE_LENGTH_MAX]}
         await self._call("PUT", f"/v1/agent/service/maintenance/{_quoted(instance_id)}", params=params)
 
     async def instances(self, service: str) -> View:
         limits.check_service(service)
-        answer = await self._call("GET", f"/v1/health/service/{_quoted(service)}")
-        return View(service=service, index=max(1, answer.index), instances=wire.instances(service, answer.body))
+        response = await self._call("GET", f"/v1/health/service/{_quoted(service)}")
+        return View(service=service, index=max(1, response.index), instances=wire.instances(service, response.body))
 
     async def watch(self, service: str) -> AsyncGenerator[View, None]:
-        """See `Registry.watch`. When the registry cannot be reached at first, the first view is empty and stale.
+        """See `Registry.watch`. Ends when this client is closed.
 
-        Raises what the registry refuses (a bad token) at the first question only: later, a refusal is an outage like
-        another, since a mesh that runs must not fall because a token was taken back. Ends when the registry is closed.
+        A refusal by the registry (a bad token) is raised for the first query only. Later it counts as an outage: a running mesh must
+        not stop because its token was revoked.
         """
         limits.check_service(service)
         if self._watches_open >= self._settings.watches_max:
@@ -116,39 +113,39 @@ class ConsulRegistry:
             self._watches_open -= 1
 
     async def _views(self, service: str) -> AsyncGenerator[View, None]:
-        watching = Watching(service)
+        state = WatchState(service)
         backoff = Backoff(
             first_s=self._settings.backoff_first_s, max_s=self._settings.backoff_max_s, random=self._random
         )
         while not self._closed.is_set():
-            asked_at = self._clock.now()
+            queried_at_s = self._clock.now()
             try:
-                answer = await self._ask(service, watching.index)
-                view = watching.answered(answer.index, wire.instances(service, answer.body))
+                response = await self._query(service, state.index)
+                view = state.on_response(response.index, wire.instances(service, response.body))
                 backoff.reset()
-                pause_s = asked_at + self._settings.watch_interval_min_s - self._clock.now()
+                pause_s = queried_at_s + self._settings.watch_interval_min_s - self._clock.now()
             except MeshError as error:
                 if self._closed.is_set():
                     return
-                if not watching.has_seen and not isinstance(error, UnavailableError | OverloadedError):
+                if not state.has_seen and not isinstance(error, UnavailableError | OverloadedError):
                     raise
-                view, pause_s = watching.failed(), backoff.next_s()
+                view, pause_s = state.on_failure(), backoff.next_s()
                 _log.warning("registry_watch_failed", extra={"service": service, "reason": error.reason})
             if view is not None:
                 yield view
             if pause_s > 0:
                 await sleep_unless(self._clock, pause_s, self._closed)
 
-    async def _ask(self, service: str, index: int) -> Answer:
+    async def _query(self, service: str, index: int) -> ConsulResponse:
         path = f"/v1/health/service/{_quoted(service)}"
         if index == 0:
             return await self._call("GET", path)
-        # Up to a tenth shorter at random, so that watches begun together do not stay together.
+        # A random part, at most a tenth, is subtracted, so that watches that start together spread out.
         wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * self._random())
         return await self._counted(
             self._connection.wait(
                 path,
-                params={"index": str(index), "wait": to_text(wait_s)},
+                params={"index": str(index), "wait": wire.duration_text(wait_s)},
                 timeout_s=wait_s * (1.0 + _WAIT_JITTER) + self._settings.call_timeout_s,
             )
         )
@@ -156,18 +153,18 @@ class ConsulRegistry:
     async def get(self, key: str) -> Entry | None:
         limits.check_key(key)
         try:
-            answer = await self._call("GET", f"/v1/kv/{_quoted(key)}")
+            response = await self._call("GET", f"/v1/kv/{_quoted(key)}")
         except NotFoundError:
             return None
-        return next(iter(wire.entries(answer.body)), None)
+        return next(iter(wire.entries(response.body)), None)
 
     async def list_keys(self, prefix: str) -> Sequence[Entry]:
         limits.check_key(prefix, field="prefix")
         try:
-            answer = await self._call("GET", f"/v1/kv/{_quoted(prefix)}", params={"recurse": "true"})
+            response = await self._call("GET", f"/v1/kv/{_quoted(prefix)}", params={"recurse": "true"})
         except NotFoundError:
             return ()
-        return wire.entries(answer.body)
+        return wire.entries(response.body)
 
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
         return await self._write(key, value, {} if expected_index is None else {"cas": str(expected_index)})
@@ -177,10 +174,15 @@ class ConsulRegistry:
         await self._call("DELETE", f"/v1/kv/{_quoted(key)}")
 
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
-        """See `Registry.create_session`. Consul ends a session between one and two TTLs after its last renewal."""
+        """See `Registry.create_session`. Consul expires a session between one and two TTLs after its last renewal."""
         limits.check_between("ttl_s", ttl_s, low=limits.SESSION_TTL_MIN_S, high=limits.SESSION_TTL_MAX_S)
         limits.check_between("lock_delay_s", lock_delay_s, low=0.0, high=limits.LOCK_DELAY_MAX_S)
-        body = {"Name": name, "TTL": to_text(ttl_s), "LockDelay": to_text(lock_delay_s), "Behavior": "release"}
+        body = {
+            "Name": name,
+            "TTL": wire.duration_text(ttl_s),
+            "LockDelay": wire.duration_text(lock_delay_s),
+            "Behavior": "release",
+        }
         return wire.session_id((await self._call("PUT", "/v1/session/create", body=body)).body)
 
     async def renew_session(self, session_id: str) -> None:
@@ -193,13 +195,13 @@ class ConsulRegistry:
             _log.debug("session_already_absent")
 
     async def acquire(self, key: str, session_id: str, value: bytes = b"") -> bool:
-        """See `Registry.acquire`. Again by the holder: True, with the new value."""
+        """See `Registry.acquire`. The holder may repeat it to set a new value."""
         return await self._write(key, value, {"acquire": session_id})
 
     async def release(self, key: str, session_id: str) -> bool:
-        """See `Registry.release`. The value stays: Consul would replace it, so it is read and given back.
+        """See `Registry.release`. Keeps the value: reads it first, since Consul replaces the value with the request's body.
 
-        Between the two calls only the holder writes the key, if all who use it as a lock keep to locks.
+        Only the holder may write a key that is used as a lock, so the value does not change in between.
         """
         held = await self.get(key)
         if held is None or held.session != session_id:
@@ -217,10 +219,10 @@ class ConsulRegistry:
 
     async def _call(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""
-    ) -> Answer:
+    ) -> ConsulResponse:
         return await self._counted(self._connection.call(method, path, params=params, body=body))
 
-    async def _counted(self, call: Awaitable[Answer]) -> Answer:
+    async def _counted(self, call: Awaitable[ConsulResponse]) -> ConsulResponse:
         self._calls += 1
         try:
             return await call

@@ -1,4 +1,4 @@
-"""A registry for one machine: an agent that serves the part of Consul's HTTP API that the mesh uses, from memory.
+"""A registry for one machine: an in-memory agent that serves the part of Consul's HTTP API that the mesh uses.
 
 Run it alone with `python -m kvmesh.discovery.embedded --port 8500`, or within a process with `EmbeddedAgent`.
 """
@@ -18,21 +18,18 @@ from pathlib import Path
 from aiohttp import web
 
 from kvmesh.clock import Clock, SystemClock
-from kvmesh.discovery.agent.answering import Answering, middlewares
-from kvmesh.discovery.agent.key_routes import KeyRoutes
+from kvmesh.discovery.agent.answering import BlockingQueries, error_middleware
 from kvmesh.discovery.agent.live import LiveState
 from kvmesh.discovery.agent.probes import Probes
-from kvmesh.discovery.agent.routes import ServiceRoutes
+from kvmesh.discovery.agent.routes import AgentRoutes
 from kvmesh.discovery.agent.shapes import Node
 from kvmesh.discovery.agent.state import AgentState
+from kvmesh.discovery.connection import DEFAULT_PORT
 from kvmesh.discovery.limits import VALUE_BYTES_MAX
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.discovery.wire import grpc_target
 
 _log = logging.getLogger(__name__)
-
-# Consul's.
-DEFAULT_PORT = 8500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ class AgentStatistics:
 
 
 class EmbeddedAgent:
-    """The agent on the running loop. Its state is in memory only: after a restart, instances register again."""
+    """The agent on the running event loop. Its state is in memory only: after a restart, instances register again."""
 
     def __init__(
         self,
@@ -59,10 +56,10 @@ class EmbeddedAgent:
     ) -> None:
         self._settings = settings or AgentSettings()
         self._clock = clock or SystemClock()
-        # Begun at the time of day, so that no client's index or compare-and-set outlives a restart by accident.
+        # Starts at the time of day, so that no index of an earlier run matches by accident.
         self._state = AgentState(self._settings, first_index=max(1, int(self._clock.wall())))
         self._live = LiveState(self._state, self._clock)
-        self._answering = Answering(self._live, self._settings, generator or random.Random())
+        self._queries = BlockingQueries(self._live, self._settings, generator or random.Random())
         self._probes: Probes | None = None
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
@@ -86,19 +83,19 @@ class EmbeddedAgent:
             keys=len(self._state.keys),
             keys_bytes=self._state.keys.held_bytes,
             sessions=len(self._state.sessions),
-            watchers=self._answering.watchers,
+            watchers=self._queries.waiting,
             probes=len(self._probes) if self._probes is not None else 0,
         )
 
     async def start(self) -> None:
-        """Serves. OSError when the port is taken or a file cannot be read; nothing is left open then."""
+        """Serves. OSError when the port is taken or a file cannot be read; leaves nothing open then."""
         settings = self._settings
         roots = _roots(settings)
         tls = _tls_context(settings) if settings.certificate_file else None
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family)
         self._port = int(listener.getsockname()[1])
-        # A client that goes frees its blocking query at once (handler_cancellation).
+        # handler_cancellation: a client that disconnects frees its blocking query at once.
         self._runner = web.AppRunner(
             self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.close_timeout_s
         )
@@ -115,7 +112,7 @@ class EmbeddedAgent:
         _log.info("embedded_agent_started", extra={"address": self.address})
 
     async def aclose(self) -> None:
-        """Answers who waits, ends checks and connections. Idempotent; the state is gone with the object."""
+        """Answers blocking queries, ends checks and connections, and drops the state. Idempotent."""
         self._live.close()
         task, self._task = self._task, None
         if task is not None:
@@ -128,7 +125,7 @@ class EmbeddedAgent:
     def _application(self) -> web.Application:
         settings = self._settings
         node = Node(
-            # Stable for a name and a port, so that a restarted agent is the same node to who looks.
+            # Derived from name and port, so that a restarted agent is the same node.
             node_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{settings.node_name}:{self._port}")),
             name=settings.node_name,
             address=settings.host,
@@ -137,16 +134,12 @@ class EmbeddedAgent:
             index=self._state.index,
         )
         application = web.Application(
-            # A value of exactly the limit must pass; the key's check then has the last word.
+            # Larger than the limit, which the key's own check enforces: a value of exactly the limit must pass.
             client_max_size=VALUE_BYTES_MAX + 1024,
-            middlewares=middlewares(settings),
+            middlewares=[error_middleware(settings)],
         )
-        application.add_routes(
-            ServiceRoutes(live=self._live, answering=self._answering, node=node, settings=settings).routes()
-        )
-        application.add_routes(
-            KeyRoutes(live=self._live, answering=self._answering, node=node, settings=settings).routes()
-        )
+        routes = AgentRoutes(live=self._live, queries=self._queries, node=node, settings=settings)
+        application.add_routes(routes.routes())
         return application
 
     async def _run(self, probes: Probes) -> None:

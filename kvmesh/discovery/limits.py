@@ -1,4 +1,4 @@
-"""What the registry takes: Consul's limits, checked before a call so that the error names the field."""
+"""Consul's limits, checked before a call so that the error names the field."""
 
 import math
 import re
@@ -30,7 +30,7 @@ _META_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def check_registration(registration: Registration) -> None:
-    """Raises InvalidRequestError for the first field that Consul would refuse, or would take and never check right."""
+    """InvalidRequestError for the first field that Consul would refuse, or accept and check wrongly."""
     check_service(registration.service)
     check_instance_id(registration.instance_id)
     if not registration.host or len(registration.host) > 255 or any(c.isspace() for c in registration.host):
@@ -55,7 +55,7 @@ def check_instance_id(instance_id: str) -> None:
 
 
 def check_meta(meta: Mapping[str, str]) -> None:
-    """Meta pairs. Consul counts a value's UTF-8 bytes, although it says characters."""
+    """Consul counts a value's UTF-8 bytes, although its documentation says characters."""
     if len(meta) > META_PAIRS_MAX:
         raise _invalid("meta", f"holds at most {META_PAIRS_MAX} pairs, not {len(meta)}")
     for key, value in meta.items():
@@ -75,9 +75,9 @@ def check_tags(tags: Sequence[str]) -> None:
 
 
 def check_key(key: str, *, field: str = "key") -> None:
-    """A key or, for `field` "prefix", a prefix, which may be empty and may end with a slash.
+    """Checks a key or, for `field` "prefix", a prefix, which may be empty and may end with a slash.
 
-    Consul's HTTP server answers a path with empty or dotted segments with a redirect to another key.
+    Consul's HTTP server redirects a path with empty or dotted segments to another key.
     """
     if field == "key" and not key:
         raise _invalid(field, "must not be empty")

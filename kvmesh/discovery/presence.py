@@ -1,4 +1,4 @@
-"""Keeps one instance registered: heartbeats, comes back when forgotten or after an outage, carries the drain mark."""
+"""Keeps one instance registered: sends heartbeats, registers again after an outage, maintains the drain mark."""
 
 import asyncio
 import logging
@@ -6,10 +6,9 @@ import random
 from dataclasses import dataclass
 
 from kvmesh.clock import Clock, SystemClock
-from kvmesh.discovery.backoff import Backoff
 from kvmesh.discovery.base import Health, Registration, Registry
+from kvmesh.discovery.retry import Backoff, sleep_unless
 from kvmesh.discovery.settings import PresenceSettings
-from kvmesh.discovery.waiting import sleep_unless
 from kvmesh.errors import MeshError, NotFoundError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
@@ -17,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresenceStatistics:
-    """`is_registered` is the state after the last answer of the registry."""
+    """`is_registered`: the registry accepted the newest registration."""
 
     is_registered: bool
     is_draining: bool
@@ -27,11 +26,11 @@ class PresenceStatistics:
 
 
 class Presence:
-    """What should stand in the registry about this instance, and the task that sees to it.
+    """The wanted state of one instance in the registry, and the task that establishes it.
 
-    1. What is wanted (registration, health, drain mark) is set here at once, whether the registry answers or not.
-    2. What stands there is brought to it in the order registration, drain mark, heartbeat, so that an instance that
-       drains never passes its checks without the mark, not even after the registry has forgotten it.
+    1. Setters change the wanted state (registration, health, drain mark) at once, whether the registry answers or not.
+    2. An attempt writes registration, drain mark and heartbeat in this order. So a draining instance never passes its checks without
+       the mark, even after the registry lost its state.
     """
 
     def __init__(
@@ -52,9 +51,10 @@ class Presence:
         self._wanted = registration
         self._health, self._note = health, note
         self._is_draining, self._drain_reason = False, ""
-        self._standing: Registration | None = None
-        self._standing_mark: bool | None = None
-        self._one_at_a_time = asyncio.Lock()
+        # What the registry has accepted; None: unknown.
+        self._written: Registration | None = None
+        self._written_mark: bool | None = None
+        self._attempt_lock = asyncio.Lock()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._registrations = self._heartbeats = self._failures = 0
@@ -65,7 +65,7 @@ class Presence:
 
     def statistics(self) -> PresenceStatistics:
         return PresenceStatistics(
-            is_registered=self._standing is not None,
+            is_registered=self._written is not None,
             is_draining=self._is_draining,
             registrations=self._registrations,
             heartbeats=self._heartbeats,
@@ -73,29 +73,29 @@ class Presence:
         )
 
     async def start(self) -> None:
-        """Registers and goes on in a task. A registry that cannot be reached now is tried again there.
+        """Registers, and starts the task that sends heartbeats. The task retries if the registry is unreachable.
 
-        Raises what trying again would not mend: a registration beyond the limits, a bad token.
+        Raises errors that a retry would not fix: a registration that exceeds the limits, a bad token.
         """
         try:
-            await self._bring_about()
+            await self._write()
         except (UnavailableError, OverloadedError) as error:
-            self._failed(error)
-        self._task = asyncio.create_task(self._stay(), name=f"presence {self._wanted.instance_id}")
+            self._on_failure(error)
+        self._task = asyncio.create_task(self._run(), name=f"presence {self._wanted.instance_id}")
         self._task.add_done_callback(_log_defect)
 
     async def set_health(self, health: Health, note: str = "") -> None:
-        """Says how the instance is, now and with every heartbeat. Waits for one attempt; the task makes the others."""
+        """Sets the health that heartbeats report. Waits for one attempt; the task makes further ones."""
         self._health, self._note = health, note
         await self._attempt()
 
     async def set_draining(self, is_draining: bool, *, reason: str = "") -> None:
-        """Sets or takes off the drain mark. Waits for one attempt; the task makes the others."""
+        """Sets or removes the drain mark. Waits for one attempt; the task makes further ones."""
         self._is_draining, self._drain_reason = is_draining, reason
         await self._attempt()
 
     async def update(self, registration: Registration) -> None:
-        """Replaces what is registered (new meta, say) under the same id. Waits for one attempt, as above."""
+        """Replaces the registration (new meta, for example) under the same id. Waits for one attempt, like the other setters."""
         if registration.instance_id != self._wanted.instance_id:
             raise ValueError(f"{registration.instance_id} is not {self._wanted.instance_id}")
         self._wanted = registration
@@ -110,22 +110,22 @@ class Presence:
             self._task.cancel()
             await asyncio.wait((self._task,))
         try:
-            # In turn, so that no attempt under way registers again what has signed off.
-            async with asyncio.timeout(self._settings.close_timeout_s), self._one_at_a_time:
+            # Waits for a running attempt, which could register the instance again.
+            async with asyncio.timeout(self._settings.close_timeout_s), self._attempt_lock:
                 await self._registry.deregister(self._wanted.instance_id)
         except (MeshError, TimeoutError) as error:
             _log.warning("instance_left_registered", extra={"instance_id": self._wanted.instance_id, "why": str(error)})
-        self._standing = None
+        self._written = None
 
-    async def _stay(self) -> None:
+    async def _run(self) -> None:
         period_s = self._wanted.ttl_s / self._settings.heartbeats_per_ttl
         backoff = Backoff(
             first_s=min(self._settings.backoff_first_s, period_s),
             max_s=min(self._settings.backoff_max_s, period_s),
             random=self._random,
         )
-        # The first heartbeat was sent by start(), unless that failed.
-        pause_s = period_s if self._standing is not None else backoff.next_s()
+        # start() has sent the first heartbeat, unless it failed.
+        pause_s = period_s if self._written is not None else backoff.next_s()
         while not await sleep_unless(self._clock, pause_s, self._closing):
             if await self._attempt():
                 backoff.reset()
@@ -135,44 +135,44 @@ class Presence:
 
     async def _attempt(self) -> bool:
         try:
-            await self._bring_about()
+            await self._write()
         except MeshError as error:
-            self._failed(error)
+            self._on_failure(error)
             return False
         return True
 
-    async def _bring_about(self) -> None:
+    async def _write(self) -> None:
         try:
-            # Also bounds the wait for a running attempt, so that callers of the setters return soon.
-            async with asyncio.timeout(self._settings.attempt_timeout_s), self._one_at_a_time:
+            # The timeout covers the wait for a running attempt too, so that setters return soon.
+            async with asyncio.timeout(self._settings.attempt_timeout_s), self._attempt_lock:
                 if not self._closing.is_set():
-                    await self._bring_about_unless_forgotten()
+                    await self._write_with_retry()
         except TimeoutError:
             raise UnavailableError("the registry did not answer in time", reason="registry_timeout") from None
 
-    async def _bring_about_unless_forgotten(self) -> None:
+    async def _write_with_retry(self) -> None:
         try:
-            await self._bring_about_once()
+            await self._write_once()
         except NotFoundError:
             _log.info("instance_forgotten_by_registry", extra={"instance_id": self._wanted.instance_id})
-            self._standing = None
-            await self._bring_about_once()
+            self._written = None
+            await self._write_once()
 
-    async def _bring_about_once(self) -> None:
+    async def _write_once(self) -> None:
         wanted = self._wanted
-        if self._standing != wanted:
-            self._standing = self._standing_mark = None
+        if self._written != wanted:
+            self._written = self._written_mark = None
             await self._registry.register(wanted)
-            self._standing = wanted
+            self._written = wanted
             self._registrations += 1
-        if self._standing_mark is not (is_draining := self._is_draining):
-            # Also False on registering: a mark may be left from an earlier process with this id.
+        if self._written_mark is not (is_draining := self._is_draining):
+            # A new registration writes False too: an earlier process with this id may have left a mark.
             await self._registry.set_draining(wanted.instance_id, is_draining, reason=self._drain_reason)
-            self._standing_mark = is_draining
+            self._written_mark = is_draining
         await self._registry.heartbeat(wanted.instance_id, health=self._health, note=self._note)
         self._heartbeats += 1
 
-    def _failed(self, error: MeshError) -> None:
+    def _on_failure(self, error: MeshError) -> None:
         self._failures += 1
         extra = {"instance_id": self._wanted.instance_id, "reason": error.reason, "why": error.message}
         _log.warning("heartbeat_failed", extra=extra)

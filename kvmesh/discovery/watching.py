@@ -1,10 +1,10 @@
 """The rules of Consul's blocking queries, without I/O.
 
-1. An index is used only while it is above 0; an answer without one counts as 1, since 0 would not block.
-2. An index that goes backwards (the registry lost its state) is forgotten: the next question does not block.
-3. After a failure the index is forgotten too: the next answer comes at once, and makes the view fresh.
-4. Answers that say what was said before are not passed on, whatever their index.
-5. A failure is passed on once, as the last good view marked stale; an empty one where there was none yet.
+1. Only an index above 0 makes a query block. A response without an index counts as index 1.
+2. An index that goes backwards (the registry lost its state) is dropped: the next query does not block.
+3. A failure drops the index too, so that the next response arrives at once and makes the view fresh.
+4. A response that equals the previous one is not passed on, whatever its index.
+5. A failure is passed on once, as the last good view marked stale, or as an empty view if there was none.
 """
 
 from collections.abc import Sequence
@@ -12,36 +12,34 @@ from collections.abc import Sequence
 from kvmesh.discovery.base import Instance, View
 
 
-class Watching:
-    """One service's watch: what to ask next, and which view to give for an answer."""
+class WatchState:
+    """One service's watch: the index of the next query, and which responses change the view.
+
+    `index` 0: the next query does not block.
+    """
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._index = 0
+        self.index = 0
         self._last: View | None = None
 
     @property
-    def index(self) -> int:
-        """What to ask with; 0 asks without blocking."""
-        return self._index
-
-    @property
     def has_seen(self) -> bool:
-        """True once there was an answer."""
+        """True after the first response."""
         return self._last is not None and self._last.index > 0
 
-    def answered(self, index: int, instances: Sequence[Instance]) -> View | None:
-        """The view to give for an answer, if any."""
-        went_backwards = index < self._index
-        self._index = 0 if went_backwards else max(1, index)
+    def on_response(self, index: int, instances: Sequence[Instance]) -> View | None:
+        """The new view, or None when nothing changed."""
+        went_backwards = index < self.index
+        self.index = 0 if went_backwards else max(1, index)
         view = View(service=self._service, index=max(1, index), instances=tuple(instances))
         last, self._last = self._last, view
-        is_news = last is None or last.is_stale or last.instances != view.instances
-        return view if is_news else None
+        is_changed = last is None or last.is_stale or last.instances != view.instances
+        return view if is_changed else None
 
-    def failed(self) -> View | None:
-        """The view to give for a failure, if any."""
-        self._index = 0
+    def on_failure(self) -> View | None:
+        """The stale view, or None when the view is stale already."""
+        self.index = 0
         if self._last is not None and self._last.is_stale:
             return None
         last = self._last or View(service=self._service, index=0, instances=())

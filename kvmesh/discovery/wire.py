@@ -1,12 +1,12 @@
-"""Consul's JSON to and from the mesh's records, and its refusals to errors. No I/O."""
+"""Consul's JSON and duration texts to and from the mesh's records, and its refusals to errors. No I/O."""
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvmesh.discovery.base import Entry, Health, Instance, Registration
-from kvmesh.discovery.duration import to_text
 from kvmesh.errors import (
     InvalidRequestError,
     MeshError,
@@ -20,13 +20,37 @@ from kvmesh.errors import (
 SERVICE_MAINTENANCE = "_service_maintenance:"
 NODE_MAINTENANCE = "_node_maintenance"
 _WORST_FIRST = (Health.CRITICAL, Health.WARNING, Health.PASSING)
-# What Consul says, with status 500 (1.8) or 404 (later), of things that it does not know.
+# Consul's messages about unknown objects. The status is 500 in 1.8 and 404 later.
 _UNKNOWN = ("does not have associated TTL", "Unknown check", "Unknown service", "invalid session", "UUID must be 36")
 _REFUSAL_LENGTH_MAX = 200
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_DURATION_LENGTH_MAX = 64
+
+
+def duration_text(duration_s: float) -> str:
+    """Seconds as one of Go's duration texts, to the millisecond."""
+    return f"{round(duration_s * 1000)}ms"
+
+
+def duration_seconds(text: str) -> float:
+    """Seconds of a Go duration text such as `90s`, `1m30s` or `250ms`. ValueError for anything else, negative ones included."""
+    if text == "0":
+        return 0.0
+    if not text or len(text) > _DURATION_LENGTH_MAX:
+        raise ValueError(f"not a duration: {text[:_DURATION_LENGTH_MAX]!r}")
+    total_s, position = 0.0, 0
+    while position < len(text):
+        part = _DURATION_PART.match(text, position)
+        if part is None:
+            raise ValueError(f"not a duration: {text!r}")
+        total_s += float(part[1]) * _UNITS_S[part[2]]
+        position = part.end()
+    return total_s
 
 
 def ttl_check_id(instance_id: str) -> str:
-    """The heartbeat's check; ids are ours, so that replacing a registration replaces its checks."""
+    """The heartbeat's check. The mesh chooses check ids, so that a repeated registration replaces its checks."""
     return f"{instance_id}:ttl"
 
 
@@ -36,19 +60,19 @@ def grpc_check_id(instance_id: str) -> str:
 
 def registration_body(registration: Registration, *, check_timeout_s: float) -> dict[str, Any]:
     """The body of /v1/agent/service/register."""
-    shared = {"DeregisterCriticalServiceAfter": to_text(registration.deregister_after_s)}
+    shared = {"DeregisterCriticalServiceAfter": duration_text(registration.deregister_after_s)}
     heartbeat = {
         "CheckID": ttl_check_id(registration.instance_id),
         "Name": "heartbeat",
-        "TTL": to_text(registration.ttl_s),
+        "TTL": duration_text(registration.ttl_s),
     }
     health = {
         "CheckID": grpc_check_id(registration.instance_id),
         "Name": "grpc.health.v1",
         "GRPC": grpc_target(registration.host, registration.port),
         "GRPCUseTLS": registration.uses_tls,
-        "Interval": to_text(registration.check_interval_s),
-        "Timeout": to_text(check_timeout_s),
+        "Interval": duration_text(registration.check_interval_s),
+        "Timeout": duration_text(check_timeout_s),
     }
     return {
         "ID": registration.instance_id,
@@ -67,7 +91,7 @@ def grpc_target(host: str, port: int) -> str:
 
 
 def instances(service: str, body: bytes) -> tuple[Instance, ...]:
-    """The instances in an answer of /v1/health/service, by id. UnavailableError when it is not such an answer."""
+    """The instances in an answer of /v1/health/service, by id. UnavailableError when the answer is malformed."""
     try:
         found = [_instance(service, entry) for entry in json.loads(body)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -107,7 +131,7 @@ def _notes(instance_id: str, checks: Sequence[Mapping[str, Any]], drain_marks: S
 
 
 def entries(body: bytes) -> tuple[Entry, ...]:
-    """The entries in an answer of /v1/kv, by key. UnavailableError when it is not such an answer."""
+    """The entries in an answer of /v1/kv, by key. UnavailableError when the answer is malformed."""
     try:
         return tuple(sorted((_entry(record) for record in json.loads(body)), key=lambda entry: entry.key))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -125,10 +149,10 @@ def _entry(record: Mapping[str, Any]) -> Entry:
 
 def truth(body: bytes) -> bool:
     """The answer of a conditional write."""
-    answer = body.strip()
-    if answer not in (b"true", b"false"):
+    text = body.strip()
+    if text not in (b"true", b"false"):
         raise _garbled("write")
-    return answer == b"true"
+    return text == b"true"
 
 
 def session_id(body: bytes) -> str:
@@ -141,8 +165,7 @@ def session_id(body: bytes) -> str:
 
 def failure(status: int, text: str) -> MeshError:
     """The error for an answer that is not 200."""
-    said = " ".join(text.split())[:_REFUSAL_LENGTH_MAX]
-    message = f"the registry answered {status}: {said}"
+    message = f"the registry answered {status}: {' '.join(text.split())[:_REFUSAL_LENGTH_MAX]}"
     if status == 404 or (status == 500 and any(words in text for words in _UNKNOWN)):
         return NotFoundError(message)
     if status == 401 or (status == 403 and "ACL not found" in text):

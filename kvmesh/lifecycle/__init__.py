@@ -3,17 +3,14 @@
 from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart
 from kvmesh.lifecycle.process import die_with_parent, run
 from kvmesh.lifecycle.process_main import run_process
-from kvmesh.lifecycle.queue import BoundedQueue, QueueClosedError
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 from kvmesh.lifecycle.signals import run_until_signalled, stop_on_signals
 from kvmesh.lifecycle.supervise import Supervisor, SupervisorSettings, SupervisorStatistics
 
 __all__ = [
-    "BoundedQueue",
     "LifecycleSettings",
     "Part",
     "PartFailedError",
-    "QueueClosedError",
     "RunningPart",
     "Supervisor",
     "SupervisorSettings",

@@ -1,7 +1,7 @@
-"""What a frontend calls, as plain values: one typed client per service.
+"""The interfaces of a frontend's links to workers and routers.
 
-`leg_link.py` and `router_link.py` implement these over any channel with the interface of `grpc.aio.Channel`, the in-memory one
-included, so that the pipeline above them cannot tell them apart. Failures arrive as MeshError, never as RpcError.
+`leg_link.py` and `router/link.py` implement these over any channel with the interface of `grpc.aio.Channel`, including the in-memory
+one of `kvmesh.simulation`. Failures arrive as MeshError, never as RpcError.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,13 +14,12 @@ from kvmesh.core import (
     LegFinish,
     LegTask,
     Placement,
-    ReportKind,
+    Report,
     Role,
     TokenLogprob,
     Usage,
     WorkerRef,
 )
-from kvmesh.errors import MeshError
 
 
 class LegSink(Protocol):
@@ -86,30 +85,19 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A placement and the number under which it is reported on."""
+    """A placement and the number of its ask, which reports name."""
 
     ask_id: int
     placement: Placement
 
 
 class RouterLink(Protocol):
-    """Asks and reports of this frontend, over one Route stream to one of the routers."""
+    """Asks and reports of this frontend."""
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
-        """Asks for a placement; a refusal is raised. Cancelling withdraws the ask."""
+        """Has a request placed. Raises the router's refusal. Cancelling withdraws the ask."""
         ...
 
-    def report_nowait(
-        self,
-        ask_id: int,
-        kind: ReportKind,
-        *,
-        elapsed_s: float,
-        cached_tokens: int | None = None,
-        output_tokens: int = 0,
-        error: MeshError | None = None,
-        failed_worker_id: str = "",
-        is_answered_by_prefill: bool = False,
-    ) -> None:
-        """Tells how a placed request goes. Never waits, never raises; lost with the stream."""
+    def report_nowait(self, ask_id: int, report: Report) -> None:
+        """Reports on a placed request. Never waits and never raises; a report may be lost with the router."""
         ...

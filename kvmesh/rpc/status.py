@@ -29,6 +29,9 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.telemetry.interceptors import REASON_KEY
+from kvmesh.telemetry.logging import event_logger
+
+log = event_logger(__name__)
 
 DETAILS_KEY = "grpc-status-details-bin"
 ERROR_DOMAIN = "kvmesh"
@@ -63,6 +66,12 @@ _CLASS_BY_CODE = {code: cls for cls, (_, code) in KINDS.items()} | {
     grpc.StatusCode.ALREADY_EXISTS: InvalidRequestError,
     grpc.StatusCode.UNKNOWN: InternalError,
 }
+_GRPC_MESSAGES = {
+    grpc.StatusCode.UNAVAILABLE: "{peer} cannot be reached",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "{peer} did not answer in time",
+    grpc.StatusCode.UNIMPLEMENTED: "{peer} does not have this method",
+}
+"""Instead of gRPC's own words ("Stream removed (Socket closed)"), which mean nothing to a client. They go to the log."""
 # Codes by which gRPC reports a broken connection when the server itself said nothing.
 _BROKEN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED}
 
@@ -130,8 +139,8 @@ async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: MeshE
 def from_rpc_error(error: grpc.RpcError, *, where: str = "", has_begun: bool = False) -> MeshError:
     """What a failed call means to its caller. `where` is the peer's id; `has_begun` says that the peer did some work.
 
-    Details that the server sent decide. Without them the status code does; a connection that broke is UnavailableError
-    before the work began and LostError after.
+    Details that the server sent decide. Without them the status code does, with a message of this function; a connection that
+    broke is UnavailableError before the work began and LostError after.
     """
     # The errors of both kinds of channel have the methods of a call, the base class has none.
     call: Any = error
@@ -140,12 +149,19 @@ def from_rpc_error(error: grpc.RpcError, *, where: str = "", has_begun: bool = F
         sent = from_detail(detail)
         sent.where = sent.where or where
         return sent
-    message = (call.details() or f"the call ended with {call.code().name}")[:MESSAGE_CHARACTERS_MAX]
-    if _TOO_LARGE in message.lower():
-        return InvalidRequestError(message, reason="message_too_large", where=where)
-    if call.code() in _BROKEN and has_begun:
-        return LostError(message, where=where)
-    return _CLASS_BY_CODE.get(call.code(), InternalError)(message, where=where)
+    code, words = call.code(), (call.details() or "")[:MESSAGE_CHARACTERS_MAX]
+    if _TOO_LARGE in words.lower():
+        return InvalidRequestError(words, reason="message_too_large", where=where)
+    peer = where or "the server"
+    if code in _BROKEN or code in _GRPC_MESSAGES:
+        log.debug("rpc_failed", code=code.name, details=words, where=where)
+        words = ""
+    if code in _BROKEN and has_begun:
+        return LostError(f"the connection to {peer} broke", where=where)
+    message = words or _GRPC_MESSAGES.get(code, "the call to {peer} ended with {code}").format(
+        peer=peer, code=code.name
+    )
+    return _CLASS_BY_CODE.get(code, InternalError)(message, where=where)
 
 
 def _details(detail: ErrorDetail, words: str) -> list[Message]:

@@ -1,15 +1,11 @@
 """How a setting is declared, and the list of all settings of a dataclass."""
 
-import ast
 import dataclasses
-import inspect
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -53,6 +49,8 @@ def setting(
     metadata = {"help": help, "unit": unit, "min": min, "max": max, "choices": tuple(choices), "secret": secret}
     if isinstance(default, Required):
         return typing.cast(T, dataclasses.field(repr=not secret, metadata=metadata))
+    if isinstance(default, dict):
+        return typing.cast(T, dataclasses.field(default_factory=default.copy, repr=not secret, metadata=metadata))
     return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -118,14 +116,9 @@ def specs(
     path: tuple[str, ...] = (),
     defaults: Any = None,
     hidden: Collection[str] = (),
-    for_people: bool = False,
 ) -> Iterator[Spec]:
-    """All settings of `cls` in declaration order, groups flattened; an instance in `defaults` replaces the class's.
-
-    `for_people`: the sentences under fields count as help, for which each class's source is read and parsed.
-    """
+    """All settings of `cls` in declaration order, groups flattened. The values of an instance in `defaults` replace the defaults."""
     hints = typing.get_type_hints(cls)
-    docs = _field_docs(cls) if for_people else {}
     for each in dataclasses.fields(cls):
         if not each.init:
             continue
@@ -136,26 +129,10 @@ def specs(
                 path=(*path, each.name),
                 defaults=None if default is REQUIRED else default,
                 hidden=each.metadata.get("without", ()),
-                for_people=for_people,
             )
         else:
-            spec = _spec(each, hint=hint, default=default, path=(*path, each.name), doc=docs.get(each.name, ""))
+            spec = _spec(each, hint=hint, default=default, path=(*path, each.name))
             yield dataclasses.replace(spec, is_hidden=each.name in hidden or "internal" in each.metadata)
-
-
-def _field_docs(cls: type) -> dict[str, str]:
-    """The sentence under each field, for classes that are also made by hand and declare no `setting`."""
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except OSError:  # No source: the class was made in an interactive session.
-        return {}
-    docs: dict[str, str] = {}
-    statements = body.body if isinstance(body, ast.ClassDef) else []
-    for statement, below in pairwise(statements):
-        match statement, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
-                docs[name] = " ".join(doc.split())
-    return docs
 
 
 def _default(each: "dataclasses.Field[Any]", defaults: Any) -> Any:
@@ -168,7 +145,7 @@ def _default(each: "dataclasses.Field[Any]", defaults: Any) -> Any:
     return REQUIRED
 
 
-def _spec(each: "dataclasses.Field[Any]", *, hint: Any, default: Any, path: tuple[str, ...], doc: str) -> Spec:
+def _spec(each: "dataclasses.Field[Any]", *, hint: Any, default: Any, path: tuple[str, ...]) -> Spec:
     metadata: Mapping[str, Any] = each.metadata
     base, is_optional = _base_type(hint, where=".".join(path))
     return Spec(
@@ -176,7 +153,7 @@ def _spec(each: "dataclasses.Field[Any]", *, hint: Any, default: Any, path: tupl
         type=base,
         is_optional=is_optional,
         default=default,
-        help=metadata.get("help", doc),
+        help=metadata.get("help", ""),
         unit=metadata.get("unit")
         or next((_UNITS[word] for word in reversed(each.name.split("_")) if word in _UNITS), ""),
         min=metadata.get("min"),

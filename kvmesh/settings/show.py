@@ -18,7 +18,7 @@ def help_text(cls: type, *, program: str, description: str = "") -> str:
         lines += ["", textwrap.fill(description, _WIDTH)]
     lines += ["", "Strongest first: flags, KVMESH_* variables, the TOML file, defaults.", ""]
     lines += ["  --config FILE", f"{_INDENT}TOML file with settings. Variable KVMESH_CONFIG."]
-    for spec in specs(cls, for_people=True):
+    for spec in specs(cls):
         if spec.is_hidden:
             continue
         lines += [

@@ -27,7 +27,7 @@ from kvmesh.discovery.agent.sessions import SessionDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Entry, Health, Instance, Registration, View
 from kvmesh.discovery.settings import AgentSettings
-from kvmesh.discovery.watching import Watching
+from kvmesh.discovery.watching import WatchState
 from kvmesh.errors import UnavailableError
 
 T = TypeVar("T")
@@ -139,10 +139,10 @@ class MemoryRegistry:
         """See `Registry.watch`. Ends when the registry or its agent is closed."""
         limits.check_service(service)
         self._watches_open += 1
-        watching, live = Watching(service), self._agent.live
+        watching, live = WatchState(service), self._agent.live
         try:
             while not self._is_closed and not live.is_closing:
-                view = watching.answered(*self._agent.seen(service)) if self._is_reachable else watching.failed()
+                view = watching.on_response(*self._agent.seen(service)) if self._is_reachable else watching.on_failure()
                 if view is not None:
                     yield view
                     # What changed while the view was looked at has woken nobody here.
@@ -171,7 +171,7 @@ class MemoryRegistry:
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
         limits.check_between("ttl_s", ttl_s, low=limits.SESSION_TTL_MIN_S, high=limits.SESSION_TTL_MAX_S)
         limits.check_between("lock_delay_s", lock_delay_s, low=0.0, high=limits.LOCK_DELAY_MAX_S)
-        definition = SessionDefinition(name=name, ttl_s=ttl_s, lock_delay_s=lock_delay_s, deletes_keys=False)
+        definition = SessionDefinition(name=name, ttl_s=ttl_s, lock_delay_s=lock_delay_s)
         session_id = self._agent.new_session_id()
         await self._change(lambda state, now: state.sessions.create(session_id, definition, now))
         return session_id
@@ -185,14 +185,14 @@ class MemoryRegistry:
     async def acquire(self, key: str, session_id: str, value: bytes = b"") -> bool:
         """See `Registry.acquire`. Again by the holder: True, with the new value."""
         self._check_write(key, value)
-        return await self._change(lambda state, now: state.acquire(key, session_id, value, flags=0, now=now))
+        return await self._change(lambda state, now: state.acquire(key, session_id, value, now=now))
 
     async def release(self, key: str, session_id: str) -> bool:
         limits.check_key(key)
 
         def give_back(state: AgentState, now: float) -> bool:
             held = state.keys.get(key)
-            return held is not None and state.keys.release(key, session_id, held.value, flags=held.flags)
+            return held is not None and state.keys.release(key, session_id, held.value)
 
         return await self._change(give_back)
 

@@ -105,8 +105,8 @@ class LegServicer:
 
     def _take(self, request: pb.AttachRequest, outlet: FrameOutlet) -> None:
         """Submissions before cancels, so that a message may hold both of one slot."""
-        check_length(len(request.submissions), "submissions", 0, SUBMISSIONS_PER_MESSAGE, "entries")
-        check_length(len(request.releases), "releases", 0, RELEASES_PER_MESSAGE, "entries")
+        check_length(len(request.submissions), "submissions", high=SUBMISSIONS_PER_MESSAGE)
+        check_length(len(request.releases), "releases", high=RELEASES_PER_MESSAGE)
         for submission in request.submissions:
             self._submit(submission, outlet)
         for slot in request.cancels:

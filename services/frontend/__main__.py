@@ -21,7 +21,7 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.leg_link import GrpcLegLinks
-from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging

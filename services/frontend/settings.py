@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings

@@ -1,6 +1,6 @@
 """The link from a frontend to a router in the same process: calls instead of messages.
 
-Implements `kvmesh.rpc.clients.RouterLink`, as `kvmesh.rpc.router_link` does for routers in other processes.
+Implements `kvmesh.rpc.clients.RouterLink`, as `kvmesh.rpc.router.link` does for routers in other processes.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from kvmesh.core.routing import SETTLING
 from kvmesh.errors import DeadlineError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import check_ask
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
-from kvmesh.rpc.router_stream import URGENT
+from kvmesh.rpc.router.settings import RouterLinkSettings
+from kvmesh.rpc.router.stream import URGENT
 from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
 from services.router.serving.route_handler import RouteHandler
 
@@ -100,32 +100,12 @@ class HostedRouterLink:
         self._in_flight.add(ask_id)
         return Placed(ask_id=ask_id, placement=outcome)
 
-    def report_nowait(
-        self,
-        ask_id: int,
-        kind: ReportKind,
-        *,
-        elapsed_s: float,
-        cached_tokens: int | None = None,
-        output_tokens: int = 0,
-        error: MeshError | None = None,
-        failed_worker_id: str = "",
-        is_answered_by_prefill: bool = False,
-    ) -> None:
+    def report_nowait(self, ask_id: int, report: Report) -> None:
         """See the protocol."""
         if ask_id not in self._in_flight:
             return
-        if kind in SETTLING:
+        if report.kind in SETTLING:
             self._in_flight.discard(ask_id)
-        report = Report(
-            kind=kind,
-            elapsed_s=max(0.0, elapsed_s),
-            cached_tokens=cached_tokens,
-            output_tokens=output_tokens,
-            error=error,
-            failed_worker_id=failed_worker_id,
-            is_answered_by_prefill=is_answered_by_prefill,
-        )
         self._add_report(ask_id, report)
 
     async def _wait_open(self, timeout_s: float) -> None:

@@ -14,71 +14,21 @@ from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.peers_client import GrpcPeersClient
+from kvmesh.rpc.router.client import GrpcPeersClient
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
-from services.router.core import CoreLimits, RouterCore
-from services.router.index.kv_index import KvIndex
-from services.router.index.predicted_index import Lifetime
+from services.router.core import RouterCore
 from services.router.metrics import RouterMetrics
-from services.router.placement.placer import PlacementLimits
-from services.router.queue.round_robin import read_weights
-from services.router.queue.subqueues import QueueLimits
 from services.router.replicas.joining import join
-from services.router.replicas.peer_reservations import PeerLimits, PeerReservations
+from services.router.replicas.peer_reservations import PeerReservations
 from services.router.replicas.peer_streams import PeerStreams
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.serving.maintenance import Maintenance
 from services.router.serving.membership import Membership
 from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.settings import RouterSettings
-from services.router.workers.worker import TargetLimits
-
-
-def make_core(settings: RouterSettings, router_id: str, generator: Random, *, run_id: str = "") -> RouterCore:
-    return RouterCore(
-        router_id=router_id,
-        run_id=run_id,
-        policy=settings.policy,
-        cost=settings.cost,
-        limits=PlacementLimits(
-            local_prefill_tokens_max=settings.local_prefill_tokens_max,
-            congested_s=settings.prefill_congested_s,
-            retry_after_s=settings.retry_after_s,
-            sessions_max=settings.sessions_max,
-            session_s=settings.session_s,
-        ),
-        target_limits=TargetLimits(
-            requests_per_decode_max=settings.requests_per_decode_max,
-            prompt_tokens_per_prefill_max=settings.prompt_tokens_per_prefill_max,
-            kv_used_ratio_max=settings.kv_used_ratio_max,
-        ),
-        core_limits=CoreLimits(
-            reservations_max=settings.reservations_max,
-            reservation_s_max=settings.reservation_s_max,
-            reservation_grace_s=settings.reservation_grace_s,
-            history_max=settings.history_max,
-        ),
-        index=KvIndex(
-            predicted=Lifetime(ttl_s=settings.index.predicted_s, placements_max=settings.index.placements_max),
-            approximate=Lifetime(ttl_s=settings.index.approximate_s, placements_max=settings.index.placements_max),
-            predicted_blocks_max=settings.index.predicted_blocks_max,
-        ),
-        health=settings.health,
-        queue_limits=QueueLimits(
-            requests_max=settings.queue.requests_max,
-            prompt_tokens_max=settings.queue.prompt_tokens_max,
-            wait_s_max=settings.queue.wait_s_max,
-            quantum_tokens=settings.queue.quantum_tokens,
-            tenants_max=settings.queue.tenants_max,
-            tenant_weights=read_weights(settings.queue.tenant_weights),
-            retry_after_s_min=settings.retry_after_s,
-            retry_after_s_max=max(settings.retry_after_s, settings.queue.retry_after_s_max),
-        ),
-        generator=generator,
-    )
 
 
 class Router:
@@ -89,8 +39,9 @@ class Router:
         self.router_id = settings.router_id or f"router-{socket.gethostname()}-{os.getpid()}"
         self._clock = clock
         self.telemetry = Telemetry.create("router", settings=settings.telemetry)
-        self.core = make_core(settings, self.router_id, generator, run_id=f"{SystemRandom().getrandbits(32):08x}")
-        reservations = PeerReservations(self.core, PeerLimits(blocks_max=settings.sync.blocks_max))
+        run_id = f"{SystemRandom().getrandbits(32):08x}"
+        self.core = RouterCore(settings, router_id=self.router_id, run_id=run_id, generator=generator)
+        reservations = PeerReservations(self.core, settings.sync)
         metrics = RouterMetrics(self.telemetry.instruments, self.core)
         metrics.add_peer_gauges(reservations)
         dispatcher = QueueDispatcher(self.core, metrics, clock)

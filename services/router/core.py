@@ -1,7 +1,7 @@
 """The router's state and what happens to it: asks, reports, streams that end. Pure; times are arguments."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from random import Random
@@ -9,29 +9,19 @@ from random import Random
 from kvmesh.core import Ask, Handoff, Placement, Report, Role
 from kvmesh.core.routing import PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
+from services.router.core_settings import CoreSettings
 from services.router.explain import DecisionHistory, DecisionRecord
-from services.router.health.monitor import HealthEvent, HealthSettings
+from services.router.health.monitor import HealthEvent
 from services.router.index.kv_index import KvIndex
 from services.router.placement.decision import Decision
-from services.router.placement.placer import PlacementLimits, Placer
+from services.router.placement.placer import Placer
 from services.router.placement.policies import Policy, PolicyContext, make_policy
 from services.router.queue.admission import Admission, Queued, QueueOutcome
-from services.router.queue.subqueues import QueuedAsk, QueueLimits
-from services.router.workers.cost_settings import CostSettings
+from services.router.queue.subqueues import QueuedAsk
 from services.router.workers.fleet import Fleet
 from services.router.workers.learning import learn
 from services.router.workers.reservations import Reservation, ReservationBook
-from services.router.workers.worker import Target, TargetLimits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreLimits:
-    """Bounds of the router. A reservation ends with its request's timeout, or after `reservation_s_max`."""
-
-    reservations_max: int = 65_536
-    reservation_s_max: float = 3600.0
-    reservation_grace_s: float = 10.0
-    history_max: int = 1000
+from services.router.workers.worker import Target
 
 
 class RouterCore:
@@ -39,38 +29,30 @@ class RouterCore:
 
     def __init__(
         self,
+        settings: CoreSettings,
         *,
         router_id: str,
         run_id: str = "",
-        policy: str | type[Policy] = "kv",
-        cost: CostSettings | None = None,
-        limits: PlacementLimits | None = None,
-        target_limits: TargetLimits | None = None,
-        core_limits: CoreLimits | None = None,
-        index: KvIndex | None = None,
-        health: HealthSettings | None = None,
-        queue_limits: QueueLimits | None = None,
+        policy: type[Policy] | None = None,
         generator: Random,
     ) -> None:
+        """`policy` replaces the one of the settings."""
+        self.settings = settings
         self.router_id = router_id
         self.run_id = run_id
-        self.limits = core_limits or CoreLimits()
-        self.index = index or KvIndex()
-        self._cost = cost or CostSettings()
-        self._placement_limits = limits or PlacementLimits()
-        self.fleet = Fleet(self.index, cost=self._cost, target_limits=target_limits, health=health)
+        self.index = KvIndex(settings.index)
+        self.fleet = Fleet(self.index, settings)
         self.health = self.fleet.health
         self.book = ReservationBook()
-        self.history = DecisionHistory(self.limits.history_max)
+        self.history = DecisionHistory(settings.history_max)
         self.placer = Placer(
             self.fleet,
             self.index,
-            make_policy(policy, PolicyContext(cost=self._cost, generator=generator)),
-            limits=self._placement_limits,
-            cost=self._cost,
+            make_policy(policy or settings.policy, PolicyContext(cost=settings.cost, generator=generator)),
+            settings=settings,
             generator=generator,
         )
-        self._admission = Admission(queue_limits or QueueLimits())
+        self._admission = Admission(settings)
         self.queue = self._admission.queue
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placements = 0
@@ -103,7 +85,7 @@ class RouterCore:
             try:
                 decision = self._choose(ask, now)
             except OverloadedError:
-                if not self.queue.limits.requests_max:
+                if not self.settings.queue.requests_max:
                     raise
                 record.considered = self.placer.considered
                 return self._enqueue(frontend_id, record, now)
@@ -159,7 +141,7 @@ class RouterCore:
         self._now = self._now if now is None else now
         reservation.due_at = self._now
         self.health.on_report(reservation, report, self._now)
-        if reservation.forecast is not None and report.elapsed_s > 0 and self._cost.learning:
+        if reservation.forecast is not None and report.elapsed_s > 0 and self.settings.cost.learning:
             learn(reservation, report, self.placer.handoffs)
         if report.kind in SETTLING:
             self.settle(reservation)
@@ -169,7 +151,7 @@ class RouterCore:
 
     def on_stream_ended(self, frontend_id: str, *, now: float) -> None:
         """The frontend's last stream ended. It may come back within the grace."""
-        self.book.orphan_frontend(frontend_id, ends_at=now + self.limits.reservation_grace_s)
+        self.book.orphan_frontend(frontend_id, ends_at=now + self.settings.reservation_grace_s)
 
     def add_peer_reservation(self, reservation: Reservation, *, now: float) -> None:
         """Counts a peer's placement; sessions and predictions follow it like one of this router."""
@@ -230,14 +212,14 @@ class RouterCore:
 
     def _check_reservations(self) -> None:
         """Raises OverloadedError when the router has as many reservations as it may have."""
-        if len(self.book) >= self.limits.reservations_max:
+        if len(self.book) >= self.settings.reservations_max:
             self.apply_buffered_reports()
-            if len(self.book) >= self.limits.reservations_max:
+            if len(self.book) >= self.settings.reservations_max:
                 raise self._full()
 
     def _full(self) -> OverloadedError:
         message = f"the router holds {len(self.book)} reservations, which is its limit (reservations_max)"
-        return OverloadedError(message, reason="router_full", retry_after_s=self._placement_limits.retry_after_s)
+        return OverloadedError(message, reason="router_full", retry_after_s=self.settings.retry_after_s)
 
     def _release_ask_number(self, frontend_id: str, ask_id: int, request_id: str) -> None:
         """Ends an older reservation with the ask's number.
@@ -285,7 +267,7 @@ class RouterCore:
 
     def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, int]:
         """Decides again, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
-        if len(self.book) >= self.limits.reservations_max:
+        if len(self.book) >= self.settings.reservations_max:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
         if ask.timeout_s is not None:
@@ -304,7 +286,7 @@ class RouterCore:
 
     def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, decision: Decision, *, now: float) -> Placement:
         self._placements += 1
-        lifetime_s = self.limits.reservation_s_max
+        lifetime_s = self.settings.reservation_s_max
         ends_at = now + (lifetime_s if ask.timeout_s is None else min(lifetime_s, ask.timeout_s))
         prefill, decode, block_hashes = decision.prefill, decision.decode, ask.block_hashes
         uses_decode = not _is_answered_by_prefill(ask, decision)

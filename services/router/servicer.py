@@ -13,9 +13,8 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
-from kvmesh.rpc.codec.peers import from_sync, to_sync_response
+from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
 from kvmesh.rpc.codec.router import (
-    TAKES_BATCHES,
     Candidate,
     Coefficient,
     Explanation,
@@ -23,7 +22,7 @@ from kvmesh.rpc.codec.router import (
     fill_placement,
     from_ask,
     from_report,
-    said_in,
+    read_route_request,
     to_explanation,
     to_worker_view,
 )
@@ -53,7 +52,6 @@ class _Stream:
 
     responses: ResponseQueue = field(default_factory=lambda: ResponseQueue(responses_max=RESPONSES_UNSENT_MAX))
     frontend_id: str = ""
-    responses_per_message: int = 1
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -87,14 +85,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if self._is_stopping:
             # A frontend that knows no other router comes back at once; its stream would delay the server's stop by its grace.
             raise _stopping()
-        # The frontend waits for the metadata before it asks: the connection works and this process reads from it.
-        await context.send_initial_metadata(((TAKES_BATCHES, "1"),))
+        # The frontend waits for it before it sends asks: the connection works, and this process reads from it.
+        await context.send_initial_metadata(())
         stream = _Stream()
         self._streams[stream] = None
         reading = asyncio.create_task(self._read(request_iterator, stream), name="route-read")
         reading.add_done_callback(lambda _: stream.responses.close())
         try:
-            while responses := await stream.responses.take(stream.responses_per_message):
+            while responses := await stream.responses.take(RESPONSES_PER_MESSAGE_MAX):
                 await context.write(_to_message(responses))
             if not reading.done():
                 raise _stopping()
@@ -118,7 +116,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                         await stream.responses.wait_room()
                 else:
                     stream.frontend_id = self._on_hello(message)
-                    stream.responses_per_message = RESPONSES_PER_MESSAGE_MAX if message.hello.takes_batches else 1
         except MeshError:
             # An invalid message ends the stream, also while its asks are queued.
             stream.responses.end()
@@ -160,20 +157,20 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """Exchanges reservations with another router."""
         if self._peers is None:
             raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
-        updates = (from_sync(message) async for message in request_iterator)
+        updates = (from_peer_update(message.update) async for message in request_iterator)
         async with aclosing(self._peers.serve(updates)) as answers:
             async for update in answers:
-                yield to_sync_response(update)
+                yield pb.SyncPeersResponse(update=to_peer_update(update))
 
     def _on_hello(self, message: pb.RouteRequest) -> str:
-        if message.WhichOneof("kind") != "hello":
-            raise InvalidRequestError("the first message must be a hello", field="hello")
+        if not message.HasField("hello") or message.reports or message.asks:
+            raise InvalidRequestError("the first message must have a hello and nothing else", field="hello")
         frontend_id = required_text(message.hello.frontend_id, "hello.frontend_id", 128)
         self.handler.add_stream(frontend_id)
         return frontend_id
 
     def _on_message(self, frontend_id: str, message: pb.RouteRequest, responses: ResponseQueue) -> None:
-        reports, asks = said_in(message)
+        reports, asks = read_route_request(message)
         if reports:
             # All reports are read before one is applied: an invalid one rejects the whole message.
             self.handler.report(frontend_id, [(report.ask_id, from_report(report)) for report in reports])
@@ -228,30 +225,15 @@ def _stopping() -> UnavailableError:
 
 
 def _to_message(responses: Sequence[AskResponse | QueuedNotice]) -> pb.RouteResponse:
-    """A single response has a message of its own; several share a batch."""
     message = pb.RouteResponse()
-    if len(responses) == 1:
-        (response,) = responses
-        if isinstance(response, QueuedNotice):
-            message.queued.ask_ids.extend(response.ask_ids)
-        elif isinstance(response.outcome, MeshError):
-            _fill_refusal(message.refusal, response.ask_id, response.outcome)
-        else:
-            fill_placement(message.placement, response.ask_id, response.outcome)
-        return message
     for response in responses:
         if isinstance(response, QueuedNotice):
-            message.answers.queued_ask_ids.extend(response.ask_ids)
+            message.queued_ask_ids.extend(response.ask_ids)
         elif isinstance(response.outcome, MeshError):
-            _fill_refusal(message.answers.refusals.add(), response.ask_id, response.outcome)
+            message.refusals.add(ask_id=response.ask_id, error=to_detail(response.outcome))
         else:
-            fill_placement(message.answers.placements.add(), response.ask_id, response.outcome)
+            fill_placement(message.placements.add(), response.ask_id, response.outcome)
     return message
-
-
-def _fill_refusal(message: pb.Refusal, ask_id: int, error: MeshError) -> None:
-    message.ask_id = ask_id
-    message.error.CopyFrom(to_detail(error))
 
 
 def explain(record: DecisionRecord) -> Explanation:

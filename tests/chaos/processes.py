@@ -17,7 +17,7 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
 from kvmesh.rpc.settings import RpcSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -381,10 +381,11 @@ async def test_server_death(mesh: Mesh) -> None:
     await mesh.kill()
     async with asyncio.timeout(PATIENCE_S):
         error = await failure(stream.read(), where="w1", has_begun=True)
-        assert (type(error), error.where) == (LostError, "w1")
+        assert (type(error), error.where, error.message) == (LostError, "w1", "the connection to w1 broke")
         assert type(await unary) is UnavailableError
         refused = await failure(mesh.stub.Describe(worker_pb2.DescribeRequest(), timeout=PATIENCE_S))
-    assert type(refused) is UnavailableError
+    # gRPC's own words ("Stream removed (Socket closed)") mean nothing to a client.
+    assert (type(refused), refused.message) == (UnavailableError, "the server cannot be reached")
     assert {await mesh.ended(), await mesh.ended()} == {"drain cancelled", "watch ended"}
 
 

@@ -23,7 +23,6 @@ from kvmesh.api.worker.v1 import worker_pb2
 from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
-from kvmesh.engines.simulated.fault_injection import Die, Stall
 from kvmesh.engines.simulated.settings import StepProfile
 from kvmesh.errors import InvalidRequestError, LostError, OverloadedError, UnavailableError
 from kvmesh.rpc.codec.legs import from_finish, to_leg
@@ -31,6 +30,7 @@ from kvmesh.rpc.codec.scalars import to_duration
 from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
+from kvmesh.simulation.faulty_engine import Die, Stall
 from tests.patience import PATIENCE_S
 from tests.worker_rig import (
     EPOCH,

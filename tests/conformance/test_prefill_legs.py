@@ -12,12 +12,12 @@ from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, KvHandle, Leg, LegTask, Role, SamplingParams
 from kvmesh.engines.simulated.engine import SimulatedEngine
-from kvmesh.engines.simulated.fault_injection import Die, Stall
 from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, LostError, NotFoundError
 from kvmesh.rpc.clients import LegLink
 from kvmesh.rpc.codec.legs import from_finish
 from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
+from kvmesh.simulation.faulty_engine import Die, Stall
 from kvmesh.worker.frames import RESULTS_PER_FRAME_MAX, FrameOutlet
 from tests.conformance.engine_driver import EngineDriver
 from tests.patience import PATIENCE_S

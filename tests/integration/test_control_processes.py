@@ -17,8 +17,8 @@ from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.rpc.router_client import GrpcRouterClient
-from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router.client import GrpcRouterClient
+from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.settings import RpcSettings
 from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S

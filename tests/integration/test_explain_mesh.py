@@ -10,7 +10,7 @@ from kvmesh.discovery.base import ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, running_mesh, wait_until
 from tests.patience import PATIENCE_S

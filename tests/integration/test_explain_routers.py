@@ -3,7 +3,7 @@
 import pytest
 
 from kvmesh.cli.explain import find
-from kvmesh.core import ReportKind
+from kvmesh.core import Report, ReportKind
 from kvmesh.discovery.base import ROUTER
 from kvmesh.errors import NotFoundError, UnavailableError
 from tests.integration.test_router_service import Mesh, eventually, running_mesh
@@ -27,7 +27,7 @@ async def test_whichever_router_placed_it_tells():
         await eventually(lambda: all(router.takes() == {"d1"} for router in routers.values()))
         link = await mesh.link()
         placed = await link.place(ask("r1", [1, 2]), timeout_s=PATIENCE_S)
-        link.report_nowait(placed.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.25)
+        link.report_nowait(placed.ask_id, Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.25))
         used = next(router for router in routers.values() if router.core.history.get("r1") is not None)
         await eventually(lambda: used.core.history.get("r1").observed_ttft_s is not None)
         told, router_id = await explained(mesh, "r1")

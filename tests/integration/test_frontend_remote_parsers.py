@@ -114,7 +114,7 @@ def test_without_vllm_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_side_alone_is_vllms(tmp_path: Path) -> None:
     """The process reads the whole answer, so a family of ours beside it is a mistake."""
-    with pytest.raises(UnsupportedError, match="reasoning_parser must be vllm:NAME or none beside"):
+    with pytest.raises(UnsupportedError, match="reasoning_parser must be vllm:NAME or none if the other"):
         load_text_model(write(tmp_path), SystemClock(), tool_parser="vllm:hermes", reasoning_parser="qwen3")
 
 

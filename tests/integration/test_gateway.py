@@ -15,7 +15,7 @@ from kvmesh.discovery.base import FRONTEND, ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router_client import GrpcRouterClient
+from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
 from services.gateway.__main__ import split
 from tests.integration.mesh import (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvmesh.core import KvStored, LoadRecord, ReportKind
+from kvmesh.core import KvStored, LoadRecord, Report, ReportKind
 from kvmesh.errors import LostError, UnavailableError
-from kvmesh.rpc.router_client import GrpcRouterClient, WorkerView
+from kvmesh.rpc.router.client import GrpcRouterClient, WorkerView
 from services.router.health.breaker import BreakerSettings
 from services.router.health.monitor import HealthSettings
 from services.router.health.overlap import OverlapSettings
@@ -39,7 +39,9 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
         for number in range(3):
             placed = await link.place(ask(f"r{number}", [number]), timeout_s=PATIENCE_S)
             lost = LostError("gone", where="d1")
-            link.report_nowait(placed.ask_id, ReportKind.FAILED, elapsed_s=0.1, error=lost, failed_worker_id="d1")
+            link.report_nowait(
+                placed.ask_id, Report(kind=ReportKind.FAILED, elapsed_s=0.1, error=lost, failed_worker_id="d1")
+            )
         with pytest.raises(UnavailableError) as refusal:
             await link.place(ask("r4", [4]), timeout_s=PATIENCE_S)
         assert refusal.value.reason == "breakers_open"
@@ -51,10 +53,10 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
         probe = await link.place(ask("r5", [5]), timeout_s=PATIENCE_S)
         with pytest.raises(UnavailableError):
             await link.place(ask("r6", [6]), timeout_s=PATIENCE_S)
-        link.report_nowait(probe.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.1)
+        link.report_nowait(probe.ask_id, Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.1))
         last = await link.place(ask("r7", [7]), timeout_s=PATIENCE_S)
         for placed in (probe, last):
-            link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+            link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         assert (await views(mesh, router))["d1"].breaker == "closed"
         await eventually(lambda: news(router, "breaker_closed") == 1)
         assert news(router, "breaker_opened") == 1
@@ -89,7 +91,7 @@ async def test_overlap_that_cannot_be_is_said_loudly_once(caplog):
         link = await mesh.link()
         for number in range(8):
             placed = await link.place(ask(f"r{number}", [1, 2]), timeout_s=PATIENCE_S)
-            link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+            link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await eventually(lambda: news(router, "overlap_impossible") == 1)
         [line] = [record for record in caplog.records if record.message == "overlap_impossible"]
         assert (line.data["model"], line.data["cause"]) == ("demo", "hash_mismatch")

@@ -10,11 +10,10 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.core import Report, ReportKind
 from kvmesh.errors import InvalidRequestError, OverloadedError
-from kvmesh.rpc.codec.router import TAKES_BATCHES, to_ask, to_report
 from kvmesh.rpc.status import from_rpc_error
-from services.router.queue.subqueues import QueueLimits
-from services.router.workers.worker import TargetLimits
+from services.router.core_settings import QueueSettings
 from tests.integration.test_router_service import eventually, running_mesh
+from tests.messages import to_ask, to_report
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
@@ -26,9 +25,7 @@ async def busy_mesh(*, requests_max: int = 1, **queue):
     """A mesh with one decode worker that takes `requests_max` requests at a time."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
-        router = await mesh.router(
-            target_limits=TargetLimits(requests_per_decode_max=requests_max), queue_limits=QueueLimits(**queue)
-        )
+        router = await mesh.router(requests_per_decode_max=requests_max, queue=QueueSettings(**queue))
         await eventually(lambda: router.takes() == {"d1"})
         yield mesh, router
 
@@ -44,6 +41,7 @@ class Stream:
         self.call = RouterServiceStub(mesh.channels.channel(router.server.address)).Route()
         self.frontend_id = frontend_id
         self.queued: list[int] = []
+        self.answers: list[tuple[int, str]] = []
 
     async def __aenter__(self) -> "Stream":
         await self.call.write(pb.RouteRequest(hello=pb.Hello(frontend_id=self.frontend_id)))
@@ -53,20 +51,23 @@ class Stream:
         self.call.cancel()
 
     async def ask(self, number: int, **options) -> None:
-        await self.call.write(pb.RouteRequest(ask=to_ask(number, ask(f"{self.frontend_id}-{number}", [1], **options))))
+        await self.call.write(
+            pb.RouteRequest(asks=[to_ask(number, ask(f"{self.frontend_id}-{number}", [1], **options))])
+        )
 
     async def report(self, *numbers: int, kind: ReportKind = ReportKind.FINISHED) -> None:
         reports = [to_report(number, Report(kind=kind, elapsed_s=0.0)) for number in numbers]
-        await self.call.write(pb.RouteRequest(reports=pb.ReportBatch(reports=reports)))
+        await self.call.write(pb.RouteRequest(reports=reports))
 
     async def answer(self) -> tuple[int, str]:
         """The next answer: its number and the decode worker, or why there is none."""
         async with asyncio.timeout(PATIENCE_S):
-            while (message := await self.call.read()).WhichOneof("kind") == "queued":
-                self.queued.extend(message.queued.ask_ids)
-        if message.WhichOneof("kind") == "placement":
-            return message.placement.ask_id, message.placement.decode.worker_id
-        return message.refusal.ask_id, message.refusal.error.reason
+            while not self.answers:
+                message = await self.call.read()
+                self.queued.extend(message.queued_ask_ids)
+                self.answers += [(each.ask_id, each.decode.worker_id) for each in message.placements]
+                self.answers += [(each.ask_id, each.error.reason) for each in message.refusals]
+        return self.answers.pop(0)
 
 
 async def test_an_ask_waits_for_room_and_says_how_long():
@@ -83,7 +84,7 @@ async def test_an_ask_waits_for_room_and_says_how_long():
         assert link.streams_broken == 0
         assert sample(router, "queue_requests", priority="normal") == 1
         assert sample(router, "queue_tokens", priority="normal") == 16
-        link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         placed = await asyncio.wait_for(waiting, PATIENCE_S)
         assert placed.placement.queued_s is not None
         assert 1.0 < placed.placement.queued_s < time.monotonic() - began_s
@@ -172,7 +173,7 @@ async def test_time_and_space_end_a_wait_with_a_time_to_retry():
             await stream.ask(3, timeout_s=0.1)
             assert await stream.answer() == (3, "deadline_exceeded")
         link = await mesh.link()
-        await eventually(lambda: link.is_up and len(router.core.book) == 0)
+        await eventually(lambda: link.router_ids and len(router.core.book) == 0)
         await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         with pytest.raises(OverloadedError) as refusal:
             await link.place(ask("r2", [1]), timeout_s=PATIENCE_S)
@@ -196,11 +197,10 @@ async def test_the_stream_is_heard_out_before_it_ends():
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (pb.RouteRequest(reports=pb.ReportBatch()), "reports.reports"),
-        (pb.RouteRequest(reports=pb.ReportBatch(reports=[pb.Report(ask_id=1)] * 1025)), "reports.reports"),
-        (pb.RouteRequest(reports=pb.ReportBatch(reports=[pb.Report(kind=4)])), "reports.reports[0].ask_id"),
-        (pb.RouteRequest(reports=pb.ReportBatch(reports=[pb.Report(ask_id=1)])), "report.kind"),
-        (pb.RouteRequest(), "kind"),
+        (pb.RouteRequest(reports=[pb.Report(ask_id=1)] * 1025), "reports"),
+        (pb.RouteRequest(reports=[pb.Report(kind=4)]), "reports[0].ask_id"),
+        (pb.RouteRequest(reports=[pb.Report(ask_id=1)]), "report.kind"),
+        (pb.RouteRequest(), "asks"),
     ],
 )
 async def test_a_bad_bundle_ends_the_stream_by_name(message, field):
@@ -230,25 +230,23 @@ async def test_a_stopping_router_leaves_no_ask_unanswered():
         placed = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
         assert len({p.ask_id for p in placed}) == 5
         assert first.core.queue.requests == 0
-        assert link.router_id == "router-2"
+        assert link.router_ids[0] == "router-2"
 
 
-@pytest.mark.parametrize("takes_batches", [True, False])
-async def test_a_batch_is_answered_ask_by_ask(takes_batches):
-    """Reports of a batch are heard first, a wrong ask spoils no other, and who cannot read batches gets none."""
+async def test_each_ask_of_a_message_is_answered():
+    """The reports of a message are applied first, and an invalid ask spoils no other."""
     async with busy_mesh(requests_max=3) as (mesh, router):
         call = RouterServiceStub(mesh.channels.channel(router.server.address)).Route()
-        hello = pb.Hello(frontend_id="f", takes_batches=takes_batches)
-        await call.write(pb.RouteRequest(hello=hello))
-        assert TAKES_BATCHES in await call.initial_metadata()
+        await call.write(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))
+        await call.initial_metadata()
         asks = [pb.Ask(ask_id=n, request_id=f"r{n}", prompt_tokens=3, model="demo") for n in range(1, 6)]
         asks[1].ClearField("model")
-        await call.write(pb.RouteRequest(batch=pb.RouteBatch(asks=asks)))
+        await call.write(pb.RouteRequest(asks=asks))
         said = await _answers(call, 5)
         assert said == {1: "d1", 3: "d1", 4: "d1", 2: "invalid_request", 5: "queued"}
         report = to_report(1, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         more = pb.Ask(ask_id=6, request_id="r6", prompt_tokens=3, model="demo")
-        await call.write(pb.RouteRequest(batch=pb.RouteBatch(reports=[report], asks=[more])))
+        await call.write(pb.RouteRequest(reports=[report], asks=[more]))
         assert await _answers(call, 2) == {5: "d1", 6: "queued"}
         call.cancel()
 
@@ -259,11 +257,10 @@ async def _answers(call, count: int) -> dict[int, str]:
     async with asyncio.timeout(PATIENCE_S):
         while len(said) < count:
             message = await call.read()
-            batch = message.answers
-            for placement in [*batch.placements, *([message.placement] if message.HasField("placement") else [])]:
+            for placement in message.placements:
                 said[placement.ask_id] = placement.decode.worker_id
-            for refusal in [*batch.refusals, *([message.refusal] if message.HasField("refusal") else [])]:
+            for refusal in message.refusals:
                 said[refusal.ask_id] = refusal.error.reason
-            for ask_id in [*batch.queued_ask_ids, *message.queued.ask_ids]:
+            for ask_id in message.queued_ask_ids:
                 said.setdefault(ask_id, "queued")
     return said

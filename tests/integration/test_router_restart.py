@@ -13,6 +13,7 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.registry import MemoryAgent
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
@@ -25,7 +26,7 @@ RUN_BLOCKS = 100
 
 
 async def start_router(registry, channels: ChannelPool, stack: AsyncExitStack) -> RouterCore:
-    core = RouterCore(router_id="router", generator=Random(1))
+    core = RouterCore(CoreSettings(), router_id="router", generator=Random(1))
     membership = Membership(
         registry,
         GrpcWorkerClient(channels),

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import SystemClock
-from kvmesh.core import KvRemoved, KvStored, ReportKind
+from kvmesh.core import KvRemoved, KvStored, Report, ReportKind
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
@@ -20,16 +20,17 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors
-from kvmesh.rpc.router_choice import rank
-from kvmesh.rpc.router_client import GrpcRouterClient
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.client import GrpcRouterClient
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.ranking import rank
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
-from services.router.core import CoreLimits, RouterCore
+from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.serving.maintenance import Maintenance
@@ -57,9 +58,8 @@ class Router:
         telemetry = Telemetry.create("router", registry=CollectorRegistry())
         self.name = name
         self.registry = registry
-        self.core = RouterCore(
-            router_id=name, generator=Random(1), core_limits=CoreLimits(reservation_grace_s=0.2), **core
-        )
+        settings = CoreSettings(reservation_grace_s=0.2, **core)
+        self.core = RouterCore(settings, router_id=name, generator=Random(1))
         metrics = RouterMetrics(telemetry.instruments, self.core)
         self.metrics = telemetry.registry
         self.servicer = RouterServicer(self.core, metrics, clock)
@@ -170,8 +170,8 @@ async def test_a_request_follows_its_blocks():
         assert placed.placement.decode.worker_id == "d1"
         assert placed.placement.cached_tokens == 48
         assert placed.placement.reasons == ("kv_overlap",)
-        link.report_nowait(placed.ask_id, ReportKind.PREFILLED, elapsed_s=0.1, cached_tokens=48)
-        link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.2, output_tokens=3)
+        link.report_nowait(placed.ask_id, Report(kind=ReportKind.PREFILLED, elapsed_s=0.1, cached_tokens=48))
+        link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.2, output_tokens=3))
         await eventually(lambda: len(router.core.book) == 0)
 
         client = GrpcRouterClient(mesh.channels, router.server.address)
@@ -277,13 +277,13 @@ async def test_asks_move_to_another_router():
         await eventually(lambda: first.takes() == second.takes() == {"d1"})
         link = await mesh.link()
         await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
-        used, other = (first, second) if link.router_id == "router-1" else (second, first)
+        used, other = (first, second) if link.router_ids[0] == "router-1" else (second, first)
         asks = asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=PATIENCE_S) for i in range(20)))
         await used.server.aclose()
         placed = await asks
         assert len(placed) == 20
         await link.place(ask("r2", [1]), timeout_s=PATIENCE_S)
-        assert link.router_id == other.name
+        assert link.router_ids[0] == other.name
         # What the dead router still held ends with the grace, since the frontend does not come back to it.
         await eventually(lambda: len(used.core.book) == 0)
 
@@ -297,12 +297,12 @@ async def test_ending_streams_for_a_drain_loses_no_ask():
         await eventually(lambda: first.takes() == second.takes() == {"d1"})
         link = await mesh.link()
         await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
-        used = first if link.router_id == "router-1" else second
+        used = first if link.router_ids[0] == "router-1" else second
         await mesh.registry.set_draining(used.name, True)
         used.servicer.end_streams()
         placed = await asyncio.gather(*(link.place(ask(f"m{i}", [1]), timeout_s=PATIENCE_S) for i in range(20)))
         assert len({p.ask_id for p in placed}) == 20
-        await eventually(lambda: link.router_id not in ("", used.name))
+        await eventually(lambda: link.router_ids and link.router_ids[0] != used.name)
 
 
 async def test_no_router_and_cancel():
@@ -314,13 +314,13 @@ async def test_no_router_and_cancel():
         assert refusal.value.reason == "no_router"
         await mesh.worker("d1", "decode")
         router = await mesh.router()
-        await eventually(lambda: router.takes() == {"d1"} and link.is_up)
+        await eventually(lambda: router.takes() == {"d1"} and link.router_ids)
         going = asyncio.create_task(link.place(ask("r2", [1]), timeout_s=PATIENCE_S))
         await asyncio.sleep(0)
         going.cancel()
         await asyncio.wait([going])
         placed = await link.place(ask("r3", [1]), timeout_s=PATIENCE_S)
-        link.report_nowait(placed.ask_id, ReportKind.CANCELLED, elapsed_s=0.0)
+        link.report_nowait(placed.ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.0))
         await eventually(lambda: len(router.core.book) == 0)
 
 
@@ -332,19 +332,21 @@ async def test_bad_messages_are_refused_by_name():
         await eventually(lambda: router.takes() == {"d1"})
         stub = RouterServiceStub(mesh.channels.channel(router.server.address))
         call = stub.Route()
-        await call.write(pb.RouteRequest(ask=pb.Ask(ask_id=1)))
-        with pytest.raises(Exception) as raised:
-            await call.read()
-        error = from_rpc_error(raised.value)
-        assert isinstance(error, InvalidRequestError)
-        assert error.field == "hello"
+        for hello in (None, pb.Hello(frontend_id="f")):
+            call = stub.Route()
+            await call.write(pb.RouteRequest(hello=hello, asks=[pb.Ask(ask_id=1)]))
+            with pytest.raises(Exception) as raised:
+                await call.read()
+            error = from_rpc_error(raised.value)
+            assert isinstance(error, InvalidRequestError)
+            assert error.field == "hello"
 
         call = stub.Route()
         await call.write(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))
-        await call.write(pb.RouteRequest(ask=pb.Ask(ask_id=1, request_id="a", prompt_tokens=3)))
-        assert (await call.read()).refusal.error.field == "ask.model"
-        await call.write(pb.RouteRequest(ask=pb.Ask(ask_id=2, request_id="a", prompt_tokens=3, model="demo")))
-        assert (await call.read()).placement.decode.worker_id == "d1"
+        await call.write(pb.RouteRequest(asks=[pb.Ask(ask_id=1, request_id="a", prompt_tokens=3)]))
+        assert (await call.read()).refusals[0].error.field == "ask.model"
+        await call.write(pb.RouteRequest(asks=[pb.Ask(ask_id=2, request_id="a", prompt_tokens=3, model="demo")]))
+        assert (await call.read()).placements[0].decode.worker_id == "d1"
         call.cancel()
 
         peers = stub.SyncPeers()
@@ -370,7 +372,7 @@ async def test_a_router_that_joins_gets_its_streams():
             nonlocal done
             placed = await link.place(ask(f"r{number}", [1], timeout_s=20), timeout_s=PATIENCE_S)
             await asyncio.sleep(0.05)
-            link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.05)
+            link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.05))
             done += 1
 
         async with asyncio.TaskGroup() as tasks:

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core import KvTier
+from services.router.core_settings import IndexSettings
 from services.router.index.holder_index import bits
 from services.router.index.kv_index import KvIndex
-from services.router.index.predicted_index import Lifetime
 
 HOLDERS = 3
 TIERS = (KvTier.DEVICE, KvTier.HOST)
@@ -48,9 +48,7 @@ class Obvious:
 @given(steps)
 def test_every_index_has_the_same_bit_for_a_holder(history):
     """Stored, removed, placed, dropped, replaced, swept and waited for in any order: depths per holder, tier by tier."""
-    index = KvIndex(
-        predicted=Lifetime(ttl_s=4.0, placements_max=99), approximate=Lifetime(ttl_s=9.0, placements_max=99)
-    )
+    index = KvIndex(IndexSettings(predicted_s=4.0, approximate_s=9.0, placements_max=99))
     slots = [index.add_holder() for _ in range(HOLDERS)]
     known = {bit: Obvious() for bit in slots}
     now = 0.0

@@ -33,6 +33,7 @@ from kvmesh.kv.blocks import pack_tokens
 from kvmesh.rpc.codec import legs, types
 from kvmesh.rpc.codec.sampling import from_sampling, to_sampling
 from kvmesh.rpc.codec.scalars import from_duration, to_duration, to_positive_duration
+from tests.messages import to_generation, to_handle
 
 COUNTS = st.integers(0, 2**32 - 1)
 IDS = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=128)
@@ -166,14 +167,14 @@ def test_sampling_survives(params: SamplingParams) -> None:
 @given(generation=GENERATIONS)
 def test_a_generation_survives(generation: Generation) -> None:
     """Prompt, emitted tokens, media and all options."""
-    message = over_the_wire(types.to_generation(generation))
+    message = over_the_wire(to_generation(generation))
     assert types.from_generation(message) == generation  # type: ignore[arg-type]
 
 
 @given(handle=HANDLES)
 def test_a_handle_survives(handle: KvHandle) -> None:
     """The lease to the nanosecond, everything else exactly."""
-    assert types.from_handle(over_the_wire(types.to_handle(handle))) == about(handle)  # type: ignore[arg-type]
+    assert types.from_handle(over_the_wire(to_handle(handle))) == about(handle)  # type: ignore[arg-type]
 
 
 @given(rendezvous=RENDEZVOUS, usage=USAGES)
@@ -186,7 +187,7 @@ def test_small_records_survive(rendezvous: Rendezvous, usage: Usage) -> None:
 @given(ref=st.builds(WorkerRef, worker_id=IDS, address=IDS, epoch=COUNTS, data_parallel_rank=st.none() | COUNTS))
 def test_a_worker_reference_survives(ref: WorkerRef) -> None:
     """Rank 0 is not "any rank"."""
-    assert types.from_worker_ref(over_the_wire(types.to_worker_ref(ref))) == ref  # type: ignore[arg-type]
+    assert types.WORKER_REF_CODEC.decode(over_the_wire(types.WORKER_REF_CODEC.encode(ref))) == ref  # type: ignore[arg-type]
 
 
 @given(
@@ -278,14 +279,14 @@ HANDLE_FAULTS = [
 def test_a_bad_handle_is_refused_by_name(change: dict[str, object], field: str) -> None:
     """Each rule of the contract's KvHandle."""
     with pytest.raises(InvalidRequestError) as caught:
-        types.from_handle(types.to_handle(replace(GOOD, **change)))  # type: ignore[arg-type]
+        types.from_handle(to_handle(replace(GOOD, **change)))  # type: ignore[arg-type]
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("lease", [None, to_duration(0), to_duration(-1)])
 def test_a_lease_is_required_and_positive(lease: object) -> None:
     """Absent, zero and negative."""
-    message = types.to_handle(GOOD)
+    message = to_handle(GOOD)
     message.ClearField("lease")
     if lease is not None:
         message.lease.CopyFrom(lease)  # type: ignore[arg-type]
@@ -407,7 +408,7 @@ def test_an_engine_never_sees_an_id_that_its_model_lacks(generation: Generation,
 def test_absurd_numbers_are_refused_not_crashed_on(value: float) -> None:
     """NaN, infinities and integers that no float can hold, all of which JSON or Python can bring."""
     with pytest.raises(InvalidRequestError):
-        check_range(value, "x", 0, 1)
+        check_range(value, "x", low=0, high=1)
     with pytest.raises(InvalidRequestError):
         check_sampling(SamplingParams(seed=value))  # type: ignore[arg-type]
 

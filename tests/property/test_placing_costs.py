@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Ask, LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.index.cached_tokens import deepest_prefixes, tokens_by_bit
-from services.router.placement.placer import PlacementLimits
 from services.router.queue.admission import Queued
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.handoff_times import Distance
@@ -18,7 +18,7 @@ from services.router.workers.worker import Target
 from tests.unit.router_fleets import BLOCK, holds, join
 
 COST = CostSettings(tie_ratio=0.0, learning=False)
-FAR_APART = PlacementLimits(local_prefill_tokens_max=0, congested_s=1e9)
+FAR_APART = CoreSettings(cost=COST, local_prefill_tokens_max=0, prefill_congested_s=1e9)
 
 
 def slow_distance(first: Target, second: Target) -> Distance:
@@ -61,7 +61,7 @@ def slow_cost(
 
 
 def make_fleet(draw: st.DrawFn, *, far: bool, pairs: bool) -> RouterCore:
-    router = RouterCore(router_id="r", generator=Random(1), cost=COST, limits=FAR_APART)
+    router = RouterCore(FAR_APART, router_id="r", generator=Random(1))
     seconds = st.floats(1e-5, 1e-2)
     for role, count in (("prefill", draw(st.integers(1, 4))), ("decode", draw(st.integers(1, 4)))):
         for i in range(count):
@@ -178,7 +178,7 @@ def grown_fleet(seed: int) -> RouterCore:
     """Up to 24 workers on a few hosts of one or two zones."""
     chance = Random(seed)
     hosts, zones = chance.choice([2, 5, 99]), chance.choice([1, 2])
-    router = RouterCore(router_id="r", generator=Random(seed), cost=CostSettings(tie_ratio=0.0))
+    router = RouterCore(CoreSettings(cost=CostSettings(tie_ratio=0.0)), router_id="r", generator=Random(seed))
     for i in range(chance.randint(2, 24)):
         role, host = ("prefill", "decode")[i % 2], chance.randrange(hosts)
         labels = {"zone": str(host % zones)}

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Ask, Placement, WorkerRef
 from kvmesh.errors import DeadlineError, OverloadedError
+from services.router.core_settings import CoreSettings, QueueSettings
 from services.router.explain import DecisionRecord
 from services.router.placement.policies import PolicyContext, make_policy
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Admission
 from services.router.queue.round_robin import DeficitRoundRobin
-from services.router.queue.subqueues import QueuedAsk, QueueLimits, SubqueueKey
+from services.router.queue.subqueues import QueuedAsk, SubqueueKey
 from services.router.workers.cost_settings import CostSettings
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 3.0}
@@ -181,13 +182,15 @@ happenings = st.lists(
     min_size=30,
     max_size=120,
 )
-LIMITS = QueueLimits(
-    requests_max=4,
-    prompt_tokens_max=150,
-    subqueues_max=2,
-    wait_s_max=10.0,
-    quantum_tokens=QUANTUM,
-    tenant_weights=WEIGHTS,
+SETTINGS = CoreSettings(
+    queue=QueueSettings(
+        requests_max=4,
+        prompt_tokens_max=150,
+        subqueues_max=2,
+        wait_s_max=10.0,
+        quantum_tokens=QUANTUM,
+        tenant_weights=tuple(f"{tenant}={weight}" for tenant, weight in WEIGHTS.items()),
+    )
 )
 
 
@@ -195,7 +198,7 @@ LIMITS = QueueLimits(
 class World:
     """The admission, and the plain list of who should be waiting."""
 
-    admission: Admission = field(default_factory=lambda: Admission(LIMITS))
+    admission: Admission = field(default_factory=lambda: Admission(SETTINGS))
     now: float = 0.0
     waiting: dict[int, QueuedAsk] = field(default_factory=dict)
     answered: Counter[int] = field(default_factory=Counter)
@@ -268,9 +271,9 @@ class World:
 
     def check(self) -> None:
         queue, waiting = self.admission.queue, self.waiting.values()
-        assert queue.requests == len(waiting) <= LIMITS.requests_max
+        assert queue.requests == len(waiting) <= SETTINGS.queue.requests_max
         assert queue.prompt_tokens == sum(each.ask.prompt_tokens for each in waiting)
-        assert queue.prompt_tokens <= LIMITS.prompt_tokens_max or queue.requests == 1
+        assert queue.prompt_tokens <= SETTINGS.queue.prompt_tokens_max or queue.requests == 1
         assert {each.key for each in queue.subqueues} == {SubqueueKey.of(each.ask) for each in waiting}
         sums = dict.fromkeys({each.ask.priority for each in waiting}, (0, 0))
         for each in waiting:
@@ -313,4 +316,4 @@ def test_everybody_is_answered_once_and_in_order(steps):
     world.drain()
     assert world.answered == Counter(world.asked)
     assert (world.admission.queue.requests, world.admission.queue.prompt_tokens) == (0, 0)
-    assert LIMITS.requests_max < PLACEMENTS_PER_DRAIN_MAX
+    assert SETTINGS.queue.requests_max < PLACEMENTS_PER_DRAIN_MAX

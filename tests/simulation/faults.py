@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from kvmesh.engines.simulated.fault_injection import Die, LoseKv, Refuse, Stall
+from kvmesh.simulation.faulty_engine import Die, LoseKv, Refuse, Stall
 from tests.simulation.ledger import Phase
 from tests.simulation.mesh import SimulatedMesh
 

@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kvmesh.core import Ask, FinishReason, Leg, LegFinish, LegTask, ReportKind, Role, TokenLogprob, WorkerRef
+from kvmesh.core import Ask, FinishReason, Leg, LegFinish, LegTask, Report, Role, TokenLogprob, WorkerRef
 from kvmesh.rpc.clients import LegLink, LegLinks, LegSink, Placed, RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors
 from kvmesh.rpc.leg_link import GrpcLegLinks
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
@@ -123,9 +122,9 @@ class _WatchedRouter:
         self.on_placed(ask.request_id, prefill_id, decode)
         return placed
 
-    def report_nowait(self, ask_id: int, kind: ReportKind, **details: Any) -> None:
-        self.world.trace.note("report", ask_id, self.asked[ask_id], kind.value)
-        self.inner.report_nowait(ask_id, kind, **details)
+    def report_nowait(self, ask_id: int, report: Report) -> None:
+        self.world.trace.note("report", ask_id, self.asked[ask_id], report.kind.value)
+        self.inner.report_nowait(ask_id, report)
 
 
 def _request_of(leg_id: str) -> str:

@@ -26,6 +26,7 @@ from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.rpc.codec.worker import from_kv_batch, to_kv_batch
 from kvmesh.worker.kv_feed import KvFeed
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.index.holder_index import bits
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import Membership
@@ -252,7 +253,7 @@ class IndexSimulation:
         await self._stop_router()
 
     async def _start_router(self) -> None:
-        self.router = RouterCore(router_id="r", generator=self.random)
+        self.router = RouterCore(CoreSettings(), router_id="r", generator=self.random)
         membership = Membership(
             ListingRegistry(self.workers),  # type: ignore[arg-type]
             self.client,

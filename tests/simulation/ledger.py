@@ -6,10 +6,10 @@ from enum import IntEnum
 
 from kvmesh.core import FinishReason, TokenLogprob
 from kvmesh.engines.simulated.model_card import TokenRange
-from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import MeshError
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import Ending, Request, RequestResult
+from tests.simulated_reference import expected_tokens
 
 
 class Phase(IntEnum):

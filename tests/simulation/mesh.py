@@ -19,11 +19,12 @@ from typing import Any
 from kvmesh.core import Role
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
-from services.router.settings import RouterSettings, SyncSettings
+from services.router.core_settings import SyncSettings
+from services.router.settings import RouterSettings
 from tests.simulation.frontend import EOS_TOKEN_ID, MODEL, VOCABULARY_SIZE, SimulatedFrontend
 from tests.simulation.invariants import frontend_problems, router_problems, worker_problems
 from tests.simulation.ledger import Ledger, Phase, check_ledger
@@ -136,7 +137,9 @@ class SimulatedMesh:
 
     def _is_ready(self) -> bool:
         count = len(self.workers)
-        return self.frontend.router_link.is_up and all(r.workers_ready() == count for r in self.routers.values())
+        return bool(self.frontend.router_link.router_ids) and all(
+            r.workers_ready() == count for r in self.routers.values()
+        )
 
     async def start_worker(self, worker_id: str, role: Role) -> SimulatedWorker:
         """A new process; of an id that died, the next epoch."""

@@ -8,13 +8,13 @@ from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
-from kvmesh.rpc.peers_client import GrpcPeersClient
+from kvmesh.rpc.router.client import GrpcPeersClient
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import Telemetry
-from services.router.__main__ import make_core
+from services.router.core import RouterCore
 from services.router.metrics import RouterMetrics
 from services.router.replicas.joining import join
-from services.router.replicas.peer_reservations import PeerLimits, PeerReservations
+from services.router.replicas.peer_reservations import PeerReservations
 from services.router.replicas.peer_streams import PeerStreams
 from services.router.servicer import RouterServicer
 from services.router.serving.maintenance import Maintenance
@@ -36,8 +36,8 @@ class SimulatedRouter:
         self.is_alive = False
         generator = world.random(f"router/{router_id}")
         telemetry = Telemetry.create("router")
-        self.core = make_core(settings, router_id, generator, run_id=f"run{run}")
-        self.replica = PeerReservations(self.core, PeerLimits(blocks_max=settings.sync.blocks_max))
+        self.core = RouterCore(settings, router_id=router_id, run_id=f"run{run}", generator=generator)
+        self.replica = PeerReservations(self.core, settings.sync)
         metrics = RouterMetrics(telemetry.instruments, self.core)
         metrics.add_peer_gauges(self.replica)
         self._settings = settings

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from kvmesh.core import SamplingParams
-from kvmesh.engines.simulated.fault_injection import Die
 from kvmesh.errors import WORKER_LOST_TWICE
+from kvmesh.simulation.faulty_engine import Die
 from services.frontend.pipeline.request import Request
-from services.router.core import CoreLimits
+from services.router.core_settings import CoreSettings
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Ledger, Phase
 from tests.simulation.mesh import MeshShape, SimulatedMesh, default_engine
@@ -33,7 +33,7 @@ def request(name: str, number: int, *, choices: int = 1, logprobs: int | None = 
 def target_of(mesh: SimulatedMesh, target: str, ledger: Ledger) -> str:
     """The router that is asked, or the worker that has the request or would have it."""
     if target == "router":
-        return mesh.frontend.router_link.router_id
+        return mesh.frontend.router_link.router_ids[0]
     placed = ledger.placements[-1] if ledger.placements else ("prefill-0", "decode-0")
     return placed[0] if target == "prefill" else placed[1]
 
@@ -110,7 +110,7 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: Phase) -> None:
             for task in mesh._requests.values():
                 task.cancel()
             await mesh.idle()
-            await mesh.world.clock.sleep(2 * CoreLimits().reservation_grace_s)
+            await mesh.world.clock.sleep(2 * CoreSettings().reservation_grace_s)
             # What its clients saw is nobody's matter; what others keep of it is.
             mesh.ledgers.clear()
             return mesh.problems()
@@ -177,7 +177,7 @@ def test_a_machine_that_is_suspended_goes_on(phase: Phase, still_s: float) -> No
                 while not all(each.outcome for each in ledgers):
                     await mesh.world.clock.sleep(0.05)
             await mesh.idle()
-            await mesh.world.clock.sleep(2 * CoreLimits().reservation_grace_s)
+            await mesh.world.clock.sleep(2 * CoreSettings().reservation_grace_s)
             problems = [f"{each.request.request_id}: {each.outcome}" for each in ledgers if each.outcome != "answered"]
             return problems + mesh.problems()
         finally:

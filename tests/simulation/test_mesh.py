@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core import SamplingParams
-from kvmesh.engines.simulated.fault_injection import LoseKv
 from kvmesh.errors import LostError
+from kvmesh.simulation.faulty_engine import LoseKv
 from services.frontend.pipeline.request import Request
 from tests.simulation.frontend import MODEL
 from tests.simulation.ledger import Ledger
@@ -174,7 +174,7 @@ def test_killed_router() -> None:
 
     async def kill_router(mesh: SimulatedMesh) -> None:
         await mesh.world.clock.sleep(1.0)
-        await mesh.kill(mesh.frontend.router_link.router_id)
+        await mesh.kill(mesh.frontend.router_link.router_ids[0])
 
     report = run(6, 150, mesh="two-routers", script=kill_router).check()
     assert set(report.outcomes) == {"answered", "cancelled"}

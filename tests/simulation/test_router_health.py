@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.engines.simulated.fault_injection import Stall
+from kvmesh.simulation.faulty_engine import Stall
 from services.router.health.monitor import HealthSettings
 from services.router.health.wedge import WedgeSettings
 from services.router.settings import RouterSettings

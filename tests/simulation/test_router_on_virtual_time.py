@@ -10,14 +10,15 @@ from prometheus_client import CollectorRegistry
 from kvmesh.api.router.v1.router_pb2_grpc import add_RouterServiceServicer_to_server
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import SystemClock
-from kvmesh.core import KvStored, ReportKind
+from kvmesh.core import KvStored, Report, ReportKind
 from kvmesh.discovery.base import DECODE, PREFILL, ROUTER, Health, Instance, View
 from kvmesh.errors import UnavailableError
-from kvmesh.rpc.router_link import GrpcRouterLink
+from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
 from services.router.serving.membership import Membership
@@ -87,7 +88,7 @@ class Stage:
         await server.start()
 
     async def start_router(self, name: str) -> None:
-        core = self.cores[name] = RouterCore(router_id=name, generator=self.generator)
+        core = self.cores[name] = RouterCore(CoreSettings(), router_id=name, generator=self.generator)
         metrics = RouterMetrics(Telemetry.create("router", registry=CollectorRegistry()).instruments, core)
         membership = Membership(
             FixedRegistry(),
@@ -111,13 +112,13 @@ async def routers_die_while_asks_go_on(seed: int) -> list[str]:
     async with Stage(seed) as stage:
         stage.workers["p1"].tell(KvStored(block_hashes=[1, 2]))
         await asyncio.sleep(0.1)
-        used = stage.link.router_id
+        used = stage.link.router_ids[0]
         other = "router-2" if used == "router-1" else "router-1"
 
         async def one(number: int) -> str:
             await asyncio.sleep(number * 0.02)
             placed = await stage.link.place(ask(f"r{number}", [1, 2, number + 10]), timeout_s=30)
-            stage.link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.0)
+            stage.link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
             return f"{placed.placement.prefill.worker_id} {placed.placement.cached_tokens}"
 
         async with asyncio.TaskGroup() as group:

@@ -26,7 +26,7 @@ class Watched:
 async def kill_a_router(mesh: SimulatedMesh) -> None:
     """The router that the frontend uses dies while asks wait in its queue."""
     await mesh.world.clock.sleep(FAULT_AT_S)
-    used = mesh.routers[mesh.frontend.router_link.router_id]
+    used = mesh.routers[mesh.frontend.router_link.router_ids[0]]
     while used.core.queue.requests < 10:
         await mesh.world.clock.sleep(0.01)
     await mesh.kill(used.router_id)

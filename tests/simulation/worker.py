@@ -8,12 +8,11 @@ from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.core import Role
 from kvmesh.engines.base import EngineRequest
-from kvmesh.engines.simulated.engine import SimulatedEngine
-from kvmesh.engines.simulated.fault_injection import Die
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.simulation.faulty_engine import Die, FaultyEngine
 from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.telemetry import Telemetry
 from kvmesh.worker.leg_servicer import LegServicer
@@ -29,7 +28,7 @@ from tests.simulation.world import World
 PORT = 9000
 
 
-class _TracedEngine(SimulatedEngine):
+class _TracedEngine(FaultyEngine):
     """Tells the trace which legs it accepted."""
 
     def __init__(self, world: World, worker_id: str, settings: SimulatedSettings, transport: MemoryTransport) -> None:

@@ -4,17 +4,19 @@ from random import Random
 
 from kvmesh.core import Ask, Capabilities, Handoff, KvBatch, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
 from services.router.core import RouterCore
-from services.router.queue.subqueues import QueueLimits
+from services.router.core_settings import CoreSettings, QueueSettings
 from services.router.workers.worker import Worker
 
 BLOCK = 16
 
 
-def core(**options) -> RouterCore:
-    """A core that refuses when workers are busy, unless the test gives it a queue."""
-    options.setdefault("queue_limits", QueueLimits(requests_max=0))
-    options.setdefault("router_id", "router")
-    return RouterCore(generator=Random(1), **options)
+def core(*, router_id: str = "router", run_id: str = "", seed: int = 1, policy="kv", **settings) -> RouterCore:
+    """A core that refuses when workers are busy, unless the test gives it a queue. `policy`: its name or class."""
+    settings.setdefault("queue", QueueSettings(requests_max=0))
+    if isinstance(policy, str):
+        settings["policy"], policy = policy, None
+    chosen = CoreSettings(**settings)
+    return RouterCore(chosen, router_id=router_id, run_id=run_id, policy=policy, generator=Random(seed))
 
 
 def description(name: str, role: str, **options) -> WorkerDescription:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from kvmesh.core import Placement, Report, ReportKind
 from kvmesh.errors import LostError
-from services.router.core import CoreLimits, RouterCore
-from services.router.replicas.peer_reservations import PeerLimits, PeerReservations, PeerSession
+from services.router.core import RouterCore
+from services.router.core_settings import SyncSettings
+from services.router.replicas.peer_reservations import PeerReservations, PeerSession
 from tests.unit.router_fleets import ask, core, join
 
 GRACE_S = 10.0
@@ -26,9 +27,9 @@ class Stream:
 class Routers:
     """Cores with the same workers, and the streams between them."""
 
-    def __init__(self, *names: str, limits: PeerLimits | None = None, workers=WORKERS) -> None:
+    def __init__(self, *names: str, settings: SyncSettings | None = None, workers=WORKERS) -> None:
         self.now = 100.0
-        self._limits = limits
+        self._settings = settings or SyncSettings()
         self._runs = 0
         self.cores: dict[str, RouterCore] = {}
         self.replicas: dict[str, PeerReservations] = {}
@@ -40,12 +41,10 @@ class Routers:
     def start(self, name: str, workers=WORKERS) -> None:
         """A new process."""
         self._runs += 1
-        router = self.cores[name] = core(
-            router_id=name, run_id=f"run{self._runs}", core_limits=CoreLimits(reservation_grace_s=GRACE_S)
-        )
+        router = self.cores[name] = core(router_id=name, run_id=f"run{self._runs}", reservation_grace_s=GRACE_S)
         for worker, role in workers:
             join(router, worker, role)
-        self.replicas[name] = PeerReservations(router, self._limits)
+        self.replicas[name] = PeerReservations(router, self._settings)
 
     def connect(self, one: str, other: str) -> Stream:
         stream = Stream({name: self.replicas[name].open_session() for name in (one, other)})

@@ -7,9 +7,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import binary, booleans, sampled_from
 
-from kvmesh.discovery.agent.counter import Counter
 from kvmesh.discovery.agent.keys import Keys
-from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
+from kvmesh.discovery.agent.records import CheckDefinition, Counter, ServiceDefinition
 from kvmesh.discovery.agent.sessions import SessionDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Health
@@ -157,15 +156,15 @@ def test_number_of_services_is_bounded() -> None:
     state.catalog.register(service("a", ttl_s=9.0), 0.0)
 
 
-def asked(ttl_s: float = 10.0, *, delay_s: float = 0.0, deletes: bool = False) -> SessionDefinition:
-    return SessionDefinition(name="n", ttl_s=ttl_s, lock_delay_s=delay_s, deletes_keys=deletes)
+def asked(ttl_s: float = 10.0, *, delay_s: float = 0.0) -> SessionDefinition:
+    return SessionDefinition(name="n", ttl_s=ttl_s, lock_delay_s=delay_s)
 
 
 def test_session_ends_without_renewal_and_frees_its_locks() -> None:
     """At its TTL after the last renewal the lock is free, and the session is known no more."""
     state = AgentState(AgentSettings())
     state.sessions.create("one", asked(), 0.0)
-    assert state.acquire("k", "one", b"1", flags=0, now=0.0)
+    assert state.acquire("k", "one", b"1", now=0.0)
     state.sessions.renew("one", 8.0)
     state.advance(17.9)
     record = state.keys.get("k")
@@ -179,7 +178,7 @@ def test_session_ends_without_renewal_and_frees_its_locks() -> None:
     with pytest.raises(NotFoundError):
         state.sessions.renew("one", 18.0)
     with pytest.raises(NotFoundError):
-        state.acquire("k", "one", b"", flags=0, now=18.0)
+        state.acquire("k", "one", b"", now=18.0)
 
 
 def test_lock_delay_holds_others_off() -> None:
@@ -187,23 +186,13 @@ def test_lock_delay_holds_others_off() -> None:
     state = AgentState(AgentSettings())
     state.sessions.create("one", asked(delay_s=15.0), 0.0)
     state.sessions.create("two", asked(1000.0), 0.0)
-    assert state.acquire("k", "one", b"", flags=0, now=0.0)
+    assert state.acquire("k", "one", b"", now=0.0)
     state.destroy_session("one", 1.0)
-    assert not state.acquire("k", "two", b"", flags=0, now=15.9)
-    assert state.acquire("k", "two", b"", flags=0, now=16.0)
+    assert not state.acquire("k", "two", b"", now=15.9)
+    assert state.acquire("k", "two", b"", now=16.0)
     assert state.keys.release("k", "two", b"")
     state.sessions.create("three", asked(1000.0), 16.0)
-    assert state.acquire("k", "three", b"", flags=0, now=16.0)
-
-
-def test_session_may_take_its_keys_with_it() -> None:
-    """With behaviour "delete" a session's end removes what it held."""
-    state = AgentState(AgentSettings())
-    state.sessions.create("one", asked(deletes=True), 0.0)
-    state.acquire("k", "one", b"", flags=0, now=0.0)
-    state.destroy_session("one", 1.0)
-    assert state.keys.get("k") is None
-    assert state.keys.held_bytes == 0
+    assert state.acquire("k", "three", b"", now=16.0)
 
 
 def test_keys_are_bounded_in_number_and_bytes() -> None:
@@ -218,7 +207,7 @@ def test_keys_are_bounded_in_number_and_bytes() -> None:
     with pytest.raises(OverloadedError):
         keys.put("a", b"123456")
     assert keys.held_bytes == 10
-    assert keys.delete("a")
+    keys.delete("a")
     assert keys.put("c", b"12345")
 
 
@@ -247,7 +236,7 @@ class KeysAgainstADictionary(RuleBasedStateMachine):
 
     @rule(key=NAMES)
     def delete(self, key: str) -> None:
-        assert self.keys.delete(key)
+        self.keys.delete(key)
         self.values.pop(key, None)
         self.holders.pop(key, None)
 
@@ -266,13 +255,11 @@ class KeysAgainstADictionary(RuleBasedStateMachine):
             self.values[key] = b"r"
             del self.holders[key]
 
-    @rule(session=SESSIONS, deletes=booleans())
-    def drop(self, session: str, deletes: bool) -> None:
-        self.keys.drop_session(session, deletes_keys=deletes, lock_delay_s=0.0, now=0.0)
+    @rule(session=SESSIONS)
+    def drop(self, session: str) -> None:
+        self.keys.drop_session(session, lock_delay_s=0.0, now=0.0)
         for key in [key for key, holder in self.holders.items() if holder == session]:
             del self.holders[key]
-            if deletes:
-                del self.values[key]
 
     @invariant()
     def agrees(self) -> None:

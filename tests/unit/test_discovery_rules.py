@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.discovery import wire
-from kvmesh.discovery.backoff import Backoff
 from kvmesh.discovery.base import Health, Instance
-from kvmesh.discovery.duration import to_seconds, to_text
-from kvmesh.discovery.watching import Watching
+from kvmesh.discovery.retry import Backoff
+from kvmesh.discovery.watching import WatchState
+from kvmesh.discovery.wire import duration_seconds, duration_text
 from kvmesh.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -40,20 +40,20 @@ def instance(instance_id: str) -> Instance:
 )
 def test_durations_are_read(text: str, seconds: float) -> None:
     """Go's duration texts mean what they mean to Consul."""
-    assert to_seconds(text) == seconds
+    assert duration_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1s ", "1y", "1ss", "9" * 80 + "s", "1e3s"])
 def test_what_is_no_duration(text: str) -> None:
     """Other texts are refused."""
     with pytest.raises(ValueError, match="not a duration"):
-        to_seconds(text)
+        duration_seconds(text)
 
 
 @given(st.floats(min_value=0.001, max_value=1e6))
 def test_durations_survive_the_wire(seconds: float) -> None:
     """To the millisecond, what is written is what is read."""
-    assert to_seconds(to_text(seconds)) == pytest.approx(seconds, abs=0.0006)
+    assert duration_seconds(duration_text(seconds)) == pytest.approx(seconds, abs=0.0006)
 
 
 @pytest.mark.parametrize(("random", "factor"), [(0.0, 1.0), (0.9999, 0.5)])
@@ -68,45 +68,45 @@ def test_backoff_doubles_to_its_cap(random: float, factor: float) -> None:
 
 def test_watch_asks_by_the_index_rules() -> None:
     """It asks with the last index, never with 0 once there was an answer, and anew when the index goes backwards."""
-    watching = Watching("s")
+    watching = WatchState("s")
     assert watching.index == 0
-    watching.answered(7, [])
+    watching.on_response(7, [])
     assert watching.index == 7
-    watching.answered(0, [])
+    watching.on_response(0, [])
     assert watching.index == 0, "an index below the last resets"
-    watching.answered(0, [])
+    watching.on_response(0, [])
     assert watching.index == 1, "0 would not block"
-    watching.answered(9, [])
-    watching.answered(4, [])
+    watching.on_response(9, [])
+    watching.on_response(4, [])
     assert watching.index == 0
-    watching.answered(4, [])
+    watching.on_response(4, [])
     assert watching.index == 4
 
 
 def test_watch_passes_on_changes_only() -> None:
     """The first answer is news even if empty; one that says the same is none, whatever its index."""
-    watching = Watching("s")
-    first = watching.answered(5, [])
+    watching = WatchState("s")
+    first = watching.on_response(5, [])
     assert first is not None
     assert first.instances == ()
-    assert watching.answered(6, []) is None
-    second = watching.answered(7, [instance("a")])
+    assert watching.on_response(6, []) is None
+    second = watching.on_response(7, [instance("a")])
     assert second is not None
     assert second.index == 7
-    assert watching.answered(8, [instance("a")]) is None
-    assert watching.answered(9, [instance("b")]) is not None
+    assert watching.on_response(8, [instance("a")]) is None
+    assert watching.on_response(9, [instance("b")]) is not None
 
 
 def test_watch_marks_stale_once_and_is_fresh_after() -> None:
     """An outage is told once with the last good view; the same view after it is news again."""
-    watching = Watching("s")
-    watching.answered(5, [instance("a")])
-    stale = watching.failed()
+    watching = WatchState("s")
+    watching.on_response(5, [instance("a")])
+    stale = watching.on_failure()
     assert stale is not None
     assert (stale.is_stale, stale.index, stale.instances) == (True, 5, (instance("a"),))
     assert watching.index == 0
-    assert watching.failed() is None
-    fresh = watching.answered(3, [instance("a")])
+    assert watching.on_failure() is None
+    fresh = watching.on_response(3, [instance("a")])
     assert fresh is not None
     assert not fresh.is_stale
     assert watching.index == 3
@@ -114,12 +114,12 @@ def test_watch_marks_stale_once_and_is_fresh_after() -> None:
 
 def test_watch_without_a_first_answer() -> None:
     """Nothing known is an empty stale view, and a refusal is still one at the first question."""
-    watching = Watching("s")
-    stale = watching.failed()
+    watching = WatchState("s")
+    stale = watching.on_failure()
     assert stale is not None
     assert (stale.is_stale, stale.instances, watching.has_seen) == (True, (), False)
-    watching.answered(1, [])
-    watching.failed()
+    watching.on_response(1, [])
+    watching.on_failure()
     assert watching.has_seen
 
 

@@ -17,7 +17,6 @@ from services.frontend.parsers.tables import TOOL_FAMILIES
 from services.frontend.pipeline.call_end import BLANKS_MAX, make_stop_finder
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 from services.frontend.pipeline.tool_choice import forced_family, with_tool_constraint
-from services.frontend.text.stops import StopFinder
 
 POINT = {"$defs": {"p": {"type": "integer"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/p"}}}
 
@@ -193,8 +192,8 @@ def ended(text: str, mode: ToolMode, *, is_parallel: bool = True, stop: str = ""
     """What a client gets of the text, however it comes in pieces, and what ended it."""
     found = set()
     for size in (1, 2, 7, len(text)):
-        request = asked(ToolChoice(mode=mode, name="a", is_parallel=is_parallel), tool("a"))
-        finder = make_stop_finder(request, StopFinder([stop]) if stop else None)
+        choice = ToolChoice(mode=mode, name="a", is_parallel=is_parallel)
+        finder = make_stop_finder(asked(choice, tool("a"), stop=(stop,) if stop else ()))
         assert finder is not None
         shown = "".join([finder.push(text[at : at + size]) for at in range(0, len(text), size)])
         shown += finder.flush() if finder.matched is None else ""
@@ -230,4 +229,4 @@ def test_other_answers_are_not_ended() -> None:
         asked(ToolChoice(mode=ToolMode.REQUIRED)),
         asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a"), min_tokens=5),
     ):
-        assert make_stop_finder(request, None) is None
+        assert make_stop_finder(request) is None

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import ReportKind
+from kvmesh.core import Report, ReportKind
 from kvmesh.errors import (
     DeadlineError,
     InvalidRequestError,
@@ -19,14 +19,13 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
+from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry.metrics import Instruments
 from services.gateway.link import HostedRouterLink
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings, QueueSettings
 from services.router.metrics import RouterMetrics
-from services.router.queue.subqueues import QueueLimits
 from services.router.servicer import RouterServicer
-from services.router.workers.worker import TargetLimits
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask, join
 
@@ -49,12 +48,8 @@ class Stage:
 
 @asynccontextmanager
 async def stage(*, is_open: bool = True, queue: int = 8, **settings: float) -> AsyncIterator[Stage]:
-    core = RouterCore(
-        generator=Random(1),
-        router_id="router",
-        queue_limits=QueueLimits(requests_max=queue),
-        target_limits=TargetLimits(requests_per_decode_max=1),
-    )
+    router_settings = CoreSettings(queue=QueueSettings(requests_max=queue), requests_per_decode_max=1)
+    core = RouterCore(router_settings, router_id="router", generator=Random(1))
     join(core, "d1", "decode")
     clock = SystemClock()
     servicer = RouterServicer(core, RouterMetrics(Instruments(CollectorRegistry(), "router"), core), clock)
@@ -87,7 +82,9 @@ async def test_an_ask_is_answered_as_it_is_asked():
             placing.send(None)
         assert placed.value.value.placement.decode.worker_id == "d1"
         assert on.in_flight == 1
-        on.link.report_nowait(placed.value.value.ask_id, ReportKind.FINISHED, elapsed_s=0.1, output_tokens=3)
+        on.link.report_nowait(
+            placed.value.value.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1, output_tokens=3)
+        )
         await settled(on)
 
 
@@ -110,16 +107,16 @@ async def test_who_waits_is_placed_when_there_is_room():
         waiting = [asyncio.create_task(on.link.place(ask(f"r{n}"), timeout_s=PATIENCE_S)) for n in (2, 3)]
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         second = await waiting[0]
         assert second.placement.queued_s is not None
         assert second.placement.queued_s >= 0.04
         assert not waiting[1].done()
         on.link.report_nowait(
-            second.ask_id, ReportKind.FAILED, elapsed_s=0.1, error=LostError("gone"), failed_worker_id="d1"
+            second.ask_id, Report(kind=ReportKind.FAILED, elapsed_s=0.1, error=LostError("gone"), failed_worker_id="d1")
         )
         third = await waiting[1]
-        on.link.report_nowait(third.ask_id, ReportKind.CANCELLED, elapsed_s=0.1)
+        on.link.report_nowait(third.ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.1))
         await settled(on)
 
 
@@ -136,10 +133,10 @@ async def test_who_stops_waiting_keeps_nothing():
             await left
         with pytest.raises(DeadlineError):
             await late
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         placed = await last
         assert on.core.queue.requests == 0
-        on.link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await settled(on)
 
 
@@ -149,7 +146,7 @@ async def test_a_placement_that_crosses_a_cancel_is_given_back():
         first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
         crossed = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         on.servicer.handler.apply_reports()
         assert on.servicer.dispatcher.drain() == 1
         crossed.cancel()
@@ -189,8 +186,8 @@ async def test_closing_answers_everybody():
         first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
         waiting = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
-        on.link.report_nowait(first.ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.1)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.1))
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await on.link.aclose()
         with pytest.raises(UnavailableError):
             await waiting
@@ -204,12 +201,12 @@ async def test_reports_of_what_is_over_are_not_told():
     """One end counts."""
     async with stage() as on:
         first = await on.link.place(ask("r1"), timeout_s=PATIENCE_S)
-        on.link.report_nowait(first.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         second = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         placed = await second
-        on.link.report_nowait(first.ask_id, ReportKind.CANCELLED, elapsed_s=0.1)
-        on.link.report_nowait(99, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(first.ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.1))
+        on.link.report_nowait(99, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await asyncio.sleep(0.02)
         assert on.in_flight == 1
-        on.link.report_nowait(placed.ask_id, ReportKind.FINISHED, elapsed_s=0.1)
+        on.link.report_nowait(placed.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         await settled(on)

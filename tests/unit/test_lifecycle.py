@@ -10,12 +10,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kvmesh.errors import OverloadedError, UnavailableError
 from kvmesh.lifecycle import (
-    BoundedQueue,
     LifecycleSettings,
     PartFailedError,
-    QueueClosedError,
     run,
     run_parts,
     run_until_signalled,
@@ -314,59 +311,3 @@ def test_a_parent_that_died_before_is_noticed() -> None:
     )
     assert child.returncode == -signal.SIGKILL
     assert child.stdout == b""
-
-
-def test_queue_refuses_when_full_and_when_closed() -> None:
-    """It never grows beyond its bound, and what is left at the end is still given out."""
-    queue: BoundedQueue[int] = BoundedQueue(2, name="submissions")
-    queue.put_nowait(1)
-    queue.put_nowait(2)
-    with pytest.raises(OverloadedError, match="submissions is full"):
-        queue.put_nowait(3)
-    queue.close()
-    with pytest.raises(UnavailableError):
-        queue.put_nowait(3)
-
-    async def main() -> list[int]:
-        return [item async for item in queue]
-
-    assert run_virtual(main()) == [1, 2]
-    with pytest.raises(QueueClosedError):
-        queue.get_nowait()
-
-
-def test_queue_gives_each_item_to_one_consumer_though_others_are_cancelled() -> None:
-    """A consumer cancelled in the very turn in which it was woken passes the wake-up on."""
-
-    async def main() -> list[int]:
-        queue: BoundedQueue[int] = BoundedQueue(8)
-        first, second = (asyncio.create_task(queue.get()) for _ in range(2))
-        await asyncio.sleep(0)
-        queue.put_nowait(1)
-        first.cancel()
-        got = [await second]
-        assert first.cancelled()
-        third = asyncio.create_task(queue.get())
-        await asyncio.sleep(0)
-        third.cancel()
-        await asyncio.sleep(0)
-        queue.put_nowait(2)
-        got.append(await queue.get())
-        return got
-
-    assert run_virtual(main()) == [1, 2]
-
-
-def test_closing_a_queue_wakes_every_consumer() -> None:
-    """Nobody waits on a queue that nothing will come out of."""
-
-    async def main() -> None:
-        queue: BoundedQueue[int] = BoundedQueue(1)
-        consumers = [asyncio.create_task(queue.get()) for _ in range(3)]
-        await asyncio.sleep(0)
-        queue.close()
-        for consumer in consumers:
-            with pytest.raises(QueueClosedError):
-                await consumer
-
-    run_virtual(main())

@@ -79,14 +79,14 @@ def test_aliases_lead_somewhere(name: str) -> None:
 
 
 def test_any_two_families_can_be_named() -> None:
-    """Where the marks of one begin those of the other, which is reported, reasoning is not read; answers always are."""
+    """Where the marks of one begin those of the other, which is reported, reasoning is not parsed; answers always are."""
     reported = set()
     for tools, reasoning in itertools.product(TOOL_FAMILIES, REASONING_FAMILIES):
         found = select(tools, reasoning, template="")
         assert not answer_parser(found.tools, found.reasoning).flush()
         if found.reasoning is None:
             reported.add((tools, reasoning))
-            assert any("reasoning is not read" in problem for problem in found.problems)
+            assert any("reasoning is not parsed" in problem for problem in found.problems)
     assert reported == {("pythonic", "mistral"), ("xlam", "mistral")}
 
 

@@ -1,15 +1,15 @@
 """What routers tell each other, over the wire and back."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.core import PeerNews, ReservationNews
+from kvmesh.core import PeerReservation, PeerUpdate
 from kvmesh.errors import InvalidRequestError
-from kvmesh.rpc.codec.peers import CHANGES_MAX, from_sync, to_sync_request, to_sync_response
+from kvmesh.rpc.codec.peers import CHANGES_MAX, from_peer_update, to_peer_update
 
-RESERVATION = ReservationNews(
+RESERVATION = PeerReservation(
     reservation_id="a-run-1",
     request_id="r",
     frontend_id="f",
@@ -27,7 +27,7 @@ RESERVATION = ReservationNews(
     session_id="s",
     block_hashes=(1, 2**64 - 1),
 )
-NEWS = PeerNews(
+UPDATE = PeerUpdate(
     sequence=1,
     router_id="a",
     run_id="run",
@@ -35,15 +35,18 @@ NEWS = PeerNews(
     prefilled_ids=("x",),
     settled_ids=("y", "z"),
     is_snapshot=True,
-    is_complete=False,
+    is_complete=True,
 )
 
 
-@pytest.mark.parametrize("convert", [to_sync_request, to_sync_response])
-def test_news_comes_back_equal(convert):
-    """Nothing is lost in either direction."""
-    message = convert(NEWS)
-    assert from_sync(type(message).FromString(message.SerializeToString())) == NEWS
+def test_an_update_survives_the_wire():
+    """Every field."""
+    for value in (UPDATE, RESERVATION):
+        assert all(getattr(value, field.name) not in ("", 0, ()) for field in fields(value)), (
+            "the test must set every field"
+        )
+    for update in (UPDATE, replace(UPDATE, is_complete=False)):
+        assert from_peer_update(pb.PeerUpdate.FromString(to_peer_update(update).SerializeToString())) == update
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_news_comes_back_equal(convert):
         (lambda m: setattr(m, "sequence", 0), "sequence"),
         (lambda m: setattr(m, "router_id", "x" * 129), "router_id"),
         (lambda m: setattr(m, "run_id", "x" * 65), "run_id"),
-        (lambda m: m.settled_reservation_ids.extend(["x"] * (CHANGES_MAX + 1)), "settled_reservation_ids"),
+        (lambda m: m.settled_ids.extend(["x"] * (CHANGES_MAX + 1)), "settled_ids"),
         (lambda m: setattr(m.reservations[0], "ask_id", 0), "reservations.ask_id"),
         (lambda m: setattr(m.reservations[0], "reservation_id", ""), "reservations.reservation_id"),
         (lambda m: setattr(m.reservations[0], "frontend_id", "a\nb"), "reservations.frontend_id"),
@@ -60,10 +63,10 @@ def test_news_comes_back_equal(convert):
         (lambda m: m.reservations[0].ClearField("ends_after"), "reservations.ends_after"),
     ],
 )
-def test_bad_news_is_refused_by_field(change, field):
+def test_an_invalid_update_is_refused_by_field(change, field):
     """A peer of another build, or none at all."""
-    message: pb.SyncPeersRequest = to_sync_request(NEWS)
+    message: pb.PeerUpdate = to_peer_update(UPDATE)
     change(message)
     with pytest.raises(InvalidRequestError) as refused:
-        from_sync(message)
+        from_peer_update(message)
     assert refused.value.field == field

@@ -30,10 +30,7 @@ from kvmesh.rpc.codec.router import (
     from_placement,
     from_report,
     from_worker_view,
-    said_in,
-    to_ask,
-    to_placement,
-    to_report,
+    read_route_request,
     to_worker_view,
 )
 from kvmesh.rpc.codec.worker import (
@@ -45,6 +42,7 @@ from kvmesh.rpc.codec.worker import (
     to_kv_batch,
     to_load,
 )
+from tests.messages import to_ask, to_placement, to_report
 from tests.unit.router_fleets import description
 
 FULL_ASK = Ask(
@@ -101,45 +99,38 @@ def test_wrong_asks_name_their_field(change, field):
     assert refusal.value.field == field
 
 
-def test_numbers_are_required():
-    """An ask or report without its number, or a second hello, cannot be answered."""
-    for message in (pb.RouteRequest(ask=pb.Ask()), pb.RouteRequest(report=pb.Report()), pb.RouteRequest()):
-        with pytest.raises(InvalidRequestError):
-            said_in(message)
-    with pytest.raises(InvalidRequestError):
-        said_in(pb.RouteRequest(hello=pb.Hello(frontend_id="f")))
-
-
 @pytest.mark.parametrize(
     ("reports", "asks", "field"),
     [
-        ([], [], "batch.asks"),
-        ([1, 0], [1], "batch.reports[1].ask_id"),
-        ([1], [2, 0], "batch.asks[1].ask_id"),
-        ([1], [1] * 65, "batch.asks"),
-        ([1] * 1025, [], "batch.reports"),
+        ([], [], "asks"),
+        ([1, 0], [1], "reports[1].ask_id"),
+        ([1], [2, 0], "asks[1].ask_id"),
+        ([1], [1] * 65, "asks"),
+        ([1] * 1025, [], "reports"),
     ],
 )
-def test_wrong_batches_name_their_field(reports, asks, field):
-    """Nothing at all, too much, or an item without its number."""
-    batch = pb.RouteBatch(reports=[pb.Report(ask_id=n) for n in reports], asks=[pb.Ask(ask_id=n) for n in asks])
+def test_wrong_messages_name_their_field(reports, asks, field):
+    """Nothing at all, too much, or an entry without its number."""
+    message = pb.RouteRequest(reports=[pb.Report(ask_id=n) for n in reports], asks=[pb.Ask(ask_id=n) for n in asks])
     with pytest.raises(InvalidRequestError) as refusal:
-        said_in(pb.RouteRequest(batch=batch))
+        read_route_request(message)
     assert refusal.value.field == field
 
 
-def test_what_is_said_comes_out_of_every_shape():
-    """One ask, one report, several reports, and both together."""
-    ask, report = pb.Ask(ask_id=1), pb.Report(ask_id=2)
-    for message, reports, asks in (
-        (pb.RouteRequest(ask=ask), [], [ask]),
-        (pb.RouteRequest(report=report), [report], []),
-        (pb.RouteRequest(reports=pb.ReportBatch(reports=[report, report])), [report, report], []),
-        (pb.RouteRequest(batch=pb.RouteBatch(reports=[report])), [report], []),
-        (pb.RouteRequest(batch=pb.RouteBatch(reports=[report], asks=[ask, ask])), [report], [ask, ask]),
-    ):
-        said = said_in(message)
-        assert (list(said[0]), list(said[1])) == (reports, asks)
+@pytest.mark.parametrize("asks", [[], [pb.Ask(ask_id=1)]])
+def test_a_second_hello_is_refused(asks):
+    """Alone and beside an ask."""
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_route_request(pb.RouteRequest(hello=pb.Hello(frontend_id="f"), asks=asks))
+    assert refusal.value.field == "hello"
+
+
+def test_reports_and_asks_of_a_message_are_read_in_order():
+    """Some of one kind, and both together."""
+    ask, report, other = pb.Ask(ask_id=1), pb.Report(ask_id=2), pb.Report(ask_id=3)
+    for reports, asks in (([], [ask]), ([report, other], []), ([report], [ask, ask])):
+        read = read_route_request(pb.RouteRequest(reports=reports, asks=asks))
+        assert (list(read[0]), list(read[1])) == (reports, asks)
 
 
 def test_placements_and_reports_survive_the_wire():

@@ -6,11 +6,9 @@ import pytest
 
 from kvmesh.core import KvTier, LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
-from services.router.placement.placer import PlacementLimits
 from services.router.workers.coefficients import Coefficients, Source
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.handoff_times import Distance, HandoffEstimator
-from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -68,7 +66,7 @@ def test_it_is_said_where_a_value_comes_from():
 
 
 def pair(**options) -> RouterCore:
-    router = core(limits=PlacementLimits(local_prefill_tokens_max=0, congested_s=1e9), **options)
+    router = core(local_prefill_tokens_max=0, prefill_congested_s=1e9, **options)
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
     return router
@@ -136,7 +134,7 @@ def test_learning_can_be_turned_off():
 
 def test_near_pairs_are_taken_and_never_believed_slower():
     """A decode worker on the prefill worker's host receives sooner; slow reads there do not send traffic to other zones."""
-    router = core(limits=PlacementLimits(congested_s=1e9))
+    router = core(prefill_congested_s=1e9)
     join(router, "p1", "prefill", address="h1:1", labels={"zone": "a"})
     join(router, "d1", "decode", address="h1:2", labels={"zone": "a"})
     join(router, "d2", "decode", address="h2:1", labels={"zone": "a"})
@@ -174,7 +172,7 @@ def test_slower_tiers_count_for_their_credit():
 
 def test_a_congested_prefill_pool_is_passed_by():
     """A decode worker computes the prompt itself when the wait is long and its steps have room for chunks."""
-    router = core(limits=PlacementLimits(congested_s=0.5))
+    router = core(prefill_congested_s=0.5)
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
     for number in (1, 2):
@@ -187,7 +185,9 @@ def test_a_congested_prefill_pool_is_passed_by():
 def test_decode_within_its_latency_comes_before_a_congested_pool():
     """A decode worker that runs requests and would miss its inter-token latency with a chunk is left alone."""
     slow = PerformanceProfile(itl_target_s=0.01)
-    router = core(limits=PlacementLimits(congested_s=0.1), target_limits=TargetLimits())
+    router = core(
+        prefill_congested_s=0.1,
+    )
     join(router, "p1", "prefill")
     worker = join(router, "d1", "decode", profile=slow)
     router.fleet.on_load_record(worker, LoadRecord(worker_id="d1", epoch=1, running_requests=2), now=0.0)

@@ -1,17 +1,15 @@
 """What Explain tells: every candidate, what took each one off, the margin, and what came of it."""
 
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
 from kvmesh.core import Report, ReportKind
 from kvmesh.errors import MeshError
-from services.router.core import CoreLimits, RouterCore
+from services.router.core import RouterCore
+from services.router.core_settings import QueueSettings
 from services.router.explain import REPORTS_MAX, DecisionRecord, cost_margin, explain_candidates
 from services.router.placement.policies import POLICIES
-from services.router.queue.subqueues import QueueLimits
-from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -62,20 +60,19 @@ def test_every_worker_of_the_model_is_told_of_exactly_once_or_in_pairs():
     assert told == {"p1", "p2", "d1", "d2", "d9"}
 
 
-def test_who_had_no_room_is_told_also_of_a_refusal():
-    """Placed past a full worker, and refused because all are full."""
-    router = core(target_limits=TargetLimits(requests_per_decode_max=1), core_limits=CoreLimits(history_max=10))
+@pytest.mark.parametrize("waits", [True, False])
+def test_workers_without_room_are_explained(waits):
+    """Placed past a full worker; and queued, or refused because all are full."""
+    router = core(requests_per_decode_max=1, history_max=10, queue=QueueSettings(requests_max=int(waits)))
     join(router, "d1", "decode")
     first = decide(router, 1)
     join(router, "d2", "decode")
     second = decide(router, 2)
     assert taken_off(first) == {}
     assert taken_off(second) == {"d1": "full"}
-    for number, waits in ((3, True), (4, False)):
-        router.queue.limits = replace(router.queue.limits, requests_max=1 if waits else 0)
-        record = decide(router, number)
-        assert (record.error is None) is waits
-        assert taken_off(record) == {"d1": "full", "d2": "full"}
+    third = decide(router, 3)
+    assert (third.error is None) is waits
+    assert taken_off(third) == {"d1": "full", "d2": "full"}
 
 
 def test_a_refusal_says_who_was_taken_off():
@@ -175,7 +172,7 @@ def test_terms_add_up_under_every_policy(policy):
 
 def test_the_wait_in_the_queue_is_told_and_counts_in_what_was_observed():
     """Who waited is explained as placed when its turn came; the error of the prediction leaves the wait out."""
-    router = core(target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits())
+    router = core(requests_per_decode_max=1, queue=QueueSettings())
     join(router, "d1", "decode")
     decide(router, 1)
     record = decide(router, 2)

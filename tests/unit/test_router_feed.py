@@ -4,11 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.core import KvBatch, KvCleared, KvRemoved, KvStored, KvTier
+from services.router.core_settings import IndexSettings
 from services.router.index.kv_feed import KvFeed, KvIndex
 
 
 def make(index: KvIndex | None = None) -> KvFeed:
-    return KvFeed(index or KvIndex(), ranks=1, sends_events=True, cache_blocks_max=100)
+    return KvFeed(index or KvIndex(IndexSettings()), ranks=1, sends_events=True, cache_blocks_max=100)
 
 
 def stored(*hashes: int, tier: KvTier = KvTier.DEVICE) -> KvStored:
@@ -41,7 +42,7 @@ def test_a_snapshot_in_parts_is_exact_when_complete():
 
 def test_what_changes_waits_for_a_lookup_and_a_snapshot_does_not():
     """Both count at once; runs of a snapshot go on from one another in any order, which lists are slow to find."""
-    index = KvIndex()
+    index = KvIndex(IndexSettings())
     feed = make(index)
     feed.apply(snapshot(1, stored(*range(1, 21))))
     feed.apply(change(2, stored(*range(101, 121))))
@@ -95,7 +96,7 @@ def test_another_process_has_another_cache():
 
 def test_predictions_outlive_a_snapshot_and_end_with_the_event():
     """A request that waits in the worker's queue is still expected after its cache was told anew."""
-    index = KvIndex()
+    index = KvIndex(IndexSettings())
     feed = make(index)
     feed.apply(snapshot(1))
     feed.on_placed(0, [1, 2, 3], now=0.0, is_computing=True)
@@ -116,7 +117,7 @@ def test_predictions_outlive_a_snapshot_and_end_with_the_event():
 
 def test_an_engine_that_tells_nothing():
     """Its placements stand for its cache until their time is over, never more blocks than it has, the oldest leave."""
-    index = KvIndex()
+    index = KvIndex(IndexSettings())
     feed = KvFeed(index, ranks=1, sends_events=False, cache_blocks_max=4)
     feed.on_placed(0, [1, 2], now=0.0, is_computing=False)
     feed.on_placed(0, [1, 3], now=1.0, is_computing=True)
@@ -145,7 +146,7 @@ def test_steps_seen_before_change_nothing():
 
 def test_tiers_are_apart_and_clear_empties_all():
     """A block that left the device may still be on the host; cleared means gone everywhere."""
-    index = KvIndex()
+    index = KvIndex(IndexSettings())
     feed = make(index)
     feed.apply(snapshot(1, stored(1, 2), stored(1, tier=KvTier.HOST)))
     feed.apply(change(2, KvRemoved(block_hashes=(1,))))
@@ -158,7 +159,7 @@ def test_tiers_are_apart_and_clear_empties_all():
 
 def test_a_dropped_worker_leaves_the_others_blocks():
     """Bits are given out again without carrying blocks over."""
-    index = KvIndex()
+    index = KvIndex(IndexSettings())
     first, second = make(index), make(index)
     first.apply(snapshot(1, stored(1, 2)))
     second.apply(snapshot(1, stored(1, 2, 3)))

@@ -8,15 +8,16 @@ from random import Random
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import SystemClock
-from kvmesh.core import Placement, ReportKind, WorkerRef
+from kvmesh.core import Placement, Report, ReportKind, WorkerRef
 from kvmesh.discovery.base import ROUTER, Health, Instance, View
 from kvmesh.errors import LostError
-from kvmesh.rpc.codec.router import TAKES_BATCHES, said_in, to_placement
-from kvmesh.rpc.router_choice import best
-from kvmesh.rpc.router_link import GrpcRouterLink
-from kvmesh.rpc.router_link_settings import RouterLinkSettings
-from kvmesh.rpc.router_stream import HASHES_MAX
+from kvmesh.rpc.codec.router import read_route_request
+from kvmesh.rpc.router.link import GrpcRouterLink
+from kvmesh.rpc.router.ranking import preferred_routers
+from kvmesh.rpc.router.settings import RouterLinkSettings
+from kvmesh.rpc.router.stream import HASHES_MAX
 from kvmesh.simulation.rpc import MemoryNetwork
+from tests.messages import to_placement
 from tests.unit.router_fleets import ask
 from tests.virtual_loop import run_virtual
 
@@ -24,13 +25,12 @@ LATENCY_S = 0.001
 WORKER = WorkerRef(worker_id="d1", address="d1:1", epoch=1)
 
 
-class ToldRouter(router_pb2_grpc.RouterServiceServicer):
-    """Notes what it hears; answers while `answers` is set. `takes_batches`: it says so, and answers in batches."""
+class FakeRouter(router_pb2_grpc.RouterServiceServicer):
+    """Records what it receives; answers while `answers` is set."""
 
-    def __init__(self, name: str, *, takes_batches: bool) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.answers = True
-        self.takes_batches = takes_batches
         self.asked: list[str] = []
         self.messages = 0
         self.reports: list[pb.Report] = []
@@ -38,13 +38,12 @@ class ToldRouter(router_pb2_grpc.RouterServiceServicer):
         self.asked_together: list[int] = []
 
     async def Route(self, request_iterator, context):
-        await context.send_initial_metadata(((TAKES_BATCHES, "1"),) if self.takes_batches else ())
+        await context.send_initial_metadata(())
         async for message in request_iterator:
             self.messages += 1
             if message.HasField("hello"):
                 continue
-            assert self.takes_batches or not message.HasField("batch")
-            reports, asks = said_in(message)
+            reports, asks = read_route_request(message)
             if reports:
                 self.bundles.append(len(reports))
                 self.reports += reports
@@ -52,11 +51,8 @@ class ToldRouter(router_pb2_grpc.RouterServiceServicer):
                 self.asked_together.append(len(asks))
                 self.asked += [ask.request_id for ask in asks]
             placements = [self.placement(ask.ask_id) for ask in asks if self.answers]
-            if self.takes_batches and placements:
-                yield pb.RouteResponse(answers=pb.AnswerBatch(placements=placements))
-                continue
-            for placement in placements:
-                yield pb.RouteResponse(placement=placement)
+            if placements:
+                yield pb.RouteResponse(placements=placements)
 
     def placement(self, ask_id: int) -> pb.Placement:
         return to_placement(ask_id, Placement(reservation_id=f"{self.name}-{ask_id}", decode=WORKER))
@@ -91,10 +87,10 @@ def listed(name: str, health: Health = Health.PASSING) -> Instance:
 
 
 class Stage:
-    def __init__(self, *, takes_batches: bool = True, frontend_id: str = "f", **settings) -> None:
+    def __init__(self, *, frontend_id: str = "f", **settings) -> None:
         self.registry = Listed("a", "b")
         self.network = MemoryNetwork(latency_s=lambda: LATENCY_S)
-        self.routers = {name: ToldRouter(name, takes_batches=takes_batches) for name in "abcd"}
+        self.routers = {name: FakeRouter(name) for name in "abcd"}
         self.link = GrpcRouterLink(
             self.registry,
             self.network.pool(),
@@ -121,7 +117,7 @@ class Stage:
         await server.start()
 
     @property
-    def used(self) -> dict[str, ToldRouter]:
+    def used(self) -> dict[str, FakeRouter]:
         return {name: self.routers[name] for name in self.registry.names}
 
     async def place(self, name: str, **options) -> int:
@@ -162,7 +158,7 @@ def test_reports_are_bundled_within_the_delay_and_keep_their_times() -> None:
             asks = [await stage.place(f"r{number}") for number in range(10)]
             before = {name: router.messages for name, router in stage.used.items()}
             for number, ask_id in enumerate(asks):
-                stage.link.report_nowait(ask_id, ReportKind.FIRST_TOKEN, elapsed_s=0.5 + number)
+                stage.link.report_nowait(ask_id, Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.5 + number))
                 await asyncio.sleep(0.0005)
             await asyncio.sleep(0.02)
             for name, router in stage.used.items():
@@ -172,8 +168,8 @@ def test_reports_are_bundled_within_the_delay_and_keep_their_times() -> None:
                     number for number, ask_id in enumerate(asks) if stage.maker(ask_id) == name
                 ]
             maker = stage.routers[stage.maker(asks[0])]
-            stage.link.report_nowait(asks[2], ReportKind.FINISHED, elapsed_s=1.0)
-            stage.link.report_nowait(asks[0], ReportKind.FAILED, elapsed_s=1.0, error=LostError("gone"))
+            stage.link.report_nowait(asks[2], Report(kind=ReportKind.FINISHED, elapsed_s=1.0))
+            stage.link.report_nowait(asks[0], Report(kind=ReportKind.FAILED, elapsed_s=1.0, error=LostError("gone")))
             await asyncio.sleep(2 * LATENCY_S)
             assert maker.bundles == [5, 2]
 
@@ -186,7 +182,7 @@ def test_an_ask_takes_waiting_reports_along() -> None:
     async def story() -> None:
         async with Stage(routers=1) as stage:
             first = await stage.place("r1")
-            stage.link.report_nowait(first, ReportKind.FINISHED, elapsed_s=0.1)
+            stage.link.report_nowait(first, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
             await stage.place("r2")
             [router] = [router for router in stage.routers.values() if router.asked]
             assert router.heard() == [(first, "FINISHED", "")]
@@ -222,22 +218,6 @@ def test_asks_gather_behind_unanswered_ones() -> None:
     run_virtual(story())
 
 
-def test_a_router_that_knows_no_batches_gets_none() -> None:
-    """Every ask in a message of its own, at once, and every answer is understood."""
-
-    async def story() -> None:
-        async with Stage(takes_batches=False, routers=1) as stage:
-            asks = await asyncio.gather(*(stage.place(f"r{number}") for number in range(40)))
-            [router] = [router for router in stage.routers.values() if router.asked]
-            assert router.asked_together == [1] * 40
-            stage.link.report_nowait(asks[0], ReportKind.FINISHED, elapsed_s=0.1)
-            stage.link.report_nowait(asks[1], ReportKind.FINISHED, elapsed_s=0.1)
-            await asyncio.sleep(0.02)
-            assert router.bundles == [2]
-
-    run_virtual(story())
-
-
 def test_a_message_is_bounded() -> None:
     """`asks_max` asks, and half a megabyte of hashes where there is more than one ask."""
 
@@ -262,8 +242,8 @@ def test_a_broken_stream_moves_asks_and_what_is_in_flight() -> None:
             asks = [await stage.place(f"r{number}") for number in range(6)]
             a, b = stage.routers["a"], stage.routers["b"]
             of_a = [ask_id for ask_id in asks if stage.maker(ask_id) == "a"]
-            stage.link.report_nowait(of_a[1], ReportKind.PREFILLED, elapsed_s=0.25)
-            stage.link.report_nowait(of_a[2], ReportKind.FINISHED, elapsed_s=0.5)
+            stage.link.report_nowait(of_a[1], Report(kind=ReportKind.PREFILLED, elapsed_s=0.25))
+            stage.link.report_nowait(of_a[2], Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
             a.answers = False
             waiting = [asyncio.create_task(stage.place(f"w{number}")) for number in range(2)]
             await asyncio.sleep(0.005)
@@ -272,7 +252,7 @@ def test_a_broken_stream_moves_asks_and_what_is_in_flight() -> None:
             began = now()
             await asyncio.gather(*waiting)
             assert now() - began < 5 * LATENCY_S
-            stage.link.report_nowait(of_a[0], ReportKind.FIRST_TOKEN, elapsed_s=0.75)
+            stage.link.report_nowait(of_a[0], Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.75))
             await asyncio.sleep(0.05)
             assert [each for each in b.heard() if each[0] in of_a] == [
                 (of_a[0], "PROGRESS", f"a-{of_a[0]}"),
@@ -293,7 +273,7 @@ def test_reports_that_were_not_written_move_too() -> None:
         async with Stage(report_delay_s=1.0) as stage:
             asks = [await stage.place(f"r{number}") for number in range(2)]
             [of_a] = [ask_id for ask_id in asks if stage.maker(ask_id) == "a"]
-            stage.link.report_nowait(of_a, ReportKind.FINISHED, elapsed_s=0.5)
+            stage.link.report_nowait(of_a, Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
             stage.network.kill("a:1")
             await asyncio.sleep(1.1)
             assert (of_a, "FINISHED") in [each[:2] for each in stage.routers["b"].heard()]
@@ -345,8 +325,8 @@ def test_without_routers_news_waits_for_the_next_one() -> None:
             for name in stage.routers:
                 stage.network.kill(f"{name}:1")
             await asyncio.sleep(0.1)
-            assert not stage.link.is_up
-            stage.link.report_nowait(asks[0], ReportKind.FINISHED, elapsed_s=0.5)
+            assert not stage.link.router_ids
+            stage.link.report_nowait(asks[0], Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
             await stage.serve("b")
             await asyncio.sleep(2.0)
             heard = [each[:2] for each in stage.routers["b"].heard()]
@@ -361,8 +341,8 @@ def test_a_cancelled_ask_is_withdrawn() -> None:
 
     async def story() -> None:
         async with Stage(routers=1) as stage:
-            [stream] = stage.link._streams.standing.values()
-            stream.ask(99, ask("never"))
+            [stream] = stage.link._streams.streams.values()
+            stream.send_ask(99, ask("never"))
             stream.withdraw(99)
             for delay_s in (0.0005, 1.5 * LATENCY_S):
                 going = asyncio.create_task(stage.place("r"))
@@ -382,7 +362,7 @@ def test_a_cancelled_ask_is_withdrawn() -> None:
 
 
 def preferred(frontend_id: str, names: str, count: int = 2) -> set[str]:
-    return {each.instance_id for each in best(frontend_id, map(listed, names), count)}
+    return {each.instance_id for each in preferred_routers(frontend_id, map(listed, names), count)}
 
 
 def test_a_new_router_is_taken_up_at_once_where_a_stream_is_missing() -> None:
@@ -410,7 +390,7 @@ def test_streams_move_to_routers_that_join() -> None:
                 ask_id = await stage.place(f"r{number}")
                 left.append(ask_id)
                 if len(left) > 50:
-                    stage.link.report_nowait(left.pop(0), ReportKind.FINISHED, elapsed_s=0.5)
+                    stage.link.report_nowait(left.pop(0), Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
                 await asyncio.sleep(0.01)
                 most = max(most, len(stage.link.router_ids))
             wanted = preferred(frontend_id, "abcd")

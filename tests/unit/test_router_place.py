@@ -14,10 +14,9 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from services.router.core import CoreLimits, RouterCore
+from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.explain import explain_candidates
-from services.router.placement.placer import PlacementLimits
-from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -68,7 +67,7 @@ def test_equal_costs_are_broken_by_the_generator():
     """An idle fleet does not send every first request to the same worker."""
     firsts = set()
     for seed in range(20):
-        router = RouterCore(router_id="r", generator=Random(seed))
+        router = RouterCore(CoreSettings(), router_id="r", generator=Random(seed))
         for name in ("p1", "p2", "p3"):
             join(router, name, "prefill")
         join(router, "d1", "decode")
@@ -88,7 +87,7 @@ def test_equal_prompts_spread_once_the_queue_outweighs_the_overlap():
 def test_local_prefill_when_decode_holds_nearly_all():
     """Off by default; with a bound, a decode worker that lacks no more computes the rest itself."""
     for bound, alone in ((0, False), (15, False), (16, True)):
-        router = two_by_two(limits=PlacementLimits(local_prefill_tokens_max=bound))
+        router = two_by_two(local_prefill_tokens_max=bound)
         holds(router.fleet.workers["d2"], [1, 2])
         placement = place(router, 1, ask("r1", [1, 2, 3]))
         assert (placement.prefill is None) is alone
@@ -115,8 +114,9 @@ def test_the_last_token_is_never_cached():
 def test_full_workers_refuse_with_a_time():
     """Requests per decode worker and tokens per prefill worker are bounded; an idle prefill worker takes any prompt."""
     router = core(
-        limits=PlacementLimits(retry_after_s=0.5),
-        target_limits=TargetLimits(requests_per_decode_max=3, prompt_tokens_per_prefill_max=40),
+        retry_after_s=0.5,
+        requests_per_decode_max=3,
+        prompt_tokens_per_prefill_max=40,
     )
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
@@ -147,7 +147,7 @@ def test_a_reservation_is_reported_of_by_its_own_frontend_only():
 
 def test_the_routers_own_bound():
     """Reservations are bounded over all workers together."""
-    router = two_by_two(core_limits=CoreLimits(reservations_max=1))
+    router = two_by_two(reservations_max=1)
     place(router, 1)
     with pytest.raises(OverloadedError) as refusal:
         place(router, 2)
@@ -230,7 +230,7 @@ def test_a_rendezvous_pair_is_told_where_to_meet():
 
 def test_reservations_come_to_zero_whatever_happens():
     """Finished, failed, cancelled, expired, orphaned: the workers' sums return to where they were."""
-    router = two_by_two(core_limits=CoreLimits(reservation_grace_s=5))
+    router = two_by_two(reservation_grace_s=5)
     place(router, 1)
     place(router, 2, ask("r2", [1], timeout_s=3.0))
     place(router, 3)
@@ -278,7 +278,7 @@ def test_explanations_hold_terms_that_add_up():
 
 def test_the_history_is_bounded():
     """The oldest placement is forgotten first."""
-    router = two_by_two(core_limits=CoreLimits(history_max=2))
+    router = two_by_two(history_max=2)
     for number in range(1, 4):
         place(router, number)
     assert router.history.get("r1") is None

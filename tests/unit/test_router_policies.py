@@ -12,7 +12,6 @@ from services.router.core import RouterCore
 from services.router.explain import scored_candidates
 from services.router.placement.policies import GROUP, POLICIES, PolicyContext, make_policy
 from services.router.workers.cost_settings import CostSettings
-from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 CONTEXT = PolicyContext(cost=CostSettings(), generator=Random(1))
@@ -76,7 +75,7 @@ def test_without_a_session_the_first_block_decides():
 def test_full_workers_are_passed_over_by_every_policy():
     """Limits hold whatever weighs."""
     for name in ("round_robin", "random", "least_loaded", "power_of_two", "consistent_hash", "kv"):
-        router = fleet(name, decodes=2, target_limits=TargetLimits(requests_per_decode_max=3))
+        router = fleet(name, decodes=2, requests_per_decode_max=3)
         placed = Counter(where(router, number, session_id="s") for number in range(1, 7))
         assert placed == {"d0": 3, "d1": 3}
 

@@ -1,7 +1,5 @@
 """Who waits, in what order, for how long, and what is said to those who cannot."""
 
-from random import Random
-
 import pytest
 
 from kvmesh.core import LoadRecord, Placement, Report, ReportKind
@@ -12,24 +10,23 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from services.router.core import CoreLimits, RouterCore
+from services.router.core import RouterCore
+from services.router.core_settings import QueueSettings
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Queued
 from services.router.queue.drain_rate import DECAY_S, DrainRate
 from services.router.queue.round_robin import read_weights
-from services.router.queue.subqueues import QueueLimits
-from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, holds, join
 
 
 class Stage:
     """One core with one decode worker of `room` requests, and a clock that the test moves."""
 
-    def __init__(self, *, room: int = 1, core_limits: CoreLimits | None = None, **limits) -> None:
+    def __init__(self, *, room: int = 1, reservations_max: int = 1000, retry_after_s: float = 1.0, **queue) -> None:
         self.router: RouterCore = core(
-            target_limits=TargetLimits(requests_per_decode_max=room),
-            queue_limits=QueueLimits(**limits),
-            core_limits=core_limits or CoreLimits(),
-            policy="kv",
+            requests_per_decode_max=room,
+            queue=QueueSettings(**queue),
+            reservations_max=reservations_max,
+            retry_after_s=retry_after_s,
         )
         join(self.router, "d1", "decode")
         self.now = 0.0
@@ -135,7 +132,7 @@ def test_a_newcomer_overtakes_only_lower_classes():
 
 def test_tenants_share_by_weight():
     """A flood of one tenant costs another one no more than its share."""
-    stage = Stage(quantum_tokens=100, tenant_weights={"heavy": 2.0})
+    stage = Stage(quantum_tokens=100, tenant_weights=("heavy=2",))
     stage.ask("first")
     for number in range(30):
         stage.ask(f"flood{number}", tokens=100, tenant="flood")
@@ -253,7 +250,7 @@ def test_a_refused_newcomer_displaces_nobody():
 
 def test_time_ends_a_wait():
     """The request's own time is a deadline; the queue's limit is a refusal with a time to retry."""
-    stage = Stage(wait_s_max=10.0, retry_after_s_min=0.5)
+    stage = Stage(wait_s_max=10.0, retry_after_s=0.5)
     stage.ask("a")
     stage.ask("b", timeout_s=3.0)
     stage.ask("c", timeout_s=60.0)
@@ -351,7 +348,7 @@ def test_a_request_that_waited_ends_with_its_own_time():
 
 def test_asks_that_waited_count_against_the_routers_own_bound():
     """New workers have room for all who wait; the router places no more of them than it may keep account of."""
-    stage = Stage(core_limits=CoreLimits(reservations_max=2))
+    stage = Stage(reservations_max=2)
     for name in "abcd":
         stage.ask(name)
     for worker in ("d2", "d3", "d4"):
@@ -392,12 +389,7 @@ def test_a_load_record_or_a_seed_changes_nothing_in_the_queue():
 
     def order(seed: int) -> list[str]:
         stage = Stage()
-        stage.router = RouterCore(
-            router_id="r",
-            generator=Random(seed),
-            target_limits=TargetLimits(requests_per_decode_max=1),
-            queue_limits=QueueLimits(),
-        )
+        stage.router = core(seed=seed, requests_per_decode_max=1, queue=QueueSettings())
         join(stage.router, "d1", "decode")
         for number in range(20):
             stage.ask(f"r{number}", tenant=f"t{number % 3}", tokens=10 * number + 1, priority=number % 2)

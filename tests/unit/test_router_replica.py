@@ -1,11 +1,13 @@
 """What routers tell each other: counted once, ended once, whoever is lost."""
 
+from dataclasses import replace
+
 import pytest
 
-from kvmesh.core import PeerNews, ReportKind, ReservationNews
+from kvmesh.core import PeerReservation, PeerUpdate, ReportKind
 from kvmesh.errors import InvalidRequestError, LostError
-from kvmesh.rpc.codec.peers import from_sync, to_sync_request
-from services.router.replicas.peer_reservations import PeerLimits
+from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
+from services.router.core_settings import SyncSettings
 from tests.unit.router_fleets import join
 from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
 
@@ -51,12 +53,12 @@ def test_what_prefill_answers_counts_there_only():
 @pytest.mark.parametrize(("choices", "kv_blocks", "read"), [(0, 0, 0), (0, 9, 1), (2, 9, 2), (1, 0, 1)])
 def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
     """0 is none only where no blocks are kept either."""
-    news = ReservationNews(
+    news = PeerReservation(
         reservation_id="r", request_id="q", frontend_id="f", ask_id=1, decode_worker_id="d", ends_after_s=1.0,
         choices=choices, kv_blocks=kv_blocks,
     )  # fmt: skip
-    message = to_sync_request(PeerNews(sequence=1, router_id="a", run_id="x", reservations=(news,)))
-    assert from_sync(message).reservations[0].choices == read
+    message = to_peer_update(PeerUpdate(sequence=1, router_id="a", run_id="x", reservations=(news,)))
+    assert from_peer_update(message).reservations[0].choices == read
 
 
 def test_what_begins_and_ends_between_two_messages_is_not_told():
@@ -69,7 +71,7 @@ def test_what_begins_and_ends_between_two_messages_is_not_told():
 
 def test_a_snapshot_tells_what_was_there_before():
     """In parts, with what changes meanwhile."""
-    routers = Routers("a", "b", limits=PeerLimits(changes_per_message_max=3))
+    routers = Routers("a", "b", settings=SyncSettings(changes_per_message_max=3))
     numbers = [routers.place("a")[0] for _ in range(8)]
     routers.report("a", numbers[0], ReportKind.PREFILLED)
     stream = routers.connect("a", "b")
@@ -228,7 +230,7 @@ def test_the_same_ask_at_another_router_replaces_the_first():
 
 def test_reservations_of_unknown_workers_wait_for_them():
     """The registry may be ahead at one router; they are bounded, and they end as others do."""
-    routers = Routers("a", "b", limits=PeerLimits(pending_max=2))
+    routers = Routers("a", "b", settings=SyncSettings(pending_max=2))
     for worker in ("d1", "d2"):
         routers.cores["b"].fleet.unregister(worker)
     routers.connect("a", "b")
@@ -279,7 +281,7 @@ def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
 
 def test_ends_follow_their_beginnings_over_many_messages():
     """Adoptions go out in the order in which they were made, ends in theirs: no end is told before its adoption."""
-    routers = pair(limits=PeerLimits(changes_per_message_max=1))
+    routers = pair(settings=SyncSettings(changes_per_message_max=1))
     numbers = [routers.place("a")[0] for _ in range(3)]
     routers.sync()
     for number in numbers:
@@ -304,7 +306,7 @@ def test_a_gap_ends_the_stream():
 
 def test_a_peer_that_takes_nothing_is_given_up():
     """What is kept for it is bounded."""
-    routers = pair(limits=PeerLimits(changes_max=5))
+    routers = pair(settings=SyncSettings(changes_max=5))
     changes = routers.streams[0].ends["a"].updates
     for _ in range(6):
         routers.place("a")
@@ -317,7 +319,7 @@ def test_the_first_message_says_who_speaks():
     """Bad introductions are refused by field."""
     replica = pair().replicas["a"]
     for router_id, run_id, field in (("", "x", "router_id"), ("b", "", "run_id"), ("a", "x", "router_id")):
-        news = PeerNews(sequence=1, router_id=router_id, run_id=run_id)
+        news = PeerUpdate(sequence=1, router_id=router_id, run_id=run_id)
         with pytest.raises(InvalidRequestError) as refused:
             replica.on_message(replica.open_session(), news, now=0.0)
         assert refused.value.field == field
@@ -327,7 +329,7 @@ def test_peers_cannot_fill_the_book():
     """Beyond the limit of reservations what peers tell is not counted, and ends without harm."""
     routers = pair()
     core = routers.cores["b"]
-    core.limits = type(core.limits)(reservations_max=1)
+    core.settings = replace(core.settings, reservations_max=1)
     numbers = [routers.place("a")[0] for _ in range(2)]
     routers.sync()
     assert len(core.book) == 1
@@ -357,10 +359,10 @@ def test_news_of_unknown_ids_is_ignored():
     routers = pair()
     stream = routers.streams[0]
     session = stream.ends["b"]
-    news = PeerNews(sequence=session.received + 1, prefilled_ids=["x"], settled_ids=["y"])
+    news = PeerUpdate(sequence=session.received + 1, prefilled_ids=["x"], settled_ids=["y"])
     routers.replicas["b"].on_message(session, news, now=routers.now)
     assert routers.sums("b") == NOTHING
-    unknown_rank = ReservationNews(
+    unknown_rank = PeerReservation(
         reservation_id="z",
         request_id="r",
         frontend_id="f",
@@ -370,7 +372,7 @@ def test_news_of_unknown_ids_is_ignored():
         ends_after_s=5,
     )
     routers.replicas["b"].on_message(
-        session, PeerNews(sequence=session.received + 1, reservations=[unknown_rank]), now=routers.now
+        session, PeerUpdate(sequence=session.received + 1, reservations=[unknown_rank]), now=routers.now
     )
     assert routers.sums("b") == NOTHING
     assert routers.replicas["b"].pending == 1

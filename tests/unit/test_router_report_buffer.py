@@ -10,16 +10,15 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import Placement, Report, ReportKind
 from kvmesh.errors import InvalidRequestError, LostError, UnavailableError
 from kvmesh.telemetry import Telemetry
-from services.router.core import CoreLimits, RouterCore
+from services.router.core import RouterCore
+from services.router.core_settings import QueueSettings
 from services.router.health.breaker import BreakerSettings
 from services.router.health.monitor import HealthSettings
 from services.router.metrics import RouterMetrics
 from services.router.queue.admission import Queued
-from services.router.queue.subqueues import QueueLimits
 from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.report_buffer import REPORTS_MAX, REPORTS_PER_ITERATION, ReportBuffer
 from services.router.serving.response_queue import ResponseQueue
-from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, join
 
 
@@ -47,8 +46,8 @@ class Stage:
 
 
 def stage(requests_max: int, **limits) -> Stage:
-    limits.setdefault("queue_limits", QueueLimits())
-    router = core(target_limits=TargetLimits(requests_per_decode_max=requests_max), **limits)
+    limits.setdefault("queue", QueueSettings())
+    router = core(requests_per_decode_max=requests_max, **limits)
     join(router, "d1", "decode")
     clock = SystemClock()
     metrics = RouterMetrics(Telemetry.create("router", registry=CollectorRegistry()).instruments, router)
@@ -89,7 +88,7 @@ async def test_reports_make_room_for_an_ask_that_would_wait():
 
 async def test_reports_make_room_where_nobody_may_wait():
     """The same with a router that keeps no queue, and with one that holds as many reservations as it may."""
-    for limits in ({"queue_limits": QueueLimits(requests_max=0)}, {"core_limits": CoreLimits(reservations_max=1)}):
+    for limits in ({"queue": QueueSettings(requests_max=0)}, {"reservations_max": 1}):
         on = stage(1, **limits)
         on.ask()
         on.report(1)

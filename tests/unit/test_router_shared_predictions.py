@@ -1,7 +1,7 @@
 """A prompt that one router placed and nobody has computed yet, as the other router believes it."""
 
 from kvmesh.core import ReportKind
-from services.router.replicas.peer_reservations import PeerLimits
+from services.router.core_settings import SyncSettings
 from tests.unit.router_fleets import BLOCK, holds
 from tests.unit.router_replicas import GRACE_S, Routers
 
@@ -98,12 +98,12 @@ def test_what_is_computed_by_the_time_of_telling_is_not_told():
 
 def test_as_many_blocks_are_told_as_the_setting_says():
     """The first ones: the rest counts as not cached at the other router. 0: none."""
-    routers = pair(limits=PeerLimits(blocks_max=180))
+    routers = pair(settings=SyncSettings(blocks_max=180))
     _, first, _ = place(routers, "a", 0)
     routers.sync()
     _, worker, cached = place(routers, "b", 1)
     assert (worker, cached) == (first, 180 * BLOCK)
-    routers = pair(limits=PeerLimits(blocks_max=0))
+    routers = pair(settings=SyncSettings(blocks_max=0))
     place(routers, "a", 0)
     routers.sync()
     assert believed(routers, "b") == 0

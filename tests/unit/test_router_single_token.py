@@ -7,12 +7,11 @@ import pytest
 from kvmesh.core import Handoff, Report, ReportKind
 from kvmesh.errors import LostError, OverloadedError
 from services.router.core import RouterCore
+from services.router.core_settings import QueueSettings
 from services.router.explain import explain_candidates
 from services.router.health.breaker import BreakerSettings, BreakerState
 from services.router.health.monitor import HealthSettings
 from services.router.queue.admission import Queued
-from services.router.queue.subqueues import QueueLimits
-from services.router.workers.worker import TargetLimits
 from tests.unit.router_fleets import ask, core, join
 
 BREAKER = BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=1)
@@ -108,9 +107,8 @@ def test_no_handoff_is_learned_from_it():
 
 def full(*, prompt_tokens: int = 262_144, waits: bool = False) -> RouterCore:
     """One pair whose decode worker takes one request and has it."""
-    queue = QueueLimits() if waits else QueueLimits(requests_max=0)
-    limits = TargetLimits(requests_per_decode_max=1, prompt_tokens_per_prefill_max=prompt_tokens)
-    router = core(target_limits=limits, queue_limits=queue)
+    queue = QueueSettings() if waits else QueueSettings(requests_max=0)
+    router = core(requests_per_decode_max=1, prompt_tokens_per_prefill_max=prompt_tokens, queue=queue)
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
     place(router, tokens=9)
@@ -141,7 +139,7 @@ def test_full_prefill_workers_hold_it_up():
 
 def test_an_engine_that_hands_off_at_a_rendezvous_needs_its_decode_worker():
     """It begins both legs at once."""
-    router = core(target_limits=TargetLimits(requests_per_decode_max=1), queue_limits=QueueLimits(requests_max=0))
+    router = core(requests_per_decode_max=1, queue=QueueSettings(requests_max=0))
     join(router, "p1", "prefill", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
     join(router, "d1", "decode", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
     place(router)

@@ -7,7 +7,7 @@ import pytest
 
 from kvmesh.core import LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
-from services.router.placement.placer import PlacementLimits
+from services.router.core_settings import CoreSettings
 from services.router.workers.cost_settings import CostSettings
 from tests.unit.router_fleets import ask, core, holds, join
 
@@ -26,7 +26,7 @@ def decodes(count: int, **options) -> RouterCore:
 @pytest.mark.parametrize("seed", range(5))
 def test_one_request_after_the_other_leaves_no_worker_idle(seed):
     """Single-turn load over five decode workers, each request over before the next: all are used, and about evenly."""
-    router = RouterCore(router_id="r", generator=Random(seed))
+    router = RouterCore(CoreSettings(), router_id="r", generator=Random(seed))
     for i in range(5):
         join(router, f"d{i}", "decode")
     placed = Counter()
@@ -83,7 +83,7 @@ def test_a_holder_is_preferred_while_it_is_free():
 
 def test_faster_workers_get_more():
     """A prefill worker twice as fast takes about twice the prompts."""
-    router = core(limits=PlacementLimits(congested_s=1e9))
+    router = core(prefill_congested_s=1e9)
     join(router, "d0", "decode")
     for name, per_token_s in (("p1", 0.0001), ("p2", 0.00005)):
         profile = PerformanceProfile(prefill_base_s=0.0001, prefill_s_per_token=per_token_s)
@@ -156,7 +156,7 @@ def test_a_worker_whose_blocks_run_out_gets_nothing_until_they_are_back():
 
 def test_a_session_leans_to_where_it_was_until_it_is_forgotten():
     """A preference with a time: it wins between equals, loses against a queue, and ends."""
-    router = decodes(4, limits=PlacementLimits(session_s=100.0), cost=CostSettings(preference_s=0.05))
+    router = decodes(4, session_s=100.0, cost=CostSettings(preference_s=0.05))
     first = router.ask("f", 1, ask("r1", [1], session_id="s"), now=0.0, wall=0.0).decode.worker_id
     router.report("f", 1, note("finished", 1.0))
     for number in range(2, 10):

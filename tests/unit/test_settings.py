@@ -197,15 +197,11 @@ def test_exit_status_and_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Documented:
-    """A class that is also made by hand."""
+    """A group with a field that the code sets."""
 
-    pool: int = 3
-    """How many
-    there are."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """More of it."""
+    pool: int = setting(3, "How many there are.")
+    extra: Mapping[str, Any] = setting({}, "More of it.")
     name: str = "unset"
-    """Set by the code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +223,8 @@ def test_help_into_a_closed_pipe_is_silent(argv: list[str]) -> None:
     assert done.stderr == b""
 
 
-def test_sentences_under_fields_are_help_and_hidden_settings_have_no_flag() -> None:
-    """Classes without `setting` show their own sentences; what the code sets cannot be set from outside."""
+def test_hidden_settings_have_no_flag() -> None:
+    """What the code sets cannot be set from outside."""
     text = help_text(Outer, program="test")
     assert "How many there are." in text and "--inner-name" not in text
     loaded = load(Outer, argv=["--inner-pool", "5", "--inner-extra", '{"a": 1}'], environ={})

@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.free_blocks import FreeSpace
+from kvmesh.engines.simulated.free_blocks import FreeBlocks
 from kvmesh.worker.kv_feed import KvLog
 
 TOTAL = 12
@@ -113,17 +113,9 @@ class PoolMachine(RuleBasedStateMachine):
             self.leased.remove(chain)
             self.pool.end_lease(chain.blocks)
 
-    @rule(chain=consumes(leases))
-    def lose(self, chain: Chain) -> None:
-        """A handle's blocks are gone, those that others hold excepted."""
-        if chain in self.leased:
-            self.expire(chain)
-            others = {block for each in [*self.held, *self.leased] for block in each.blocks}
-            assert self.pool.discard_idle(chain.blocks) == [block for block in chain.blocks if block not in others]
-
     @rule()
     def forget(self) -> None:
-        self.pool.forget_idle()
+        self.pool.evict_idle()
 
     @invariant()
     def holders_have_blocks_of_their_own(self) -> None:
@@ -205,7 +197,7 @@ def test_what_was_computed_twice_is_held_once() -> None:
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 40)), max_size=40))
 def test_free_space_is_taken_once_and_in_the_longest_stretch(rounds: list[tuple[int, int]]) -> None:
     """Nothing is taken twice; one stretch where there is one as long, else about as few as possible."""
-    space, held, free = FreeSpace(40), list[list[int]](), set(range(40))
+    space, held, free = FreeBlocks(40), list[list[int]](), set(range(40))
     for size, place in rounds:
         if size <= len(free):
             longest = max(map(len, stretches(free)), default=0)

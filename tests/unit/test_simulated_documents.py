@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core import Constraint, ConstraintKind
-from kvmesh.engines.simulated.documents import make_document
+from kvmesh.engines.simulated.constrained_answers import make_document
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 
 NAMES = st.sampled_from(["a", "b", "name", "größe", "x y"])

@@ -12,16 +12,16 @@ import pytest
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import FinishReason, LegTask, Role
 from kvmesh.engines.simulated.engine import SimulatedEngine
-from kvmesh.engines.simulated.fault_injection import Die, LoseKv, Refuse, Stall
 from kvmesh.engines.simulated.model_card import read_card, widest_gap
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
-from kvmesh.engines.simulated.tokens import expected_tokens
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.transport import Piece
+from kvmesh.simulation.faulty_engine import Die, FaultyEngine, LoseKv, Refuse, Stall
 from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S
+from tests.simulated_reference import expected_tokens
 
 Start = Callable[..., Awaitable[EngineDriver]]
 
@@ -57,7 +57,7 @@ async def start() -> AsyncIterator[Start]:
 
     async def make(clock: Clock | None = None, **changes: Any) -> EngineDriver:
         settings = SimulatedSettings(**{"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **changes})
-        engine = SimulatedEngine(settings, clock or SystemClock(), MemoryTransport(network))
+        engine = FaultyEngine(settings, clock or SystemClock(), MemoryTransport(network), fault_seed=3)
         drivers.append(EngineDriver(engine, PATIENCE_S))
         return await drivers[-1].start()
 
@@ -66,8 +66,8 @@ async def start() -> AsyncIterator[Start]:
         await driver.aclose()
 
 
-def engine_of(driver: EngineDriver) -> SimulatedEngine:
-    assert isinstance(driver.engine, SimulatedEngine)
+def engine_of(driver: EngineDriver) -> FaultyEngine:
+    assert isinstance(driver.engine, FaultyEngine)
     return driver.engine
 
 
@@ -210,7 +210,7 @@ class TestFaults:
         """About the fraction is refused, the same ones for the same seed, none afterwards."""
         outcomes = []
         for _ in range(2):
-            driver = await start(seed=3, waiting_requests_max=1000)
+            driver = await start(waiting_requests_max=1000)
             engine_of(driver).inject(Refuse(fraction=0.3))
             refused = []
             for i in range(200):

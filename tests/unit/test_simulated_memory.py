@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.engines.simulated.block_runs import are_neighbours, counted_up, runs_of
-from kvmesh.engines.simulated.memory import HEAD_WORDS, KvMemory, words_of
+from kvmesh.engines.simulated.memory import HEAD_WORDS, KvMemory, are_neighbours, counted_up, runs_of, words_of
 
 BLOCKS = 12
 ORDERS = st.permutations(range(BLOCKS)).flatmap(lambda order: st.integers(0, BLOCKS).map(lambda count: order[:count]))

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
-from kvmesh.engines.vllm.events import EventBuffer, EventTranslator
+from kvmesh.engines.output_buffers import KvEventBuffer
+from kvmesh.engines.vllm.events import EventTranslator
 from kvmesh.kv.blocks import block_hashes, seed_hash
 
 TOKENS = list(range(100, 164))
@@ -125,18 +126,21 @@ def test_a_snapshot_gives_the_present_set() -> None:
     assert translator.snapshot()[0] == KvCleared()
 
 
-def test_a_slow_reader_gets_a_snapshot_and_what_follows() -> None:
-    """Beyond the limit everything that waits is dropped, and nothing is passed on until the snapshot is there."""
-    buffer = EventBuffer(4)
-    batches = [[KvStored(block_hashes=[number, number + 1])] for number in (1, 3, 5, 7)]
-    assert buffer.add(batches[0])
-    assert buffer.add(batches[1])
-    assert not buffer.add(batches[2])
-    assert buffer.add(batches[3]), "the snapshot is asked for once"
-    assert buffer.take() is None
-    snapshot: list[KvEvent] = [KvCleared(), KvStored(block_hashes=list(range(9)))]
-    buffer.replace(snapshot)
-    assert buffer.take() == snapshot
-    assert buffer.add(batches[0])
-    assert buffer.take() == batches[0]
-    assert buffer.take() is None
+async def test_a_slow_reader_gets_the_snapshot_that_the_engine_sends_later() -> None:
+    """Events between the overflow and the snapshot are in the snapshot, so the buffer drops them; later ones follow it."""
+    requests = 0
+
+    def request_snapshot() -> None:
+        nonlocal requests
+        requests += 1
+
+    buffer = KvEventBuffer(4, request_snapshot)
+    for number in range(8):
+        buffer.put_nowait([KvStored(block_hashes=[number], parent_hash=None)])
+    assert requests == 1
+    snapshot: list[KvEvent] = [KvCleared(), KvStored(block_hashes=[7], parent_hash=None)]
+    later = KvStored(block_hashes=[8], parent_hash=7)
+    buffer.replace(list(snapshot))
+    buffer.put_nowait([later])
+    buffer.close_nowait()
+    assert [list(batch) async for batch in buffer.batches()] == [[*snapshot, later]]

@@ -13,6 +13,8 @@ from kvmesh.engines.vllm.handles import HandleForm, make_handle, pack, prompt_ha
 from kvmesh.engines.vllm.sampling import constraint_arguments, decode_arguments, prefill_arguments
 from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
+from kvmesh.settings import SettingsError, load
+from services.decode.settings import DecodeSettings
 
 FORM = HandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
 PARAMETERS = {
@@ -157,24 +159,24 @@ def test_a_damaged_payload_is_refused(payload: bytes) -> None:
         read_handle(FORM, replace(handle, payload=payload), tokens=70, prompt="p")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model": ""}, {"role": "encode"}, {"tokenizer": "maybe"},
-        {"pull_timeout_s": 30.0}, {"pull_timeout_s": 0.0}, {"side_channel_port": 70000},
-        {"running_requests_max": -1}, {"gpu_memory_fraction": 0.0}, {"kv_cache_bytes": -1},
-    ],
-)  # fmt: skip
-def test_settings_out_of_range(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"model": ""}, {"pull_timeout_s": 30.0}, {"pull_timeout_s": 0.0}])
+def test_inconsistent_settings(change: dict[str, Any]) -> None:
     """Refused when made, by name."""
     with pytest.raises(InvalidRequestError, match=next(iter(change))):
         VllmSettings(**{"model": "m", **change})
 
 
-def test_all_problems_are_told_at_once() -> None:
-    """One start, one list."""
-    with pytest.raises(InvalidRequestError, match=r"role.*tokenizer.*pull_timeout_s"):
-        VllmSettings(model="m", role="x", tokenizer="x", lease_s=1.0)
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--vllm-tokenizer", "maybe"), ("--vllm-side-channel-port", "70000"), ("--vllm-running-requests-max", "-1"),
+        ("--vllm-gpu-memory-fraction", "0"), ("--vllm-kv-cache-bytes", "-1"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range(flag: str, value: str) -> None:
+    """Refused by the flag's name."""
+    with pytest.raises(SettingsError, match=flag):
+        load(DecodeSettings, argv=["--model", "m", flag, value], environ={})
 
 
 @pytest.mark.parametrize("size", [16, 48, 1])

@@ -10,7 +10,6 @@ import pytest
 
 from kvmesh.core import FinishReason, KvRemoved, KvStored, Leg, LegTask, TokenLogprob
 from kvmesh.engines.base import EngineFinish
-from kvmesh.engines.simulated.fault_injection import Die, Stall
 from kvmesh.errors import (
     DeadlineError,
     InternalError,
@@ -21,6 +20,7 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
+from kvmesh.simulation.faulty_engine import Die, Stall
 from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvFeed
 from kvmesh.worker.single_leg import LegStep, stream_leg
 from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of

@@ -26,14 +26,14 @@ if _version_not_supported:
 
 
 class GRPCInferenceServiceStub:
-    """Served by frontends. A model is asked with a BYTES tensor `text_input` and answers with a BYTES tensor `text_output`.
+    """Served by frontends. A request has a BYTES tensor `text_input`, its answer a BYTES tensor `text_output`.
 
-    ModelInfer answers once. ModelStreamInfer takes any number of requests, works on them at the same time, and answers each with
-    one response or, when its `stream` is true, with one per piece of text; the last one of a request has the parameter
+    ModelInfer sends one answer. ModelStreamInfer accepts any number of requests, runs them concurrently, and sends one response per
+    request or, if its `stream` is true, one per piece of text. The last response of a request has the parameter
     `triton_final_response` true. Responses carry the id of their request.
 
-    Errors: the status of a call that is not a stream, with an ErrorDetail; `error_message` inside a stream, which goes on. With the
-    metadata `triton_grpc_error: true` a failure ends the stream with a status instead. Cancelling a call stops all its requests.
+    Errors: outside streams the call's status, with an ErrorDetail; inside a stream `error_message`, and the stream continues. With the
+    metadata `triton_grpc_error: true` a failure ends the stream with a status. Cancelling a call stops all its requests.
     """
 
     def __init__(self, channel):
@@ -90,14 +90,14 @@ class GRPCInferenceServiceStub:
 
 
 class GRPCInferenceServiceServicer:
-    """Served by frontends. A model is asked with a BYTES tensor `text_input` and answers with a BYTES tensor `text_output`.
+    """Served by frontends. A request has a BYTES tensor `text_input`, its answer a BYTES tensor `text_output`.
 
-    ModelInfer answers once. ModelStreamInfer takes any number of requests, works on them at the same time, and answers each with
-    one response or, when its `stream` is true, with one per piece of text; the last one of a request has the parameter
+    ModelInfer sends one answer. ModelStreamInfer accepts any number of requests, runs them concurrently, and sends one response per
+    request or, if its `stream` is true, one per piece of text. The last response of a request has the parameter
     `triton_final_response` true. Responses carry the id of their request.
 
-    Errors: the status of a call that is not a stream, with an ErrorDetail; `error_message` inside a stream, which goes on. With the
-    metadata `triton_grpc_error: true` a failure ends the stream with a status instead. Cancelling a call stops all its requests.
+    Errors: outside streams the call's status, with an ErrorDetail; inside a stream `error_message`, and the stream continues. With the
+    metadata `triton_grpc_error: true` a failure ends the stream with a status. Cancelling a call stops all its requests.
     """
 
     def ServerLive(self, request, context):
@@ -108,28 +108,28 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Whether the server takes requests.
+        """Whether the server accepts requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """Whether a model takes requests.
+        """Whether a model accepts requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerMetadata(self, request, context):
-        """What the server is.
+        """Name, version and extensions of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelMetadata(self, request, context):
-        """What a model takes and gives.
+        """Inputs and outputs of a model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,14 +220,14 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GRPCInferenceService:
-    """Served by frontends. A model is asked with a BYTES tensor `text_input` and answers with a BYTES tensor `text_output`.
+    """Served by frontends. A request has a BYTES tensor `text_input`, its answer a BYTES tensor `text_output`.
 
-    ModelInfer answers once. ModelStreamInfer takes any number of requests, works on them at the same time, and answers each with
-    one response or, when its `stream` is true, with one per piece of text; the last one of a request has the parameter
+    ModelInfer sends one answer. ModelStreamInfer accepts any number of requests, runs them concurrently, and sends one response per
+    request or, if its `stream` is true, one per piece of text. The last response of a request has the parameter
     `triton_final_response` true. Responses carry the id of their request.
 
-    Errors: the status of a call that is not a stream, with an ErrorDetail; `error_message` inside a stream, which goes on. With the
-    metadata `triton_grpc_error: true` a failure ends the stream with a status instead. Cancelling a call stops all its requests.
+    Errors: outside streams the call's status, with an ErrorDetail; inside a stream `error_message`, and the stream continues. With the
+    metadata `triton_grpc_error: true` a failure ends the stream with a status. Cancelling a call stops all its requests.
     """
 
     @staticmethod

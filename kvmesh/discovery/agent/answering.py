@@ -1,9 +1,8 @@
-"""How the agent answers: JSON, index headers, blocking queries, errors, token."""
+"""How the agent answers: JSON, blocking queries with index headers, errors as statuses, the token check."""
 
 import asyncio
 import hmac
 import json
-import logging
 import random
 from collections.abc import Awaitable, Callable
 
@@ -23,11 +22,8 @@ from kvmesh.errors import (
     UnauthenticatedError,
 )
 
-_log = logging.getLogger(__name__)
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-# Consul answers what it does not know with 500 here and 404 there; 404 everywhere is what its later versions do.
-_STATUS: tuple[tuple[type[MeshError], int], ...] = (
+# Consul answers 500 for some unknown objects and 404 for others; its later versions answer 404 everywhere, as this agent does.
+_STATUSES: tuple[tuple[type[MeshError], int], ...] = (
     (InvalidRequestError, 400),
     (UnauthenticatedError, 403),
     (PermissionDeniedError, 403),
@@ -36,78 +32,75 @@ _STATUS: tuple[tuple[type[MeshError], int], ...] = (
 )
 
 
-class Answering:
-    """Blocking queries, and the limit on how many wait at once."""
+class BlockingQueries:
+    """Answers reads, which wait for a change if the client asks for that. At most `watchers_max` wait at once."""
 
     def __init__(self, live: LiveState, settings: AgentSettings, generator: random.Random) -> None:
         self._live = live
         self._settings = settings
         self._generator = generator
-        self._watchers = 0
-
-    @property
-    def watchers(self) -> int:
-        return self._watchers
+        self.waiting = 0
 
     async def read(
         self, request: web.Request, index_of: Callable[[], int], body_of: Callable[[], object]
     ) -> web.Response:
-        """Answers with `body_of()`; with `index` in the query not before `index_of()` differs from it or the wait ends.
+        """Answers with `body_of()`. With `index` in the query, waits until `index_of()` differs from it or the wait ends.
 
-        An index from the future (of an agent before this one) is answered at once, so that the client starts anew.
+        An index from an earlier run of the agent differs, so its client gets an answer at once.
         """
         if "filter" in request.query:
             raise InvalidRequestError("filter expressions are not supported by the embedded agent", field="filter")
-        seen = requests.number(request.query.get("index", "0"), "index")
+        index = requests.number(request.query.get("index", "0"), "index")
         wait_s = requests.wait_s(request.query.get("wait"), self._settings)
-        if seen > 0 and index_of() == seen:
-            await self._wait(seen, index_of, wait_s)
-        return answer(request, body_of(), index=index_of())
+        if index > 0 and index_of() == index:
+            await self._wait(index, index_of, wait_s)
+        return json_response(request, body_of(), index=index_of())
 
-    async def _wait(self, seen: int, index_of: Callable[[], int], wait_s: float) -> None:
-        if self._watchers >= self._settings.watchers_max:
-            raise OverloadedError(f"{self._watchers} blocking queries wait already", reason="watchers_max")
-        self._watchers += 1
+    async def _wait(self, index: int, index_of: Callable[[], int], wait_s: float) -> None:
+        if self.waiting >= self._settings.watchers_max:
+            raise OverloadedError(f"{self.waiting} blocking queries wait already", reason="watchers_max")
+        self.waiting += 1
         try:
-            # Consul's jitter, so that clients with one wait do not come back together.
+            # Consul's jitter: clients with the same wait do not return together.
             async with asyncio.timeout(wait_s * (1.0 + self._generator.random() / 16)):
-                while index_of() == seen and not self._live.is_closing:
+                while index_of() == index and not self._live.is_closing:
                     await self._live.wait_change()
         except TimeoutError:
             return
         finally:
-            self._watchers -= 1
+            self.waiting -= 1
 
 
-def answer(request: web.Request, body: object, *, index: int = 0) -> web.Response:
-    """JSON, for people when the query says `pretty`."""
-    text = json.dumps(body, indent=4 if "pretty" in request.query else None, separators=None)
+def json_response(request: web.Request, body: object, *, index: int = 0) -> web.Response:
+    """A JSON response, indented when the query has `pretty`."""
+    text = json.dumps(body, indent=4 if "pretty" in request.query else None)
     return web.Response(text=text + "\n", content_type="application/json", headers=index_headers(index))
 
 
 def index_headers(index: int) -> dict[str, str]:
-    """The headers of an answer that can be waited on; none for index 0."""
+    """The headers of an answer that supports blocking queries; none for index 0."""
     if index <= 0:
         return {}
     return {"X-Consul-Index": str(index), "X-Consul-KnownLeader": "true", "X-Consul-LastContact": "0"}
 
 
-def middlewares(settings: AgentSettings) -> list[Middleware]:
-    """Errors become statuses; a token, where one is set, is asked for."""
+def error_middleware(settings: AgentSettings) -> Middleware:
+    """Checks the token, if one is set, and turns MeshErrors into HTTP statuses."""
 
     @web.middleware
-    async def translate(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def translate(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         try:
             _check_token(request, settings.token)
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
-            limit = VALUE_BYTES_MAX
-            return web.Response(status=413, text=f"Request body too large, max size: {limit} bytes.")
+            return web.Response(status=413, text=f"Request body too large, max size: {VALUE_BYTES_MAX} bytes.")
         except MeshError as error:
-            status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
             return web.Response(status=status, text=error.message)
 
-    return [translate]
+    return translate
 
 
 def _check_token(request: web.Request, token: str) -> None:

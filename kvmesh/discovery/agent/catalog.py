@@ -1,16 +1,13 @@
 """Services and their checks: registration, heartbeats, check results, maintenance, expiry. No I/O; time is an argument.
 
-1. A change that others can see (a status, a definition, a mark) takes a new index; an output alone does not, as in
-   Consul.
-2. The index of a name never goes backwards: a name without instances has the index of the last name that lost its
-   last one.
-3. A heartbeat overdue makes its check critical; a check critical for its `deregister_after_s` removes its instance.
+1. A visible change (of a status, a definition, a mark) takes a new index; a new output alone does not, as in Consul.
+2. The index of a name never goes backwards. A name without instances has the index at which any name last lost its only instance.
+3. An overdue heartbeat makes its check critical; a check that was critical for `deregister_after_s` removes its instance.
 """
 
 from collections.abc import Iterator, Mapping
 
-from kvmesh.discovery.agent.counter import Counter
-from kvmesh.discovery.agent.records import Check, CheckDefinition, Service, ServiceDefinition
+from kvmesh.discovery.agent.records import Check, CheckDefinition, Counter, Service, ServiceDefinition
 from kvmesh.discovery.base import Health
 from kvmesh.discovery.wire import SERVICE_MAINTENANCE
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
@@ -51,7 +48,7 @@ class Catalog:
         return sorted(found, key=lambda service: service.definition.service_id)
 
     def register(self, definition: ServiceDefinition, now: float) -> None:
-        """Adds or replaces an instance. Checks that stay keep their state, and so does the drain mark, as in Consul."""
+        """Adds or replaces an instance. Checks with the same id and the drain mark keep their state, as in Consul."""
         service_id = definition.service_id
         old = self._services.get(service_id)
         if old is None and len(self._services) >= self._services_max:
@@ -92,13 +89,13 @@ class Catalog:
         self._set(service, check=check, status=status, output=output, now=now)
 
     def record(self, check_id: str, status: Health, output: str, now: float) -> None:
-        """Takes the result of a check that the agent ran. Nothing happens when the check is gone by now."""
+        """Records the result of a gRPC check. Ignored when the check no longer exists."""
         check, service = self._found(check_id)
         if check is not None and service is not None:
             self._set(service, check=check, status=status, output=output, now=now)
 
     def set_maintenance(self, service_id: str, is_enabled: bool, reason: str) -> None:
-        """Sets or removes the maintenance mark. A mark that stands keeps its reason, as in Consul."""
+        """Sets or removes the maintenance mark. A mark that is already set keeps its reason, as in Consul."""
         service = self._services.get(service_id)
         if service is None:
             raise NotFoundError(f'No service registered with ID "{service_id}"')
@@ -118,7 +115,7 @@ class Catalog:
         self._touch(service.definition.name, index)
 
     def advance(self, now: float) -> None:
-        """Does all that is due by `now`."""
+        """Applies everything that is due by `now`."""
         for service, check in list(self._all_checks()):
             if check.expires_at is not None and check.expires_at <= now:
                 check.expires_at = None
@@ -129,7 +126,7 @@ class Catalog:
                 self.deregister(service.definition.service_id)
 
     def next_deadline(self) -> float | None:
-        """When `advance` has something to do next."""
+        """When `advance` is due next; None: not until something changes."""
         times = (time for _, check in self._all_checks() for time in (check.expires_at, _removal_at(check)))
         return min((time for time in times if time is not None), default=None)
 

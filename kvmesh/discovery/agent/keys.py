@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvmesh.discovery.agent.counter import Counter
+from kvmesh.discovery.agent.records import Counter
 from kvmesh.errors import OverloadedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
-    """One key. `lock_index` counts how often its lock was taken; `session` holds it now, if any."""
+    """One key. `lock_index` counts acquisitions of its lock; `session` is the present holder, empty when there is none."""
 
     key: str
     value: bytes
-    flags: int = 0
     lock_index: int = 0
     session: str = ""
     create_index: int
@@ -21,7 +20,7 @@ class KeyRecord:
 
 
 class Keys:
-    """All keys. Their values are bounded in number and in bytes together."""
+    """All keys, bounded in number and in total bytes."""
 
     def __init__(self, counter: Counter, *, keys_max: int, bytes_max: int) -> None:
         self._counter = counter
@@ -51,65 +50,57 @@ class Keys:
         """All records under a prefix, by key."""
         return sorted((r for k, r in self._records.items() if k.startswith(prefix)), key=lambda record: record.key)
 
-    def put(self, key: str, value: bytes, *, flags: int = 0, expected_index: int | None = None) -> bool:
-        """Sets a value; with `expected_index` only if it is the key's modify_index, 0 standing for absence."""
+    def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
+        """Sets a value; with `expected_index` only if the key's modify_index equals it (0: the key is absent)."""
         old = self._records.get(key)
         if expected_index is not None and expected_index != (old.modify_index if old else 0):
             return False
-        self._store(key, value, flags, session=old.session if old else "", lock_index=old.lock_index if old else 0)
+        self._store(key, value, session=old.session if old else "", lock_index=old.lock_index if old else 0)
         return True
 
-    def delete(self, key: str, *, expected_index: int | None = None) -> bool:
-        """Removes a key. True when it is absent now."""
-        old = self._records.get(key)
-        if old is None:
-            return True
-        if expected_index is not None and expected_index != old.modify_index:
-            return False
-        self._index = self._counter.advance()
-        self._bytes -= _size(old.key, old.value)
-        del self._records[key]
-        return True
+    def delete(self, key: str) -> None:
+        """Removes a key. Idempotent."""
+        old = self._records.pop(key, None)
+        if old is not None:
+            self._index = self._counter.advance()
+            self._bytes -= _size(key, old.value)
 
-    def acquire(self, key: str, session_id: str, value: bytes, *, flags: int = 0, now: float) -> bool:
-        """Takes a key's lock for a session. Again by the holder: True, with the new value."""
+    def acquire(self, key: str, session_id: str, value: bytes, *, now: float) -> bool:
+        """Takes a key's lock for a session. The holder may repeat it to set a new value."""
         old = self._records.get(key)
         holder = old.session if old else ""
         if holder not in ("", session_id) or (not holder and now < self._unlockable_until.get(key, now)):
             return False
         lock_index = (old.lock_index if old else 0) + (0 if holder else 1)
-        self._store(key, value, flags, session=session_id, lock_index=lock_index)
+        self._store(key, value, session=session_id, lock_index=lock_index)
         self._unlockable_until.pop(key, None)
         return True
 
-    def release(self, key: str, session_id: str, value: bytes, *, flags: int = 0) -> bool:
-        """Gives a lock back and sets the value, as Consul does. False: the session does not hold it."""
+    def release(self, key: str, session_id: str, value: bytes) -> bool:
+        """Returns a lock and sets the value, as Consul does. False: the session does not hold it."""
         old = self._records.get(key)
         if old is None or not session_id or old.session != session_id:
             return False
-        self._store(key, value, flags, session="", lock_index=old.lock_index)
+        self._store(key, value, session="", lock_index=old.lock_index)
         return True
 
-    def drop_session(self, session_id: str, *, deletes_keys: bool, lock_delay_s: float, now: float) -> None:
+    def drop_session(self, session_id: str, *, lock_delay_s: float, now: float) -> None:
         """Releases the locks of an ended session. They cannot be acquired for `lock_delay_s`."""
         for record in [record for record in self._records.values() if record.session == session_id]:
-            if deletes_keys:
-                self.delete(record.key)
-            else:
-                self._index = self._counter.advance()
-                self._records[record.key] = replace(record, session="", modify_index=self._index)
+            self._index = self._counter.advance()
+            self._records[record.key] = replace(record, session="", modify_index=self._index)
             if lock_delay_s > 0:
                 self._unlockable_until[record.key] = now + lock_delay_s
 
     def advance(self, now: float) -> None:
-        """Forgets lock delays that are over."""
+        """Removes lock delays that have passed."""
         self._unlockable_until = {key: until for key, until in self._unlockable_until.items() if until > now}
 
     def next_deadline(self) -> float | None:
-        """When the first lock delay is over."""
+        """When the first lock delay ends."""
         return min(self._unlockable_until.values(), default=None)
 
-    def _store(self, key: str, value: bytes, flags: int, *, session: str, lock_index: int) -> None:
+    def _store(self, key: str, value: bytes, *, session: str, lock_index: int) -> None:
         old = self._records.get(key)
         held = self._bytes + _size(key, value) - (_size(key, old.value) if old else 0)
         if (old is None and len(self._records) >= self._keys_max) or held > self._bytes_max:
@@ -119,7 +110,6 @@ class Keys:
         self._records[key] = KeyRecord(
             key=key,
             value=value,
-            flags=flags,
             lock_index=lock_index,
             session=session,
             create_index=old.create_index if old else self._index,

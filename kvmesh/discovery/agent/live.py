@@ -1,4 +1,4 @@
-"""The state with time running: due things happen, waiters learn of changes."""
+"""The state on a clock: applies what is due, and wakes those who wait for changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from kvmesh.clock import Clock
 from kvmesh.discovery.agent.state import AgentState
-from kvmesh.discovery.waiting import sleep_unless
+from kvmesh.discovery.retry import sleep_unless
 
 T = TypeVar("T")
 
-# With nothing due the ticker sleeps this long; a change wakes it anyway.
+# Longest sleep when nothing is due. A change ends it early.
 _IDLE_S = 3600.0
 
 
@@ -20,36 +20,36 @@ class LiveState:
     def __init__(self, state: AgentState, clock: Clock) -> None:
         self.state = state
         self._clock = clock
-        # A dict keeps the order of arrival, which a set would not: a simulated run must repeat exactly.
+        # A dict keeps the order of arrival; with a set, simulated runs would not be reproducible.
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._has_changed = asyncio.Event()
         self._is_closing = False
 
     @property
     def waiting(self) -> int:
-        """How many wait for a change."""
+        """Callers of `wait_change`."""
         return len(self._waiters)
 
     @property
     def is_closing(self) -> bool:
-        """True once waits end at once."""
+        """True after `close`: waits end at once."""
         return self._is_closing
 
     def change(self, decide: Callable[[AgentState, float], T]) -> T:
-        """Brings the state to the present, changes it, and wakes who waits if anything changed."""
+        """Applies what is due, then `decide`, and wakes all waiters if anything changed."""
         before = self.state.index
         now = self._clock.now()
         try:
             self.state.advance(now)
             return decide(self.state, now)
         finally:
-            # A heartbeat that changes no status brings no deadline nearer, so only a new index wakes the ticker.
+            # A heartbeat without a change of status brings no deadline nearer, so `run` need not recompute its sleep.
             if self.state.index != before:
                 self.wake()
                 self._has_changed.set()
 
     async def wait_change(self) -> None:
-        """Waits for any change, or for the end."""
+        """Waits for any change or for `close`."""
         if self._is_closing:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -60,7 +60,7 @@ class LiveState:
             del self._waiters[waiter]
 
     async def run(self) -> None:
-        """Does what falls due. Runs until cancelled."""
+        """Applies what is due. Runs until cancelled."""
         while True:
             self.change(lambda state, now: None)
             self._has_changed.clear()
@@ -73,8 +73,7 @@ class LiveState:
         self.wake()
 
     def wake(self) -> None:
-        """Lets all who wait look again."""
-        # One list for all: a waiter looks up its own index again, and changes are rare beside heartbeats.
+        """Resumes all waiters. Each compares its own index again: changes are rare, so one list of waiters will do."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -20,9 +20,9 @@ _Check = grpc.aio.UnaryUnaryMultiCallable[Message, health_pb2.HealthCheckRespons
 
 
 class Probes:
-    """The running checks, at most `probes_max` asking at once.
+    """The running checks. At most `probes_max` call their instance at once.
 
-    `roots` is the PEM of the CA for checks over TLS; `connect` gives the channels of an in-memory network in place of TCP.
+    `roots` is the PEM of the CA for checks over TLS. `connect` replaces TCP channels by those of an in-memory network.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Probes:
         return len(self._tasks)
 
     async def run(self) -> None:
-        """Follows the catalog until cancelled, and leaves no check behind."""
+        """Starts and stops checks as the catalog changes. Ends all of them when it is cancelled."""
         try:
             while not self._live.is_closing:
                 self.follow()
@@ -57,7 +57,7 @@ class Probes:
             self._tasks.clear()
 
     def follow(self) -> None:
-        """Starts checks that are new and stops those that are gone or replaced."""
+        """Starts new checks and stops removed or replaced ones."""
         wanted = wanted_checks(self._live.state)
         for definition in [known for known in self._tasks if known not in wanted]:
             self._tasks.pop(definition).cancel()
@@ -84,8 +84,8 @@ class Probes:
         self._live.change(lambda state, now: state.catalog.record(check_id, status, output, now))
 
     def _channel(self, definition: CheckDefinition) -> grpc.aio.Channel:
-        # A refused connection is tried anew at the next run, instead of after gRPC's growing pauses of up to two
-        # minutes, and no other channel's pauses count. The "minimum" is how long one attempt to connect may take.
+        # Each run connects anew, instead of after gRPC's growing pauses of up to two minutes, and does not share the pauses of other
+        # channels. gRPC uses the "minimum" as the time limit of one attempt to connect.
         pause_ms = max(20, int(min(definition.interval_s, 1.0) * 500))
         options = [
             ("grpc.initial_reconnect_backoff_ms", pause_ms),
@@ -112,9 +112,9 @@ async def _ask(check: _Check, definition: CheckDefinition) -> tuple[Health, str]
         answer = await check(request, timeout=definition.timeout_s)
     except grpc.aio.AioRpcError as error:
         return Health.CRITICAL, f"{error.code().name}: {error.details()}"
-    said = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     is_serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return Health.PASSING if is_serving else Health.CRITICAL, f"gRPC check {definition.grpc_target}: {said}"
+    return Health.PASSING if is_serving else Health.CRITICAL, f"gRPC check {definition.grpc_target}: {name}"
 
 
 def _log_defect(task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""What the agent keeps of services and checks."""
+"""The agent's records of services and checks, and the change counter that they share with keys and sessions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,28 +6,42 @@ from dataclasses import dataclass, field
 from kvmesh.discovery.base import Health
 
 
+class Counter:
+    """Consul's index: grows with every change. Started at the time of day, it never repeats values of an earlier run."""
+
+    def __init__(self, first: int = 1) -> None:
+        self.value = max(1, first)
+
+    def advance(self) -> int:
+        """The index of a new change."""
+        self.value += 1
+        return self.value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckDefinition:
-    """One check. Exactly one of `ttl_s` and `grpc_target` is set, except for maintenance marks, which have neither."""
+    """One check. Exactly one of `ttl_s` and `grpc_target` is set, except for maintenance marks, which have neither.
+
+    `grpc_target` is host:port. `grpc_service` is the name to ask its health server for; empty: the server as a whole.
+    `deregister_after_s` None: never.
+    """
 
     check_id: str
     name: str
     kind: str
     first_status: Health = Health.CRITICAL
     ttl_s: float | None = None
-    # host:port, and behind a slash the service that the health server is asked for; "" is the server itself.
     grpc_target: str = ""
     grpc_service: str = ""
     grpc_uses_tls: bool = False
     interval_s: float = 0.0
     timeout_s: float = 0.0
-    # None: never.
     deregister_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceDefinition:
-    """One instance as it registered."""
+    """One instance as registered."""
 
     service_id: str
     name: str
@@ -40,7 +54,7 @@ class ServiceDefinition:
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """A check's state. `expires_at`: when a heartbeat is overdue."""
+    """A check's state. `expires_at`: when the next heartbeat is overdue."""
 
     definition: CheckDefinition
     status: Health

@@ -1,17 +1,16 @@
-"""Bodies of requests to the agent as records; what is wrong with them is an InvalidRequestError naming the field."""
+"""Parses request bodies and query parameters of the agent. InvalidRequestError names the wrong field."""
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvmesh.discovery import limits
 from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
 from kvmesh.discovery.agent.sessions import SessionDefinition
 from kvmesh.discovery.base import Health
-from kvmesh.discovery.duration import to_seconds
 from kvmesh.discovery.settings import AgentSettings
+from kvmesh.discovery.wire import duration_seconds
 from kvmesh.errors import InvalidRequestError
 
 T = TypeVar("T")
@@ -22,13 +21,13 @@ _CHECK_FIELDS = {
     "DeregisterCriticalServiceAfter",
 }  # fmt: skip
 _SESSION_FIELDS = {"Name", "TTL", "LockDelay", "Behavior", "Node", "NodeChecks", "Checks", "ServiceChecks"}
-# Consul's default, and how long it makes a lock wait after its holder was lost.
+# Consul's default time for which nobody can take the lock of a session that expired.
 _LOCK_DELAY_DEFAULT_S = 15.0
 _ADDRESS_LENGTH_MAX = 255
 
 
 class Fields:
-    """A JSON object read field by field, with types checked."""
+    """A JSON object whose fields are checked as they are read. Unknown fields are refused."""
 
     def __init__(self, record: object, known: set[str], where: str = "") -> None:
         if not isinstance(record, dict):
@@ -50,28 +49,15 @@ class Fields:
         return value
 
     def duration_s(self, name: str, default_s: float | None) -> float | None:
-        """A duration text in seconds."""
-        text = self.get(name, str, "")
-        try:
-            return to_seconds(text) if text else default_s
-        except ValueError as error:
-            raise _invalid(f"{self._where}{name}", str(error)) from None
+        return self.parsed(name, duration_seconds, default_s)
 
     def parsed(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """A text field, translated."""
+        """A string field, converted by `parse`, which raises ValueError."""
         text = self.get(name, str, "")
         try:
             return parse(text) if text else default
         except ValueError as error:
             raise _invalid(f"{self._where}{name}", str(error)) from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """The body of a check update."""
-
-    status: Health
-    output: str
 
 
 def service_definition(body: bytes, settings: AgentSettings) -> ServiceDefinition:
@@ -86,7 +72,7 @@ def service_definition(body: bytes, settings: AgentSettings) -> ServiceDefinitio
         raise _invalid("Address or Port", "is out of bounds")
     tags, meta = fields.get("Tags", list, []), fields.get("Meta", dict, {})
     if not all(isinstance(text, str) for text in (*tags, *meta.values())):
-        raise _invalid("Tags or Meta", "must hold texts")
+        raise _invalid("Tags or Meta", "must hold strings")
     limits.check_tags(tags)
     limits.check_meta(meta)
     records = [*fields.get("Checks", list, [])]
@@ -128,14 +114,14 @@ def _check(record: object, service_id: str, number: int, settings: AgentSettings
     )
 
 
-def heartbeat(body: bytes) -> Heartbeat:
-    """The body of /v1/agent/check/update."""
+def heartbeat(body: bytes) -> tuple[Health, str]:
+    """The body of /v1/agent/check/update: status and output."""
     fields = Fields(_json(body), {"Status", "Output"})
-    return Heartbeat(status=fields.parsed("Status", Health, Health.PASSING), output=fields.get("Output", str, ""))
+    return fields.parsed("Status", Health, Health.PASSING), fields.get("Output", str, "")
 
 
 def session_definition(body: bytes, settings: AgentSettings) -> SessionDefinition:
-    """The body of /v1/session/create. Checks that a session hangs on are taken and not used: there is but this node."""
+    """The body of /v1/session/create. Consul ties sessions to checks of their node; those fields are accepted and ignored."""
     fields = Fields(_json(body) if body else {}, _SESSION_FIELDS)
     ttl_s = fields.duration_s("TTL", None)
     if ttl_s is not None and not settings.session_ttl_min_s <= ttl_s <= settings.session_ttl_max_s:
@@ -144,26 +130,24 @@ def session_definition(body: bytes, settings: AgentSettings) -> SessionDefinitio
     lock_delay_s = fields.duration_s("LockDelay", _LOCK_DELAY_DEFAULT_S)
     if lock_delay_s is None or lock_delay_s > limits.LOCK_DELAY_MAX_S:
         raise _invalid("LockDelay", f"must be at most {limits.LOCK_DELAY_MAX_S:g}s")
-    behavior = fields.get("Behavior", str, "") or "release"
-    if behavior not in ("release", "delete"):
-        raise _invalid("Behavior", "must be release or delete")
-    name = fields.get("Name", str, "")
-    return SessionDefinition(name=name, ttl_s=ttl_s, lock_delay_s=lock_delay_s, deletes_keys=behavior == "delete")
+    if fields.get("Behavior", str, "") not in ("", "release"):
+        raise _invalid("Behavior", "must be release")
+    return SessionDefinition(name=fields.get("Name", str, ""), ttl_s=ttl_s, lock_delay_s=lock_delay_s)
 
 
 def number(text: str, field: str) -> int:
-    """A query parameter that is a natural number."""
+    """A natural number in a query parameter."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise _invalid(field, "must be a natural number")
     return int(text)
 
 
 def wait_s(text: str | None, settings: AgentSettings) -> float:
-    """How long a blocking query may wait."""
+    """The longest wait of a blocking query. None: the query does not state one."""
     if text is None:
         return settings.wait_default_s
     try:
-        asked_s = to_seconds(text)
+        asked_s = duration_seconds(text)
     except ValueError:
         raise _invalid("wait", "is not a duration") from None
     return min(asked_s, settings.wait_max_s) if asked_s > 0 and math.isfinite(asked_s) else settings.wait_default_s

@@ -1,25 +1,24 @@
-"""Sessions: leases by time. No I/O; time and ids are arguments."""
+"""Sessions, which expire unless renewed. No I/O; time and ids are arguments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvmesh.discovery.agent.counter import Counter
+from kvmesh.discovery.agent.records import Counter
 from kvmesh.errors import NotFoundError, OverloadedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDefinition:
-    """What its maker asked for. `ttl_s` None: it ends only when destroyed."""
+    """A session as requested. `ttl_s` None: it ends only when destroyed."""
 
     name: str
     ttl_s: float | None
     lock_delay_s: float
-    deletes_keys: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """A session now."""
+    """A session's state."""
 
     session_id: str
     definition: SessionDefinition
@@ -28,7 +27,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions, by id."""
+    """All sessions by id, in the order of their creation."""
 
     def __init__(self, counter: Counter, *, sessions_max: int) -> None:
         self._counter = counter
@@ -38,7 +37,7 @@ class Sessions:
 
     @property
     def index(self) -> int:
-        """The index of the last session made or ended."""
+        """The index of the last session created or ended."""
         return self._index
 
     def __len__(self) -> int:
@@ -53,7 +52,7 @@ class Sessions:
         return self.renew(session_id, now)
 
     def renew(self, session_id: str, now: float) -> Session:
-        """Lets the session's time begin anew. NotFoundError when it is gone."""
+        """Restarts the session's TTL. NotFoundError when the session is gone."""
         session = self._sessions.get(session_id)
         if session is None:
             raise NotFoundError(f"Session id '{session_id}' not found")
@@ -62,7 +61,7 @@ class Sessions:
         return session
 
     def remove(self, session_id: str) -> Session | None:
-        """Ends a session; its locks are the caller's to free."""
+        """Ends a session. The caller releases its locks."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._index = self._counter.advance()
@@ -71,15 +70,11 @@ class Sessions:
     def get(self, session_id: str) -> Session | None:
         return self._sessions.get(session_id)
 
-    def all(self) -> Sequence[Session]:
-        """All sessions, oldest first."""
-        return sorted(self._sessions.values(), key=lambda session: session.create_index)
-
     def overdue(self, now: float) -> Sequence[Session]:
-        """The sessions whose time is up."""
-        return [s for s in self.all() if s.expires_at is not None and s.expires_at <= now]
+        """Expired sessions, the oldest first."""
+        return [s for s in self._sessions.values() if s.expires_at is not None and s.expires_at <= now]
 
     def next_deadline(self) -> float | None:
-        """When the next session's time is up."""
+        """When the next session expires."""
         times = (session.expires_at for session in self._sessions.values())
         return min((time for time in times if time is not None), default=None)

@@ -1,4 +1,4 @@
-"""The agent's records in the JSON shapes of Consul 1.8, as far as clients, Prometheus and people read them."""
+"""The agent's records as the JSON of Consul 1.8, as far as clients, Prometheus and people read it."""
 
 import base64
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _WEIGHTS = {"Passing": 1, "Warning": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The one node there is."""
+    """The agent's only node."""
 
     node_id: str
     name: str
@@ -26,7 +26,7 @@ class Node:
 
 
 def node_shape(node: Node) -> Json:
-    """`Node` in health answers, and an element of /v1/catalog/nodes."""
+    """`Node` in health answers."""
     return {
         "ID": node.node_id,
         "Node": node.name,
@@ -40,7 +40,7 @@ def node_shape(node: Node) -> Json:
 
 
 def node_check(node: Node) -> Json:
-    """The node's own check, which every instance carries."""
+    """The node's own check, which Consul lists with every instance."""
     return {
         "Node": node.name,
         "CheckID": "serfHealth",
@@ -90,7 +90,8 @@ def agent_service(service: Service) -> Json:
         "EnableTagOverride": False,
     }
     if asked.address:
-        shape["TaggedAddresses"] = _tagged_addresses(service)
+        address = {"Address": asked.address, "Port": asked.port}
+        shape["TaggedAddresses"] = {"lan_ipv4": address, "wan_ipv4": address}
     return shape
 
 
@@ -106,35 +107,8 @@ def health_entry(node: Node, service: Service) -> Json:
     return {"Node": node_shape(node), "Service": record, "Checks": [node_check(node), *checks]}
 
 
-def catalog_entry(node: Node, service: Service) -> Json:
-    """An element of /v1/catalog/service."""
-    asked = service.definition
-    return {
-        "ID": node.node_id,
-        "Node": node.name,
-        "Address": node.address,
-        "Datacenter": node.datacenter,
-        "TaggedAddresses": node_shape(node)["TaggedAddresses"],
-        "NodeMeta": {"consul-network-segment": ""},
-        "ServiceKind": "",
-        "ServiceID": asked.service_id,
-        "ServiceName": asked.name,
-        "ServiceTags": list(asked.tags),
-        "ServiceAddress": asked.address,
-        "ServiceTaggedAddresses": _tagged_addresses(service) if asked.address else {},
-        "ServiceWeights": _WEIGHTS,
-        "ServiceMeta": dict(asked.meta),
-        "ServicePort": asked.port,
-        "ServiceEnableTagOverride": False,
-        "ServiceProxy": {"MeshGateway": {}, "Expose": {}},
-        "ServiceConnect": {},
-        "CreateIndex": service.create_index,
-        "ModifyIndex": service.modify_index,
-    }
-
-
 def self_shape(node: Node) -> Json:
-    """/v1/agent/self, of which Prometheus reads the datacenter."""
+    """/v1/agent/self. Prometheus reads the datacenter from it."""
     return {
         "Config": {
             "Datacenter": node.datacenter,
@@ -154,7 +128,7 @@ def key_shape(record: KeyRecord) -> Json:
     shape: Json = {
         "LockIndex": record.lock_index,
         "Key": record.key,
-        "Flags": record.flags,
+        "Flags": 0,
         "Value": base64.b64encode(record.value).decode() if record.value else None,
         "CreateIndex": record.create_index,
         "ModifyIndex": record.modify_index,
@@ -163,22 +137,17 @@ def key_shape(record: KeyRecord) -> Json:
 
 
 def session_shape(node: Node, session: Session) -> Json:
-    """An element of /v1/session/info and /v1/session/list. The delay is in nanoseconds, as in Consul."""
+    """An element of the answer of /v1/session/renew. The delay is in nanoseconds, as in Consul."""
     asked = session.definition
     return {
         "ID": session.session_id,
         "Name": asked.name,
         "Node": node.name,
         "LockDelay": round(asked.lock_delay_s * 1e9),
-        "Behavior": "delete" if asked.deletes_keys else "release",
+        "Behavior": "release",
         "TTL": f"{asked.ttl_s:g}s" if asked.ttl_s is not None else "",
         "NodeChecks": ["serfHealth"],
         "ServiceChecks": None,
         "CreateIndex": session.create_index,
         "ModifyIndex": session.create_index,
     }
-
-
-def _tagged_addresses(service: Service) -> Json:
-    address = {"Address": service.definition.address, "Port": service.definition.port}
-    return {"lan_ipv4": address, "wan_ipv4": address}

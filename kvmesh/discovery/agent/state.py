@@ -1,13 +1,13 @@
-"""The agent's whole state and the rules between its parts. No I/O; time and ids are arguments.
+"""The agent's state and the rules between its parts. No I/O; time and ids are arguments.
 
-1. A key's lock is held by a living session or by none.
+1. A key's lock is held by a live session or by none.
 2. `advance(now)` leaves nothing due at `now`.
 """
 
 from kvmesh.discovery.agent.catalog import Catalog
-from kvmesh.discovery.agent.counter import Counter
 from kvmesh.discovery.agent.keys import Keys
-from kvmesh.discovery.agent.sessions import Session, Sessions
+from kvmesh.discovery.agent.records import Counter
+from kvmesh.discovery.agent.sessions import Sessions
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import NotFoundError
 
@@ -26,32 +26,26 @@ class AgentState:
         """The index of the last change of any kind."""
         return self._counter.value
 
-    def acquire(self, key: str, session_id: str, value: bytes, *, flags: int, now: float) -> bool:
+    def acquire(self, key: str, session_id: str, value: bytes, *, now: float) -> bool:
         """Takes a lock. NotFoundError when the session is gone."""
         if self.sessions.get(session_id) is None:
             raise NotFoundError(f'invalid session "{session_id}"')
-        return self.keys.acquire(key, session_id, value, flags=flags, now=now)
+        return self.keys.acquire(key, session_id, value, now=now)
 
     def destroy_session(self, session_id: str, now: float) -> None:
-        """Ends a session and frees what it holds. Idempotent."""
+        """Ends a session and releases its locks. Idempotent."""
         session = self.sessions.remove(session_id)
         if session is not None:
-            self._free(session, now)
+            self.keys.drop_session(session_id, lock_delay_s=session.definition.lock_delay_s, now=now)
 
     def advance(self, now: float) -> None:
-        """Does all that is due by `now`."""
+        """Applies everything that is due by `now`."""
         self.catalog.advance(now)
         for session in self.sessions.overdue(now):
             self.destroy_session(session.session_id, now)
         self.keys.advance(now)
 
     def next_deadline(self) -> float | None:
-        """When `advance` has something to do next."""
+        """When `advance` is due next; None: not until something changes."""
         times = (self.catalog.next_deadline(), self.sessions.next_deadline(), self.keys.next_deadline())
         return min((time for time in times if time is not None), default=None)
-
-    def _free(self, session: Session, now: float) -> None:
-        asked = session.definition
-        self.keys.drop_session(
-            session.session_id, deletes_keys=asked.deletes_keys, lock_delay_s=asked.lock_delay_s, now=now
-        )

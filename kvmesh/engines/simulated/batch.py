@@ -1,7 +1,7 @@
-"""The decode batch as columns: a step for all its legs is a few passes over plain lists.
+"""The decode batch as columns: a step is a few passes over plain lists.
 
-A step comes after a pause in which others had the processor, and numpy's code is in no cache then: its handful of operations
-costs more than an addition for each of 32 legs.
+Plain lists beat numpy here. Other processes run between two steps and evict numpy's code from the caches; its few operations then
+cost more than an addition for each of 32 legs.
 
 Slots are dense from 0; removing a leg moves the last one into its slot.
 """
@@ -16,7 +16,7 @@ from kvmesh.engines.simulated.model_card import TokenRange
 
 
 class DecodeBatch:
-    """Legs that decode. `steps` counts calls of `step`; `rows_max` newest tokens of each leg can be read back."""
+    """Legs that decode. `steps` counts calls of `step`. The `rows_max` newest tokens of each leg can be read back."""
 
     def __init__(self, rows_max: int, token_range: TokenRange) -> None:
         self.steps = 0
@@ -33,7 +33,7 @@ class DecodeBatch:
         return len(self.keys)
 
     def add(self, leg: LegState, total: int) -> None:
-        """Takes a leg whose tokens are all flushed; `total` is their checksum plus the leg's constant."""
+        """Adds a leg whose tokens are all flushed. `total` is their checksum plus the leg's constant."""
         leg.slot, leg.flushed_step = len(self.keys), self.steps
         self.keys.append(leg.key)
         self.legs.append(leg)
@@ -41,7 +41,7 @@ class DecodeBatch:
         self._offsets.append(len(leg.tokens) + 1 - self.steps)
 
     def remove(self, leg: LegState) -> None:
-        """Lets a leg go; its unflushed tokens are lost unless `flush` came first."""
+        """Removes a leg. Call `flush` first, or its unflushed tokens are lost."""
         slot, moved = leg.slot, self.legs[-1]
         last = moved.slot
         for column in (self.keys, self.legs, self._sums, self._offsets):
@@ -53,7 +53,7 @@ class DecodeBatch:
         leg.slot = -1
 
     def step(self, forced: Mapping[int, int]) -> list[int]:
-        """The next token of every leg, by slot; `forced` says what it is at some of them."""
+        """The next token of every leg, by slot. `forced` gives it for some slots."""
         first, span, steps = self._first, self._span, self.steps
         ids = [total % span + first for total in self._sums]
         for slot, token_id in forced.items():
@@ -66,8 +66,8 @@ class DecodeBatch:
         self.steps += 1
         return ids.copy()
 
-    def natural(self, leg: LegState) -> int:
-        """The token that the arithmetic says comes next."""
+    def next_token(self, leg: LegState) -> int:
+        """The leg's next token by the arithmetic."""
         return self._sums[leg.slot] % self._span + self._first
 
     def unflushed(self, leg: LegState) -> int:
@@ -79,7 +79,7 @@ class DecodeBatch:
         rows: list[list[int]] = []
         for leg in legs:
             if leg.flushed_step != since:
-                # Legs that joined together grow together, so the same rows serve many of them.
+                # Legs that joined in the same step share these rows.
                 since = leg.flushed_step
                 rows = self._rows(since)
             slot = leg.slot
@@ -97,7 +97,7 @@ class DecodeBatch:
 
 
 def _move_last(column: list[Any], slot: int) -> None:
-    """Takes the last entry away and puts it in place of another one."""
+    """Removes the last entry and writes it to `slot`."""
     last = column.pop()
     if slot < len(column):
         column[slot] = last

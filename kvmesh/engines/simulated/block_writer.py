@@ -18,7 +18,7 @@ def names_of(leg: LegState, block_size_tokens: int) -> list[int]:
 
 
 def compute_prompt(leg: LegState, *, take: int, memory: KvMemory, pool: BlockPool, block_size_tokens: int) -> None:
-    """Writes the KV of the next `take` tokens and names the blocks that became full."""
+    """Writes the KV of the next `take` tokens and names blocks that become full."""
     first, end = leg.computed // block_size_tokens, leg.computed + take
     last = -(-end // block_size_tokens)
     start = first * block_size_tokens
@@ -46,9 +46,9 @@ def compute_prompt(leg: LegState, *, take: int, memory: KvMemory, pool: BlockPoo
 def seal_blocks(
     legs: Sequence[LegState], *, totals: Sequence[int], memory: KvMemory, pool: BlockPool, block_size_tokens: int
 ) -> None:
-    """Completes the blocks that decoding legs have just filled, those of legs where it is complete already excepted.
+    """Completes blocks that decoding legs have just filled, unless they are complete already.
 
-    A total covers all tokens of its leg; the newest one is not computed yet and belongs to the next block.
+    A total covers all tokens of its leg. The newest token is not computed yet and belongs to the next block.
     """
     for leg, total in zip(legs, totals, strict=True):
         tokens = leg.tokens

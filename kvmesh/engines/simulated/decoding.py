@@ -1,7 +1,7 @@
-"""The decoding legs: a token each per step, a block each when theirs is full, and the end of each at the step known before.
+"""The decoding legs. Each gets a token per step, and a new block when its last one is full.
 
-A leg's next block and its last token fall into steps that are known when it joins, so a step looks only at the legs that are
-due in it, and at those whose every token must be looked at (stop tokens, log-probabilities).
+The steps in which a leg needs a block or ends are known when it joins. So a step touches only the legs that are due in it, and those
+whose every token must be examined (stop tokens, log-probabilities).
 """
 
 from collections.abc import Callable, Iterable
@@ -15,14 +15,14 @@ from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import Step
-from kvmesh.engines.simulated.stopping import add_logprob, is_stop, is_watched, last_token, steered
+from kvmesh.engines.simulated.stopping import add_logprob, is_stop, is_watched, last_token, steered_token
 
 Ends = dict[LegState, int | None]
-"""Legs that got their last token, and the stop token where it is one."""
+"""Legs that got their last token, with the stop token if it is one."""
 
 
 class Decoding:
-    """Legs in phase DECODE. `preempt_one` takes blocks from some leg, perhaps one of these, when none is left."""
+    """Legs in phase DECODE. `preempt_one` takes the blocks of some leg, maybe one of these, when no block is available."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Decoding:
         return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
 
     def add(self, leg: LegState, total: int) -> None:
-        """Takes a leg that has its first token; `total` is the checksum of all its tokens plus its constant."""
+        """Adds a leg that has its first token. `total` is the checksum of all its tokens plus its constant."""
         leg.phase = Phase.DECODE
         self._batch.add(leg, total)
         self._plan_growth(leg)
@@ -69,7 +69,7 @@ class Decoding:
             self._steered[leg] = None
 
     def remove(self, leg: LegState) -> None:
-        """Lets a leg go. All its tokens are in `leg.tokens` afterwards, and a block that is just full has its name."""
+        """Removes a leg. Its tokens are in `leg.tokens` afterwards, and full blocks have their names."""
         self._seal([leg])
         self._batch.remove(leg)
         self._watched.pop(leg, None)
@@ -78,26 +78,26 @@ class Decoding:
         self._grow_at.get(leg.grow_step, {}).pop(leg, None)
 
     def step(self, step: Step) -> tuple[list[int], list[int], Ends]:
-        """Keys, their next tokens, and the legs that must be ended now."""
+        """Keys, their next tokens, and the legs that end with this step."""
         batch = self._batch
         growing = self._grow_at.pop(batch.steps, None)
         if growing:
             self._grow(list(growing))
         keys = batch.keys.copy()
-        token_ids = batch.step(self._forced() if self._steered else {})
+        token_ids = batch.step(self._steered_tokens() if self._steered else {})
         ending = self._end_at.pop(batch.steps, None)
         if ending or self._watched:
             return keys, token_ids, self._ends(ending or (), token_ids, step)
         return keys, token_ids, {}
 
-    def _forced(self) -> dict[int, int]:
-        """What constrained and biased legs say next, by slot."""
+    def _steered_tokens(self) -> dict[int, int]:
+        """Next tokens of constrained and biased legs, by slot."""
         batch = self._batch
         return {
-            leg.slot: steered(
+            leg.slot: steered_token(
                 leg,
                 position=len(leg.tokens) + batch.unflushed(leg),
-                token_id=batch.natural(leg),
+                token_id=batch.next_token(leg),
                 token_range=self._range,
             )
             for leg in self._steered
@@ -117,7 +117,7 @@ class Decoding:
         return ends
 
     def _grow(self, legs: list[LegState]) -> None:
-        """The legs' next tokens need a new block each; the ones before are complete and get their names."""
+        """Gives each leg a new block. The full blocks get their names."""
         self._seal(legs)
         for leg in legs:
             while leg.phase is Phase.DECODE and not self._pool.available:
@@ -139,7 +139,7 @@ class Decoding:
             )
 
     def _plan_growth(self, leg: LegState) -> None:
-        """When the leg's blocks are full: after as many steps as its newest token is short of the end of its blocks."""
+        """Computes the step in which the leg's blocks are full. Its newest token is not in a block yet."""
         room = len(leg.blocks) * self._size - (len(leg.tokens) - 1)
         leg.grow_step = self._batch.steps + room
         self._grow_at.setdefault(leg.grow_step, {})[leg] = None

@@ -1,8 +1,9 @@
-"""The simulated engine: the scheduler's steps on a clock, with real bytes behind the KV handles."""
+"""The simulated engine: runs the scheduler's steps on a clock, with real bytes behind the KV handles."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from random import Random, SystemRandom
 
 from xxhash import xxh3_64_hexdigest
@@ -10,16 +11,15 @@ from xxhash import xxh3_64_hexdigest
 from kvmesh.clock import Clock
 from kvmesh.core import Capabilities, Handoff, KvEvent, LoadRecord, ModelCard, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
-from kvmesh.engines.simulated.fault_injection import Die, Fault, FaultState
+from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.simulated.handles import FORMAT
 from kvmesh.engines.simulated.model_card import TokenRange, read_card
-from kvmesh.engines.simulated.output_buffers import EventOutlet, StepOutlet
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.tokens import LOGPROBS_MAX
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, LostError, MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.transport import KvTransport
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ FEATURES = (
 
 
 class SimulatedEngine:
-    """An Engine without a model. `transport` None: it serves alone, prefill legs are refused.
+    """An Engine without a model. Without a `transport` it refuses prefill legs and serves alone.
 
-    The engine owns the transport: it starts it in the background, so that serving begins at once, and closes it.
-    `generator` makes what tells this incarnation's handles and blocks from others'; simulations give a seeded one.
+    The engine starts and closes the transport. `generator` makes the random numbers that distinguish this engine's handles and
+    blocks from those of other engines; simulations pass a seeded one. `scheduler` and `token_range` are public for tests.
     """
 
     def __init__(
@@ -51,18 +51,25 @@ class SimulatedEngine:
         self._clock = clock
         self._transport = transport
         self._role = Role(settings.role)
-        self._faults = FaultState(settings.seed)
-        self._random = generator or SystemRandom()
-        self._incarnation = f"{self._random.getrandbits(64):016x}"
-        self._card, self._range = read_card(settings)
-        self._compatibility = compatibility_hash(settings, self._card, self._range)
-        self._scheduler = self._make_scheduler()
-        self._outlet = StepOutlet(settings.output_buffer_steps)
-        self._events = EventOutlet(settings.kv_event_buffer_blocks, self._scheduler.pool.snapshot_events)
+        generator = generator or SystemRandom()
+        incarnation = f"{generator.getrandbits(64):016x}"
+        self._card, self.token_range = read_card(settings)
+        self._compatibility_hash = compatibility_hash(settings, self._card, self.token_range)
+        self.scheduler = Scheduler(
+            settings,
+            self._card,
+            self.token_range,
+            incarnation=incarnation,
+            compatibility_hash=self._compatibility_hash,
+            has_transport=transport is not None,
+            first_stamp=generator.getrandbits(63),
+        )
+        self._outputs = StepOutputBuffer(settings.output_buffer_steps)
+        self._events = KvEventBuffer(settings.kv_event_buffer_blocks, self.scheduler.pool.snapshot_events)
         self._pulls: Pulls | None = None
         if transport is not None:
             self._pulls = Pulls(
-                scheduler=self._scheduler,
+                scheduler=self.scheduler,
                 transport=transport,
                 timeout_s=settings.pull_timeout_s,
                 on_change=self._wake,
@@ -75,45 +82,16 @@ class SimulatedEngine:
         self._step_s = 0.0
         self._description: EngineDescription | None = None
         self._described: tuple[frozenset[str], Role] | None = None
+        self._death: LostError | None = None
         self._is_asleep = False
         self._is_closed = False
         self._is_listening = False
 
-    def _make_scheduler(self) -> Scheduler:
-        return Scheduler(
-            self.settings,
-            self._card,
-            self._range,
-            incarnation=self._incarnation,
-            compatibility_hash=self._compatibility,
-            has_transport=self._transport is not None,
-            first_stamp=self._random.getrandbits(63),
-        )
-
-    @property
-    def token_range(self) -> TokenRange:
-        """The ids this engine generates, for `expected_tokens`."""
-        return self._range
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The decisions behind the engine, for tests and simulations that look inside."""
-        return self._scheduler
-
-    def inject(self, fault: Fault) -> None:
-        self._faults.inject(fault)
-        if isinstance(fault, Die):
-            self._fail(self._faults.death)
-            if self._transport is not None:
-                # Peers must not be able to read the memory of a dead process.
-                self._tasks.append(asyncio.create_task(self._transport.aclose(), name="kv-transport-death"))
-        self._wake()
-
     async def start(self) -> None:
-        """Starts stepping. A prefill engine can do nothing without its transport and waits for it.
+        """See Engine. A prefill engine waits for its transport, without which it can do nothing.
 
-        A decode engine serves at once; its transport comes up beside it after `kv_transport_delay_s`, since loading NIXL
-        takes a core for more than a second, just when the first requests come.
+        A decode engine serves at once and starts its transport `kv_transport_delay_s` later: loading NIXL takes a core for more than
+        a second, just when the first requests arrive.
         """
         self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
         self._tasks.append(asyncio.create_task(self._end_leases(), name="simulated-leases"))
@@ -129,70 +107,57 @@ class SimulatedEngine:
         try:
             if delay_s:
                 await self._clock.sleep(delay_s)
-            await transport.start(self._scheduler.memory.buffer, self._on_message)
+            await transport.start(self.scheduler.memory.buffer, self._on_message)
         except MeshError as error:
             log.error("kv_transport_failed", extra={"data": {"reason": error.reason, "detail": error.message}})
             self._fail(error)
             return
-        self._scheduler.peer = transport.metadata
+        self.scheduler.peer = transport.metadata
         self._wake()
 
     def describe(self) -> EngineDescription:
-        """What it is; the same before and after `start`, loaded adapters aside."""
-        now = (self._scheduler.adapters, self._role)
-        if self._description is None or self._described != now:
-            # Read with every request, but changed only by adapters and roles.
-            self._description, self._described = self._describe(), now
+        """See Engine. Callers read it with every request, but only adapters and the role change it, so it is cached."""
+        state = (self.scheduler.adapters, self._role)
+        if self._description is None or self._described != state:
+            self._described = state
+            self._description = EngineDescription(
+                model=replace(self._card, adapters=sorted(self.scheduler.adapters)),
+                capabilities=self._capabilities(),
+                role=self._role,
+                block_size_tokens=self.settings.block_size_tokens,
+                kv_blocks_total=self.settings.kv_blocks,
+                kv_compatibility_hash=self._compatibility_hash,
+                lease_s=self.settings.lease_s,
+                profile=self.settings.performance(),
+                removes_kv_from_ends=True,
+            )
         return self._description
 
-    def _describe(self) -> EngineDescription:
-        return EngineDescription(
-            model=self._card_now(),
-            capabilities=self._capabilities(),
-            role=self._role,
-            block_size_tokens=self.settings.block_size_tokens,
-            kv_blocks_total=self.settings.kv_blocks,
-            kv_compatibility_hash=self._compatibility,
-            lease_s=self.settings.lease_s,
-            profile=self.settings.performance(),
-            removes_kv_from_ends=True,
-        )
-
-    def _card_now(self) -> ModelCard:
-        card = self._card
-        return ModelCard(
-            name=card.name,
-            source=card.source,
-            context_tokens_max=card.context_tokens_max,
-            vocabulary_size=card.vocabulary_size,
-            revision=card.revision,
-            eos_token_ids=card.eos_token_ids,
-            adapters=sorted(self._scheduler.adapters),
-        )
-
     def _capabilities(self) -> Capabilities:
-        return capabilities(has_transport=self._transport is not None, can_write=self._scheduler.can_write)
+        return capabilities(has_transport=self._transport is not None, can_write=self.scheduler.can_write)
 
     def submit_nowait(self, request: EngineRequest) -> None:
-        if self._is_closed or self._is_asleep or self._faults.death is not None:
-            raise UnavailableError("the engine is closed, asleep or dead", reason="engine_unavailable")
-        self._faults.check_submit()
-        self._scheduler.submit(request, self._clock.now())
+        self._check_running()
+        self.scheduler.submit(request, self._clock.now())
         self._wake()
 
+    def _check_running(self) -> None:
+        if self._is_closed or self._is_asleep or self._death is not None:
+            raise UnavailableError("the engine is closed, asleep or dead", reason="engine_unavailable")
+
     def cancel_nowait(self, key: int) -> None:
-        """See Engine. Blocks are free at once, those of a pull as soon as it has stopped."""
-        self._scheduler.cancel(key)
+        """See Engine. Frees blocks at once, those of a pull when the pull has stopped."""
+        self.scheduler.cancel(key)
         self._settle()
         self._wake()
 
     def release_nowait(self, handle_id: str) -> bool:
-        is_known = self._scheduler.leases.end(handle_id)
+        is_known = self.scheduler.leases.end(handle_id)
         self._after_lease_change()
         return is_known
 
     def leased_handles(self) -> int:
-        return len(self._scheduler.leases)
+        return len(self.scheduler.leases)
 
     def _on_message(self, message: bytes) -> None:
         if message.startswith(RELEASED):
@@ -200,7 +165,7 @@ class SimulatedEngine:
                 self.release_nowait(handle_id)
 
     def _after_lease_change(self) -> None:
-        self._is_listening = bool(len(self._scheduler.leases))
+        self._is_listening = bool(len(self.scheduler.leases))
         if self._is_listening:
             self._leased.set()
         if self._transport is not None:
@@ -208,17 +173,17 @@ class SimulatedEngine:
         self._wake()
 
     def steps(self) -> AsyncIterator[StepOutput]:
-        return self._outlet.outputs()
+        return self._outputs.outputs()
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        await self._outlet.deliver(take)
+        await self._outputs.deliver(take)
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        """See Engine. A reader that lags gets a cleared event and the present blocks in place of what it missed."""
+        """See Engine. A slow reader gets a cleared event and the present blocks instead of what it missed."""
         return self._events.batches()
 
     def load(self) -> LoadRecord:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         running, waiting, waiting_tokens = scheduler.counts()
         available, total = scheduler.pool.available, scheduler.pool.total
         return LoadRecord(
@@ -241,32 +206,32 @@ class SimulatedEngine:
         )
 
     async def load_adapter(self, name: str, source: str) -> None:
-        """An adapter is a name; `source` is not read."""
+        """An adapter is only a name; `source` is ignored."""
         if not 0 < len(name) <= ADAPTER_CHARACTERS_MAX:
             raise InvalidRequestError(f"an adapter's name has 1 to {ADAPTER_CHARACTERS_MAX} characters", field="name")
-        adapters = self._scheduler.adapters | {name}
+        adapters = self.scheduler.adapters | {name}
         if len(adapters) > ADAPTERS_MAX:
             raise OverloadedError(f"{len(adapters) - 1} adapters are loaded already", reason="adapters_full")
-        self._scheduler.adapters = adapters
+        self.scheduler.adapters = adapters
 
     async def unload_adapter(self, name: str) -> None:
-        """Running requests keep it; new ones are refused."""
-        self._scheduler.adapters -= {name}
+        """See Engine. Running requests keep the adapter."""
+        self.scheduler.adapters -= {name}
 
     async def reset_cache(self) -> bool:
-        pool = self._scheduler.pool
+        pool = self.scheduler.pool
         if pool.available < pool.total:
             return False
-        pool.forget_idle()
+        pool.evict_idle()
         self._publish_events()
         return True
 
     async def sleep(self, level: int) -> None:
-        """Pauses all requests and evicts cached blocks without a holder, at every level from 1."""
+        """Pauses all requests and evicts cached blocks that nobody holds. All levels from 1 do the same."""
         if level < 1:
             raise UnsupportedError("sleep levels begin at 1", field="level")
         self._is_asleep = True
-        self._scheduler.pool.forget_idle()
+        self.scheduler.pool.evict_idle()
         self._publish_events()
 
     async def wake(self) -> None:
@@ -274,7 +239,7 @@ class SimulatedEngine:
         self._wake()
 
     async def set_role(self, role: Role) -> None:
-        """See Engine; requests in flight go on."""
+        """See Engine. Requests in flight continue."""
         if role not in self._capabilities().roles:
             raise UnsupportedError(f"this engine does not take the role {role}", field="role")
         self._role = role
@@ -283,63 +248,57 @@ class SimulatedEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        self._scheduler.cancel_all()
+        self.scheduler.cancel_all()
         self._settle()
         if self._pulls is not None:
             await self._pulls.aclose()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        step = self._scheduler.take_finishes()
-        if step.has_output and self._faults.death is None:
+        step = self.scheduler.take_finishes()
+        if step.has_output and self._death is None:
             self._step += 1
-            self._outlet.put_nowait(step.output(self._step))
+            self._outputs.put_nowait(step.output(self._step))
         self._publish_events()
         self._events.close_nowait()
-        self._outlet.close_nowait(self._faults.death)
+        self._outputs.close_nowait(self._death)
         if self._transport is not None:
             await self._transport.aclose()
 
-    # The loop
+    def _on_defect(self, error: BaseException) -> None:
+        if not self._is_closed:
+            log.error("simulated_engine_failed", exc_info=error)
+            self._fail(MeshError(f"{type(error).__name__} in the engine"))
+
+    def _fail(self, error: MeshError) -> None:
+        if self._death is None:
+            self._death = LostError(error.message, reason=error.reason)
+        self._events.close_nowait()
+        self._outputs.close_nowait(self._death)
+        self._wake()
+
+    # The engine's task
 
     async def _run(self) -> None:
         try:
-            while self._faults.death is None:
-                await self._run_once()
-        except Exception as error:  # noqa: BLE001  # The boundary of the loop.
+            while self._death is None:
+                if self._is_asleep:
+                    # A sleeping engine makes no step but answers cancels.
+                    if (step := self.scheduler.take_finishes()).has_output:
+                        self._deliver(step)
+                    await self._wait_woken()
+                elif not self.scheduler.has_work:
+                    await self._wait_woken()
+                elif not self._outputs.has_room:
+                    await self._outputs.wait_room()
+                else:
+                    await self._step_once()
+        except Exception as error:  # noqa: BLE001  # The boundary of the task.
             self._on_defect(error)
 
-    def _on_defect(self, error: BaseException) -> None:
-        """Ends the engine with an exception that it cannot handle."""
-        if self._is_closed:
-            return
-        log.error("simulated_engine_failed", exc_info=error)
-        self._fail(MeshError(f"{type(error).__name__} in the engine"))
-
-    def _fail(self, error: MeshError | None) -> None:
-        self._faults.die_of(error)
-        self._events.close_nowait()
-        self._outlet.close_nowait(self._faults.death)
-        self._wake()
-
-    async def _run_once(self) -> None:
-        if self._is_asleep:
-            # Cancels are answered while the engine sleeps, without a step.
-            if (ended := self._scheduler.take_finishes()).has_output:
-                self._deliver(ended)
-            await self._wait_woken()
-            return
-        if not self._scheduler.has_work:
-            await self._wait_woken()
-            return
-        if not self._outlet.has_room:
-            await self._outlet.wait_room()
-            return
-        if (stall_s := self._faults.take_stall_s()) > 0:
-            await self._clock.sleep(stall_s)
-            return
+    async def _step_once(self) -> None:
         self._woken.clear()
-        step = self._scheduler.step(self._clock.now())
+        step = self.scheduler.step(self._clock.now())
         self._settle(step)
         if not step.has_progress:
             await self._wait_woken()
@@ -350,41 +309,34 @@ class SimulatedEngine:
             if factor:
                 await self._clock.sleep(self._step_s)
         finally:
-            # Closing interrupts the sleep, but the step's output is delivered. Cancels of that time are answered with it: the
-            # next step would hold their finishes back as long again.
-            step.finishes.extend(self._scheduler.take_finishes().finishes)
+            # `aclose` interrupts the sleep, but the output is still delivered. Legs that were cancelled during the sleep finish with
+            # this step, since the next step's output is a whole step away.
+            step.finishes.extend(self.scheduler.take_finishes().finishes)
             self._deliver(step)
         if not factor:
             await asyncio.sleep(0)
 
     def _settle(self, step: Step | None = None) -> None:
-        """Passes on what a step or a cancel decided: pulls to begin, pulls to stop, releases to send."""
+        """Carries out what a step or a cancel decided: starts pulls, stops pulls, sends releases."""
         if self._pulls is None:
             return
         if step is not None:
             for order in step.pulls:
                 self._pulls.start_nowait(order)
-            self._lose_handles(step)
-        if self._scheduler.aborted_pulls or self._scheduler.releases:
+        if self.scheduler.aborted_pulls or self.scheduler.releases:
             self._pulls.settle_nowait()
-        if self._is_listening != bool(len(self._scheduler.leases)):
+        if self._is_listening != bool(len(self.scheduler.leases)):
             self._after_lease_change()
-
-    def _lose_handles(self, step: Step) -> None:
-        for finish in step.finishes:
-            if finish.handle is not None and self._faults.takes_handle():
-                self._scheduler.lose(finish.handle.handle_id)
 
     def _deliver(self, step: Step) -> None:
         self._step += 1
         self._publish_events()
         if step.has_output:
-            self._outlet.put_nowait(step.output(self._step))
+            self._outputs.put_nowait(step.output(self._step))
 
     def _publish_events(self) -> None:
-        pool = self._scheduler.pool
-        if blocks := pool.event_blocks:
-            self._events.put_nowait(pool.take_events(), blocks)
+        if events := self.scheduler.pool.take_events():
+            self._events.put_nowait(events)
 
     async def _wait_woken(self) -> None:
         self._publish_events()
@@ -392,15 +344,15 @@ class SimulatedEngine:
         self._woken.clear()
 
     async def _end_leases(self) -> None:
-        """Ends leases that are over, whether there are steps or not."""
+        """Ends expired leases, also while the engine makes no steps."""
         while True:
-            ends_at_s = self._scheduler.leases.next_end_s()
+            ends_at_s = self.scheduler.leases.next_end_s()
             if ends_at_s is None:
                 self._leased.clear()
                 await self._leased.wait()
                 continue
             await self._clock.sleep(max(ends_at_s - self._clock.now(), 0.0))
-            if self._scheduler.leases.expire(self._clock.now()):
+            if self.scheduler.leases.expire(self._clock.now()):
                 self._after_lease_change()
 
     def _wake(self) -> None:
@@ -408,7 +360,7 @@ class SimulatedEngine:
 
 
 def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
-    """The capability record. `can_write`: a tokenizer is there, with which constrained answers are written."""
+    """The capability record. `can_write`: there is a tokenizer, which constrained answers need."""
     return Capabilities(
         engine="simulated",
         engine_version=VERSION,
@@ -420,7 +372,7 @@ def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
 
 
 def compatibility_hash(settings: SimulatedSettings, card: ModelCard, token_range: TokenRange) -> str:
-    """Covers everything that two engines must share to read each other's blocks."""
+    """A hash of everything that two engines must have in common to read each other's blocks."""
     parts = (
         FORMAT, VERSION, card.name, card.revision, card.vocabulary_size, token_range.first_id, token_range.span,
         settings.block_size_tokens, settings.kv_bytes_per_block,

@@ -1,25 +1,24 @@
-"""The free blocks of a pool, by position. An allocation of many blocks gets neighbours, which NIXL moves as one range.
+"""The free blocks of a pool. An allocation gets consecutive blocks where possible, since NIXL moves them as one range.
 
-Blocks are taken in rounds through the memory. They come back about in the order in which they were taken, so that what lies ahead
-is free in long stretches, if only a part of the memory is free at all.
+Allocations go through the memory in rounds. Blocks are freed in about the order of their allocation, so long free stretches lie ahead.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 
 
-class FreeSpace:
-    """Blocks by number, all of them free at first."""
+class FreeBlocks:
+    """The free blocks among `total`, by number. All are free at first."""
 
     def __init__(self, total: int) -> None:
         self._is_free = bytearray(b"\1") * total
         self._numbers = list(range(total))
-        """Slices of it are quicker than new numbers."""
+        """Slicing it is faster than making new lists."""
         self._next = 0
         self.count = total
 
     def take(self, count: int) -> list[int]:
-        """As many blocks, of which there must be enough, by their numbers: in one stretch, or in the longest ones found."""
+        """Takes `count` blocks, in ascending order: one stretch, or the longest ones found. That many must be free."""
         self.count -= count
         start = self._find(count)
         if start >= 0:
@@ -43,7 +42,7 @@ class FreeSpace:
         return self._numbers[start:end]
 
     def take_one(self) -> int:
-        """A block; there must be one."""
+        """Takes one block. One must be free."""
         block = self._is_free.find(1, self._next)
         if block < 0:
             block = self._is_free.find(1)
@@ -53,20 +52,20 @@ class FreeSpace:
         return block
 
     def _find(self, count: int) -> int:
-        """Where so many neighbours are free, from where the last ones were taken on; -1: nowhere."""
+        """Start of a free stretch of `count` blocks, searched from the previous allocation on; -1: there is none."""
         stretch = b"\1" * count
         start = self._is_free.find(stretch, self._next)
         return self._is_free.find(stretch, 0, self._next + count - 1) if start < 0 else start
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Blocks, by their numbers, are free."""
+        """Frees blocks."""
         end = len(blocks)
         self.count += end
         start = 0
         while start < end:
             first = blocks[start]
-            behind = end
+            stop = end
             if blocks[-1] - first != end - 1 - start:
-                behind = bisect_right(range(end), first - start, start, end, key=lambda place: blocks[place] - place)
-            self._is_free[first : first + behind - start] = b"\1" * (behind - start)
-            start = behind
+                stop = bisect_right(range(end), first - start, start, end, key=lambda place: blocks[place] - place)
+            self._is_free[first : first + stop - start] = b"\1" * (stop - start)
+            start = stop

@@ -1,11 +1,11 @@
-"""The payload of a handle: the position of the blocks, and the stamps that show whether they still hold the prompt."""
+"""The payload of a handle: the positions of its blocks, and the stamps that show whether they still hold the prompt."""
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import KvHandle
-from kvmesh.engines.simulated.block_runs import Numbers, Run, counted_up
+from kvmesh.engines.simulated.memory import Numbers, Run, counted_up
 from kvmesh.errors import KvLostError
 
 FORMAT = "simulated/2"
@@ -13,15 +13,15 @@ _HEAD = struct.Struct("<4sIIIQ")
 _RUN = struct.Struct("<IIQ")
 _MAGIC = b"KVS2"
 _STAMP_END = (1 << 63) - (1 << 32)
-"""Stamps are below it, also the last one of the longest run."""
+"""All stamps are below it, including the last one of the longest run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlePayload:
-    """Blocks of one prompt on the engine whose transport has `peer` as metadata.
+    """Blocks of one prompt on the engine whose transport has the metadata `peer`.
 
-    `runs` say where they lie and which filling of each it is, `checksum` is the sum of all blocks' parts. Guards need not travel:
-    the reader knows the block hashes of its own prompt.
+    `runs` hold block numbers and stamps; `checksum` is the sum over all blocks. Guards are not included, since the reader knows the
+    block hashes of its own prompt.
     """
 
     peer: bytes
@@ -42,13 +42,13 @@ class HandlePayload:
 
 
 def pack(payload: HandlePayload) -> bytes:
-    """Header, metadata, then runs: the first block, how many count up from it, and the first one's stamp, which counts up too."""
+    """Header, metadata, then runs: first block, count, and the first block's stamp."""
     head = _HEAD.pack(_MAGIC, len(payload.peer), len(payload.runs), payload.cached_tokens, payload.checksum)
     return b"".join((head, payload.peer, *(_RUN.pack(*run) for run in payload.runs)))
 
 
 def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) -> HandlePayload:
-    """The payload of a handle that can be read here. KvLostError when it never can."""
+    """The payload of a handle. KvLostError when this engine can never read it."""
     if handle.format != FORMAT:
         raise KvLostError(f"this engine reads {FORMAT}, not {handle.format}", reason="kv_format", field="handle.format")
     if handle.compatibility_hash != compatibility_hash:

@@ -1,12 +1,11 @@
-"""Makes the handle of a computed prompt, and verifies the blocks that were pulled by a handle."""
+"""Makes the handle of a computed prompt, and verifies pulled blocks."""
 
 import numpy as np
 
 from kvmesh.core import KvHandle
-from kvmesh.engines.simulated.block_runs import Numbers, Run, are_neighbours, runs_of
 from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, pack
 from kvmesh.engines.simulated.leg_state import LegState
-from kvmesh.engines.simulated.memory import KvMemory, words_of
+from kvmesh.engines.simulated.memory import KvMemory, Numbers, Run, are_neighbours, runs_of, words_of
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
 
@@ -49,9 +48,9 @@ def _runs(blocks: list[int], stamps: Numbers) -> list[Run]:
 
 
 def is_intact(order: PullOrder, *, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
-    """Every pulled block is the expected one in the expected filling, and all together have the writer's checksum.
+    """True when every pulled block has the expected guard and stamp, and all together have the writer's checksum.
 
-    What was read for this is left in `leg.parts`.
+    Stores the blocks' checksums in `leg.parts`.
     """
     leg, payload, first = order.leg, order.payload, order.first
     blocks = leg.blocks[: len(payload)]

@@ -1,18 +1,22 @@
-"""One leg inside the scheduler."""
+"""A leg inside the scheduler, and the queue of waiting legs."""
 
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import heapify, heappop, heappush
 
 from kvmesh.core import Usage
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.memory import Words
 
+DEAD_ENTRIES_MAX = 64
+"""Dead entries that the waiting queue keeps even when it is short."""
+
 
 class Phase(Enum):
-    """Where a leg stands. A leg that was preempted waits again."""
+    """A preempted leg is WAITING again."""
 
     WAITING = "waiting"
     PULLING = "pulling"
@@ -25,11 +29,11 @@ class Phase(Enum):
 class LegState:
     """A leg's tokens and blocks.
 
-    `tokens` is prompt, emitted and generated tokens up to the last flush of the decode batch; `names` are the hashes of its
-    full blocks, of which the first `named_blocks` are complete in memory; `named_sum` is their checksum plus `constant`.
-    `parts` are the checksums of the computed blocks, as they were read after a pull and written since; None: somebody else wrote the first
-    ones, and they must be read.
-    `script` is the whole answer of a constrained leg, eos aside; the arithmetic decides where it is None.
+    `tokens` are prompt, emitted and generated tokens up to the last flush of the decode batch. `names` are the hashes of its full
+    blocks, of which the first `named_blocks` are complete in memory; `named_sum` is their checksum plus `constant`.
+    `parts` are the checksums of the computed blocks; None: other legs wrote the first blocks, so memory must be read.
+    `script` is the whole answer of a constrained leg without eos; None: the arithmetic of `tokens.py` decides.
+    `eos_at` and `tokens_max` count the leg's own tokens from 1; `eos_at` 0: none is eos.
     """
 
     request: EngineRequest
@@ -70,25 +74,63 @@ class LegState:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sorts legs by who goes first: larger priority, then earlier arrival."""
+        """The order of scheduling: larger priority first, then earlier arrival."""
         return -self.request.generation.priority, self.order
 
     @property
     def is_steered(self) -> bool:
-        """True when the arithmetic alone does not decide its tokens."""
+        """True when a script or a logit bias changes its tokens."""
         return self.script is not None or bool(self.bias)
 
     def scripted(self, position: int) -> int:
-        """The script's token at a position of `tokens`; 0 behind its end, where eos comes."""
+        """The script's token at a position of `tokens`; 0 after its end, where eos follows."""
         assert self.script is not None
         index = position - len(self.request.generation.token_ids)
         return self.script[index] if index < len(self.script) else 0
 
     def usage(self) -> Usage:
-        """What it cost up to the newest token in `tokens`."""
+        """Usage up to the newest token in `tokens`."""
         return Usage(
             prompt_tokens=len(self.request.generation.token_ids),
             output_tokens=len(self.tokens) - self.start_tokens,
             cached_tokens=self.cached_tokens,
             transferred_tokens=self.transferred_tokens,
         )
+
+
+class WaitingQueue:
+    """Legs in phase WAITING by rank. Entries of legs that left the phase are skipped; the caller reports them with `discount`."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], LegState]] = []
+        self._live = 0
+        self.prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def push(self, leg: LegState) -> None:
+        heappush(self._heap, (leg.rank, leg))
+        self._live += 1
+        self.prompt_tokens += len(leg.tokens)
+
+    def peek(self) -> LegState | None:
+        """The first leg."""
+        while self._heap:
+            leg = self._heap[0][1]
+            if leg.phase is Phase.WAITING:
+                return leg
+            heappop(self._heap)
+        return None
+
+    def pop(self) -> None:
+        """Removes the leg that `peek` returned."""
+        self.discount(heappop(self._heap)[1])
+
+    def discount(self, leg: LegState) -> None:
+        """Subtracts a leg that left the phase. Rebuilds the heap when most of its entries are dead."""
+        self._live -= 1
+        self.prompt_tokens -= len(leg.tokens)
+        if len(self._heap) > 2 * self._live + DEAD_ENTRIES_MAX:
+            self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
+            heapify(self._heap)

@@ -1,7 +1,7 @@
-"""The pool's bytes. A block is 64-bit words: guard (its hash), stamp (which filling), then its checksum repeated.
+"""The pool's bytes. A block is 64-bit words: guard (its hash), stamp (a number per write), then its checksum repeated.
 
-The checksum part of a block is what attention would read: the sum of (position + 1) * token over its tokens. A block read
-after its owner freed and refilled it shows another guard or stamp.
+The checksum stands for what attention would read: the sum of (position + 1) * token over the block's tokens. A block that its owner
+freed and wrote again has another guard or stamp. Blocks with consecutive numbers are described and moved as one run.
 """
 
 import sys
@@ -12,17 +12,18 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from kvmesh.engines.simulated.block_runs import are_neighbours
-
 HEAD_WORDS = 2
 WORD_MASK = (1 << 60) - 1
 STAMP_MASK = (1 << 62) - 1
 Words = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+Run = tuple[int, int, int]
+"""First number in one place, count of consecutive numbers, first number in the other place."""
 _HEAD = Struct("=QQ")
 
 
 class KvMemory:
-    """Words of all blocks, one row per block. `buffer` is what a transport registers."""
+    """Words of all blocks, one row per block. A transport registers `buffer`."""
 
     def __init__(self, blocks: int, bytes_per_block: int, first_stamp: int) -> None:
         self.bytes_per_block = bytes_per_block
@@ -36,7 +37,7 @@ class KvMemory:
         return self._words.reshape(-1).view(np.uint8)
 
     def write(self, blocks: Sequence[int], guards: Sequence[int], parts: Words) -> None:
-        """Fills blocks, each with a stamp of its own."""
+        """Writes blocks, each with a new stamp."""
         if not blocks:
             return
         places = _places(blocks)
@@ -50,14 +51,14 @@ class KvMemory:
             self._words[places] = rows
 
     def write_one(self, block: int, guard: int, part: int) -> None:
-        """The same for one block, without numpy: a decode step fills few, and comes when numpy's code is in no cache."""
+        """`write` for one block, without numpy, whose fixed cost per call dominates for single blocks."""
         self._stamp += 1
         row = _HEAD.pack(guard, self._stamp) + part.to_bytes(8, sys.byteorder) * self._payload_words
         start = block * self.bytes_per_block
         self._bytes[start : start + self.bytes_per_block] = row
 
     def read_parts(self, blocks: Sequence[int]) -> Words:
-        """Each block's checksum, from all of its words; a damaged word gives a wrong one."""
+        """Each block's checksum, averaged over all of its words, so that any damaged word changes it."""
         parts: Words = self._words[_places(blocks)][:, HEAD_WORDS:].sum(axis=1)
         parts //= np.uint64(self._payload_words)
         parts &= np.uint64(WORD_MASK)
@@ -69,13 +70,35 @@ class KvMemory:
 
 
 def _places(blocks: Sequence[int]) -> slice | npt.NDArray[np.int64]:
-    """What takes the rows of these blocks, all of them different, out of an array: where they are neighbours, as a prompt's mostly
-    are, the rows themselves."""
+    """An index for the rows of distinct blocks: a slice if their numbers are consecutive, as a prompt's mostly are."""
     if blocks and are_neighbours(blocks):
         return slice(blocks[0], blocks[-1] + 1)
     return np.array(blocks, np.int64)
 
 
 def words_of(values: Sequence[int]) -> Words:
-    """64-bit words as an array. Through `array`, which is the quickest way out of a list."""
+    """64-bit words as an array. `array` converts a list faster than numpy does."""
     return np.frombuffer(array("Q", values), np.uint64) if values else np.empty(0, np.uint64)
+
+
+def are_neighbours(blocks: Sequence[int]) -> bool:
+    """True when these distinct numbers are consecutive and ascending."""
+    return blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == sorted(blocks)
+
+
+def runs_of(first: Numbers, second: Numbers) -> list[Run]:
+    """The runs in which both arrays, of equal length, count up by one."""
+    if not len(first):
+        return []
+    breaks = ((first[1:] - first[:-1] != 1) | (second[1:] - second[:-1] != 1)).nonzero()[0]
+    starts = [0, *(breaks + 1).tolist()]
+    counts = [end - start for start, end in zip(starts, [*starts[1:], len(first)], strict=True)]
+    return list(zip(first[starts].tolist(), counts, second[starts].tolist(), strict=True))
+
+
+def counted_up(runs: Sequence[tuple[int, int]]) -> Numbers:
+    """The numbers of all runs (first number, count), one run after the other."""
+    if len(runs) == 1:
+        first, count = runs[0]
+        return np.arange(first, first + count)
+    return np.concatenate([np.arange(first, first + count) for first, count in runs]) if runs else np.empty(0, np.int64)

@@ -17,20 +17,20 @@ EOS_DEFAULT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRange:
-    """Generated ids: `first_id` up to `first_id + span - 1`, no eos among them."""
+    """Generated ids: `first_id` to `first_id + span - 1`, without eos."""
 
     first_id: int
     span: int
 
 
 def read_card(settings: SimulatedSettings) -> tuple[ModelCard, TokenRange]:
-    """The card and the ids to generate. NotFoundError when the directory lacks config.json."""
+    """The card and the ids to generate. NotFoundError when the directory has no config.json."""
     config: dict[str, Any] = {}
     special: set[int] = set()
     if settings.model_dir:
         folder = Path(settings.model_dir)
         if not (folder / "config.json").is_file():
-            raise NotFoundError(f"{folder} holds no config.json", field="model_dir", reason="model_not_found")
+            raise NotFoundError(f"{folder} has no config.json", field="model_dir", reason="model_not_found")
         config = _read(folder / "config.json")
         generation = _read(folder / "generation_config.json")
         config["eos_token_id"] = generation.get("eos_token_id", config.get("eos_token_id"))
@@ -80,7 +80,7 @@ def _range(settings: SimulatedSettings, card: ModelCard, special: set[int]) -> T
 
 
 def widest_gap(taken: Iterable[int], size: int) -> tuple[int, int]:
-    """Start and length of the longest run of ids below `size` that are not taken."""
+    """Start and length of the longest run of free ids below `size`."""
     best, start = (0, 0), 0
     for edge in [*sorted(taken), size]:
         edge = min(edge, size)

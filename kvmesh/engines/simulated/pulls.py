@@ -1,4 +1,4 @@
-"""Pulls in progress: one task each, between the scheduler's orders and the transport."""
+"""Runs the scheduler's pull orders on the transport, one task each."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,18 +10,19 @@ from kvmesh.errors import KvLostError, MeshError
 from kvmesh.kv.transport import KvTransport
 
 RELEASED = b"release:"
-"""Prefix of a message to a source. The ids of handles that will not be pulled follow, separated by spaces."""
+"""Prefix of a message to a source. The ids of released handles follow, separated by spaces."""
 OVERDUE_S = 0.25
-"""How long after its time-out a pull may take to stop. A transport cannot stop one from a peer that stands still."""
+"""How long a pull may take to stop after its timeout. A transport cannot stop a pull from a suspended peer."""
 CLOSE_S = 1.0
-"""Longest wait for pulls to stop when the engine closes. The transport keeps the memory of those that do not."""
+"""Longest wait for pulls to stop when the engine closes. The transport keeps the memory of pulls that do not stop."""
 NOTICE_S = 1.0
+"""Longest wait for release messages to be sent when the engine closes."""
 NOTICE_INTERVAL_S = 0.02
-"""Releases of this time travel together. A source looks for messages as seldom."""
+"""Releases are collected for this time. Sources poll for messages at the same interval."""
 
 
 class Pulls:
-    """Runs pull orders; tells sources when their blocks are no longer needed."""
+    """Runs pull orders, and notifies sources when their blocks are no longer needed."""
 
     def __init__(
         self,
@@ -39,15 +40,15 @@ class Pulls:
         self._on_defect = on_defect
         self._pulls: dict[LegState, asyncio.Future[None]] = {}
         self._overdue: dict[LegState, bytes] = {}
-        """Peers of the pulls that should have ended and may still write."""
+        """Pulls that are past their timeout and may still write, with their peers."""
         self._notices: set[asyncio.Task[None]] = set()
         self._released: dict[bytes, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start_nowait(self, order: PullOrder) -> None:
-        """Begins a pull and reports its end to the scheduler, which may be at once.
+        """Starts a pull. Its end is reported to the scheduler, possibly before this returns.
 
-        Fails while an earlier pull from the peer is overdue: another one would only take more blocks out of use.
+        Fails while an earlier pull from the peer is overdue: another one would only block more memory.
         """
         if order.payload.peer in self._overdue.values():
             self._end(order, KvLostError("an earlier pull from the peer has not ended", reason="kv_peer_overdue"))
@@ -72,7 +73,7 @@ class Pulls:
         task.add_done_callback(on_done)
 
     def settle_nowait(self) -> None:
-        """Stops the pulls of cancelled legs and sends the releases that are due."""
+        """Stops the pulls of cancelled legs and queues releases."""
         aborted, self._scheduler.aborted_pulls = self._scheduler.aborted_pulls, []
         for leg in aborted:
             if leg in self._pulls:
@@ -95,8 +96,8 @@ class Pulls:
             error = KvLostError("the pull was stopped", reason="kv_pull_cancelled")
         elif (failure := task.exception()) is not None:
             if not isinstance(failure, MeshError):
-                # Nobody knows whether the transfer still writes, so its blocks cannot be freed. An exception raised here
-                # would only be logged, and the request would wait to its deadline.
+                # The transfer may still write, so its blocks cannot be freed. An exception raised here would only be logged, and the
+                # request would wait until its deadline.
                 self._on_defect(failure)
                 return
             error = KvLostError(failure.message, reason=failure.reason)
@@ -110,9 +111,9 @@ class Pulls:
     def _notify(self, peer: bytes, handle_id: str) -> None:
         self._released.setdefault(peer, []).append(handle_id)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._tell_released)
+            self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._send_releases)
 
-    def _tell_released(self) -> None:
+    def _send_releases(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         released, self._released, self._timer = self._released, {}, None
@@ -123,11 +124,11 @@ class Pulls:
             task.add_done_callback(self._notices.discard)
 
     async def aclose(self) -> None:
-        """Stops all pulls; notices have a moment to get out."""
+        """Stops all pulls and sends queued releases."""
         pulls = list(self._pulls.values())
         for task in pulls:
             task.cancel()
-        self._tell_released()
+        self._send_releases()
         if self._notices:
             _, late = await asyncio.wait(self._notices, timeout=NOTICE_S)
             for task in late:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
-    """Makes the engine and its KV transport."""
     from kvmesh.engines.simulated.engine import SimulatedEngine
 
     settings = replace(
@@ -36,7 +35,7 @@ def _transport(settings: SimulatedSettings) -> "KvTransport | None":
 
 
 def all_capabilities() -> Capabilities:
-    """Those of an engine with a tokenizer and a KV transport."""
+    """The capabilities of an engine with a tokenizer and a KV transport."""
     from kvmesh.engines.simulated.engine import capabilities
 
     return capabilities(has_transport=True, can_write=True)
@@ -50,6 +49,6 @@ SIMULATED = EngineRegistration(
     set_by_host=("model", "model_dir", "role", "lease_s", "pull_timeout_s"),
     make=make,
     capabilities=all_capabilities,
-    # NIXL takes a second to load. Decode workers compute prompts until prefill workers are there.
+    # NIXL takes a second to load. Decode workers compute prompts until prefill workers are registered.
     prefill_joins_late=True,
 )

@@ -1,14 +1,11 @@
-"""The simulated engine's decisions: which legs run in a step, on which blocks, what comes out. No asyncio, no clock.
+"""Decides which legs run in a step and on which blocks, and computes their tokens. No asyncio, no clock.
 
-Order within a step, as in vLLM: decoding legs first (one token of the budget each), then prompts already begun, then
-waiting legs by priority and arrival. A prompt takes all its blocks when it is admitted and may be computed in several
-steps. When a decoding leg needs a block and none is left, the lowest-ranking leg is preempted: it gives up its blocks and
-waits again.
+Order within a step, as in vLLM: decoding legs (one token of the budget each), then prompts in progress, then waiting legs by priority
+and arrival. A prompt gets all its blocks when it is admitted and may be computed in several steps. When a decoding leg needs a block
+and none is available, the leg of the lowest rank is preempted: it drops its blocks and waits again.
 """
 
 from collections.abc import Sequence
-
-import numpy as np
 
 from kvmesh.core import FinishReason, KvHandle, LegTask, ModelCard
 from kvmesh.engines.base import EngineFinish, EngineRequest
@@ -16,17 +13,16 @@ from kvmesh.engines.simulated.block_writer import compute_prompt, names_of
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.decoding import Decoding
-from kvmesh.engines.simulated.embedding import embed
 from kvmesh.engines.simulated.handoff import is_intact, make_handle
 from kvmesh.engines.simulated.leases import Leases
-from kvmesh.engines.simulated.leg_state import LegState, Phase
+from kvmesh.engines.simulated.leg_state import LegState, Phase, WaitingQueue
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
-from kvmesh.engines.simulated.stopping import add_logprob, is_stop, score_prompt, steered
+from kvmesh.engines.simulated.stopping import add_logprob, is_stop, score_prompt, steered_token
+from kvmesh.engines.simulated.tokens import embed
 from kvmesh.engines.simulated.validation import check_request, make_leg, read_handle
-from kvmesh.engines.simulated.waiting_queue import WaitingQueue
 from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError
 
 SUM_MASK = (1 << 61) - 1
@@ -34,16 +30,17 @@ OVERLOAD_RETRY_S = 0.5
 """`retry_after_s` of a leg that is refused because too many wait."""
 EMBEDDING_DIMENSIONS = 256
 """Length of the vectors that embedding requests get."""
-SPARE_PART = 16
-"""One block in so many stays free, so that a prompt's blocks are neighbours: 2 ranges at 8 000 tokens where there were 190 after many
-short answers; half as many spare blocks give 4, a quarter 12."""
+BLOCKS_PER_SPARE = 16
+"""One of so many blocks stays free, so that a prompt's blocks are consecutive: 2 ranges at 8 000 tokens, instead of 190 after many
+short answers. Half as many spare blocks give 4 ranges, a quarter 12."""
 
 
 class Scheduler:
     """All legs of one engine.
 
-    Invariants: 1. a key is known exactly from `submit` until its finish is in a Step; 2. blocks are held by legs in
-    phases PULLING, PREFILL and DECODE only, and by leases; 3. a pull that was cancelled or is overdue keeps its blocks until `pull_ended`.
+    1. A key is known exactly from `submit` until its finish is in a Step.
+    2. Only legs in phases PULLING, PREFILL and DECODE, and leases, hold blocks.
+    3. A pull that was cancelled or is overdue keeps its blocks until `pull_ended`.
     """
 
     def __init__(
@@ -61,17 +58,17 @@ class Scheduler:
         self.card = card
         self.adapters: frozenset[str] = frozenset(settings.adapters)
         self.peer: bytes | None = None
-        """This engine's transport metadata; prompts to hand out wait until it is known."""
+        """This engine's transport metadata. Prefill legs wait until it is known."""
         self.incarnation = incarnation
         self.compatibility_hash = compatibility_hash
         self.has_transport = has_transport
         self.memory = KvMemory(settings.kv_blocks, settings.kv_bytes_per_block, first_stamp)
-        self.pool = BlockPool(settings.kv_blocks, settings.kv_blocks // SPARE_PART)
+        self.pool = BlockPool(settings.kv_blocks, settings.kv_blocks // BLOCKS_PER_SPARE)
         self.leases = Leases(self.pool)
         self.releases: list[tuple[bytes, str]] = []
-        """Handles that will not be pulled, with the source's metadata. The engine removes them after it has notified the source."""
+        """Handles that will not be pulled, with their source's metadata. The engine takes them and notifies the source."""
         self.aborted_pulls: list[LegState] = []
-        """Legs whose pull must be stopped. The engine removes them when it has stopped the pull."""
+        """Legs whose pull must be stopped. The engine takes them and stops the pulls."""
         self.prompt_tokens_total = self.output_tokens_total = 0
         self.cached_tokens_total = self.transferred_tokens_total = self.preempted_total = 0
         self._range = token_range
@@ -97,10 +94,10 @@ class Scheduler:
         """True when constrained answers can be made."""
         return self._writer.can_write
 
-    # Beginning and end of legs
+    # Submission and end of legs
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
-        """Accepts a leg or raises and leaves no trace."""
+        """Accepts a leg, or raises and changes nothing."""
         if request.key in self._legs:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         check_request(
@@ -136,7 +133,7 @@ class Scheduler:
         self._waiting.push(leg)
 
     def cancel(self, key: int) -> None:
-        """Ends a leg; its finish is in the next step. Its blocks are free, those of a pull as soon as it has stopped."""
+        """Ends a leg. Its finish is in the next step. Frees its blocks, those of a pull when the pull has stopped."""
         leg = self._legs.get(key)
         if leg is not None:
             self._end(leg, FinishReason.CANCELLED)
@@ -186,7 +183,7 @@ class Scheduler:
         leg.blocks = []
 
     def _give_up_handle(self, leg: LegState) -> None:
-        """Queues a message to the source that the handle will not be pulled."""
+        """Queues a release to the source of a handle that will not be pulled."""
         if leg.payload is not None and leg.request.handle is not None:
             self.releases.append((leg.payload.peer, leg.request.handle.handle_id))
         leg.payload = None
@@ -195,7 +192,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True when a step could do something."""
+        """True when there are legs, other than pulling ones, or finishes."""
         return bool(len(self._decoding) or self._prefilling or self._finishes or len(self._waiting))
 
     def step(self, now_s: float) -> Step:
@@ -215,7 +212,7 @@ class Scheduler:
         budget = self.settings.prefill_tokens_max(step.decode_requests)
         for leg in list(self._prefilling):
             budget -= self._prefill(leg, budget, step, now_s)
-        # What was preempted in this step would take back the blocks that it just gave.
+        # A leg that was preempted in this step would take back the blocks that it just dropped.
         while budget > 0 and not self._has_preempted and (admitted := self._admit(step, now_s)) is not None:
             budget -= self._prefill(admitted, budget, step, now_s)
 
@@ -250,7 +247,7 @@ class Scheduler:
     # Prompts
 
     def _admit(self, step: Step, now_s: float) -> LegState | None:
-        """Gives the next waiting leg its blocks. None: no leg waits, or there is no room for it."""
+        """Gives the next waiting leg its blocks. None: no leg waits, or the next one has no room."""
         leg = self._waiting.peek()
         if leg is None or self._running() >= self.settings.running_requests_max:
             return None
@@ -291,7 +288,7 @@ class Scheduler:
         self._prefilling.append(leg)
 
     def _prefill(self, leg: LegState, budget: int, step: Step, now_s: float) -> int:
-        """Computes as much of a prompt as the budget allows; what it took of the budget, at least 1 for a first token."""
+        """Computes as much of a prompt as the budget allows. Returns the tokens used, at least 1 for a first token."""
         if leg.phase is not Phase.PREFILL or budget <= 0:
             return 0
         take = min(budget, len(leg.tokens) - leg.computed)
@@ -302,12 +299,12 @@ class Scheduler:
         self.prompt_tokens_total += take
         step.prefill_tokens += take
         if leg.computed == len(leg.tokens):
-            self._prompt_computed(leg, step, now_s)
+            self._end_prompt(leg, step, now_s)
         return take or 1
 
-    def _prompt_computed(self, leg: LegState, step: Step, now_s: float) -> None:
+    def _end_prompt(self, leg: LegState, step: Step, now_s: float) -> None:
         if leg.request.task is LegTask.EMBED:
-            self._end(leg, FinishReason.STOP, embedding=embed(leg, EMBEDDING_DIMENSIONS))
+            self._end(leg, FinishReason.STOP, embedding=embed(leg.tokens, EMBEDDING_DIMENSIONS, leg.request.dimensions))
             return
         self._prefilling.remove(leg)
         if leg.request.task is LegTask.PREFILL:
@@ -317,14 +314,14 @@ class Scheduler:
             self._first_token(leg, step)
 
     def _first_token(self, leg: LegState, step: Step) -> None:
-        """Reads the prompt's checksum out of its blocks, samples from it, and joins the decoding legs unless that was all."""
+        """Samples from the checksum of the prompt's blocks. Ends the leg or adds it to the decoding legs."""
         parts = self.memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
         leg.parts = None
         leg.named_sum = (int(parts[: leg.named_blocks].sum()) + leg.constant) & SUM_MASK
         total = (int(parts.sum()) + leg.constant) & SUM_MASK
         token_id = self._range.first_id + total % self._range.span
         if leg.is_steered:
-            token_id = steered(leg, position=len(leg.tokens), token_id=token_id, token_range=self._range)
+            token_id = steered_token(leg, position=len(leg.tokens), token_id=token_id, token_range=self._range)
         leg.tokens.append(token_id)
         total += len(leg.tokens) * token_id
         generated = self._decoding.generated(leg)
@@ -361,7 +358,7 @@ class Scheduler:
     # Pulls and leases
 
     def pull_ended(self, order: PullOrder, error: KvLostError | None) -> bool:
-        """Takes the end of a pull, which no longer writes to any block. True: the source must be told to free its blocks."""
+        """Handles the end of a pull, which writes to no block any more. True: the source must be notified to free its blocks."""
         leg = order.leg
         self._pulling.discard(leg)
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
@@ -380,11 +377,11 @@ class Scheduler:
         else:
             leg.was_recomputed = True
         self._begin_prompt(leg)
-        # A failed handle is not read again. Its blocks would be missing at the source until the lease ends.
+        # A failed handle is not read again; without a notice the source would hold its blocks until the lease ends.
         return True
 
     def pull_overdue(self, order: PullOrder) -> None:
-        """Gives up a pull that is overdue and may still write. Its leg waits for other blocks and computes the prompt."""
+        """Gives up a pull that may still write. Its leg waits for other blocks and computes the prompt."""
         leg = order.leg
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
             return
@@ -406,22 +403,15 @@ class Scheduler:
         leg.computed = tokens
         self.transferred_tokens_total += leg.transferred_tokens
 
-    def lose(self, handle_id: str) -> None:
-        """A fault: the handle's blocks are freed and refilled with something else, those that others hold excepted."""
-        blocks = self.leases.blocks_of(handle_id)
-        if self.leases.end(handle_id):
-            gone = self.pool.discard_idle(blocks)
-            self.memory.write(gone, [0] * len(gone), np.zeros(len(gone), np.uint64))
-
-    # Figures
+    # Load
 
     def _running(self) -> int:
         return len(self._decoding) + len(self._prefilling) + len(self._pulling)
 
     def counts(self) -> tuple[int, int, int]:
-        """Running and waiting legs, and prompt tokens accepted but not computed."""
-        begun = sum(len(leg.tokens) - leg.computed for leg in self._prefilling)
-        return self._running(), len(self._waiting), self._waiting.prompt_tokens + begun
+        """Numbers of running and waiting legs, and of accepted prompt tokens that are not computed yet."""
+        left = sum(len(leg.tokens) - leg.computed for leg in self._prefilling)
+        return self._running(), len(self._waiting), self._waiting.prompt_tokens + left
 
 
 def _rank(leg: LegState) -> tuple[int, int]:

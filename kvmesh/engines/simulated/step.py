@@ -8,16 +8,16 @@ import numpy as np
 
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
-from kvmesh.engines.simulated.block_runs import Run, are_neighbours, runs_of
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.memory import Run, are_neighbours, runs_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOrder:
-    """Blocks to be read from a peer into `blocks[first:]`; answered with `Scheduler.pull_ended`.
+    """A pull from a peer into `blocks[first:]`. `Scheduler.pull_ended` reports its end.
 
-    `blocks` is the leg's own list until `Scheduler.pull_overdue`: from then on the blocks are the order's alone.
+    `blocks` is the leg's own list until `Scheduler.pull_overdue`; then the order alone owns the blocks.
     """
 
     leg: LegState
@@ -27,7 +27,7 @@ class PullOrder:
     first: int
 
     def runs(self) -> list[Run]:
-        """(the peer's first block, count, the leg's) of what is to be read."""
+        """The pull as runs: (the peer's first block, count, the leg's first block)."""
         first, theirs = self.first, self.payload.runs
         mine = self.blocks[first : len(self.payload)]
         if len(theirs) == 1 and are_neighbours(mine):
@@ -37,7 +37,7 @@ class PullOrder:
 
 @dataclass(slots=True)
 class Step:
-    """The result of one step."""
+    """One step."""
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -56,26 +56,25 @@ class Step:
 
     @property
     def has_progress(self) -> bool:
-        """False: another step would do nothing either, until a leg arrives or a pull ends."""
+        """False: further steps do nothing until a leg arrives or a pull ends."""
         return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls)
 
     def add_rounds(self, rounds: Sequence[tuple[list[int], list[int]]]) -> None:
-        """Adds several tokens per key: each round holds keys and one token for each of them."""
+        """Adds several tokens per key. Each round holds keys and one token for each of them."""
         keys = rounds[0][0]
         if rounds[-1][0] == keys:
-            # Rounds only lose keys, so all rounds have the same ones.
+            # Rounds only lose keys, so all rounds have the same keys.
             self.keys, self.counts = keys, [len(rounds)] * len(keys)
             self.token_ids = list(chain.from_iterable(zip(*(ids for _, ids in rounds), strict=True)))
         else:
-            gained: dict[int, list[int]] = {}
+            by_key: dict[int, list[int]] = {}
             for keys, token_ids in rounds:
                 for key, token_id in zip(keys, token_ids, strict=True):
-                    gained.setdefault(key, []).append(token_id)
-            self.keys, self.counts = list(gained), [len(tokens) for tokens in gained.values()]
-            self.token_ids = list(chain.from_iterable(gained.values()))
+                    by_key.setdefault(key, []).append(token_id)
+            self.keys, self.counts = list(by_key), [len(tokens) for tokens in by_key.values()]
+            self.token_ids = list(chain.from_iterable(by_key.values()))
 
     def add_token(self, key: int, token_id: int) -> None:
-        """One more entry of one token."""
         self.keys.append(key)
         self.token_ids.append(token_id)
         if self.counts is not None:

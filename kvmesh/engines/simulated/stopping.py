@@ -1,26 +1,26 @@
-"""When an answer ends (limits, eos, stop tokens), tokens that constraints or biases force, and log-probabilities."""
+"""The end of an answer (limits, eos, stop tokens), tokens that constraints or biases change, and log-probabilities."""
 
 from kvmesh.core import ModelCard
 from kvmesh.engines.simulated.leg_state import LegState
 from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.step import Step
-from kvmesh.engines.simulated.tokens import biased, made_up_logprob
+from kvmesh.engines.simulated.tokens import biased_token, made_up_logprob
 
 
-def steered(leg: LegState, *, position: int, token_id: int, token_range: TokenRange) -> int:
-    """What a steered leg says at this position where the arithmetic says `token_id`."""
+def steered_token(leg: LegState, *, position: int, token_id: int, token_range: TokenRange) -> int:
+    """The token of a steered leg at this position. `token_id` is the arithmetic's."""
     if leg.script is not None:
         return leg.scripted(position)
-    return biased(token_id, leg.bias, token_range)
+    return biased_token(token_id, leg.bias, token_range)
 
 
 def last_token(leg: LegState) -> int:
-    """Which token of the leg, from 1, is the last in any case."""
+    """Number of the leg's last possible token, from 1."""
     return min(leg.eos_at, leg.tokens_max) if leg.eos_at else leg.tokens_max
 
 
 def is_stop(leg: LegState, token_id: int, generated: int) -> bool:
-    """True when the leg's newest token, number `generated` of it, is a stop token that may stop already."""
+    """True when the leg's token number `generated` is a stop token and `min_tokens` is reached."""
     if token_id not in leg.stop_ids:
         return False
     generation = leg.request.generation
@@ -28,12 +28,12 @@ def is_stop(leg: LegState, token_id: int, generated: int) -> bool:
 
 
 def is_watched(leg: LegState) -> bool:
-    """True when each of the leg's tokens must be looked at."""
+    """True when every token of the leg must be examined."""
     return bool(leg.stop_ids) or leg.request.generation.sampling.logprobs is not None
 
 
 def score_prompt(leg: LegState, step: Step, card: ModelCard) -> None:
-    """The prompt's log-probabilities, if the leg asked for them: once, even when it is computed again."""
+    """Adds the prompt's log-probabilities if the leg asked for them: once, even when the prompt is computed again."""
     generation = leg.request.generation
     asked = generation.sampling.prompt_logprobs
     if asked is None or leg.has_scored_prompt or generation.emitted_token_ids:
@@ -45,7 +45,7 @@ def score_prompt(leg: LegState, step: Step, card: ModelCard) -> None:
 
 
 def add_logprob(leg: LegState, *, token_id: int, step: Step, card: ModelCard) -> None:
-    """The token's log-probability, if the leg asked for it."""
+    """Adds the token's log-probability if the leg asked for it."""
     asked = leg.request.generation.sampling.logprobs
     if asked is not None:
         logprob = made_up_logprob(token_id, asked, card.vocabulary_size)

@@ -1,4 +1,4 @@
-"""Checks legs before the scheduler accepts them."""
+"""Checks legs before the scheduler accepts them, and makes their state."""
 
 from array import array
 
@@ -10,7 +10,7 @@ from kvmesh.engines.simulated.handles import HandlePayload, unpack
 from kvmesh.engines.simulated.leg_state import LegState
 from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
-from kvmesh.engines.simulated.tokens import term
+from kvmesh.engines.simulated.tokens import constant_of
 from kvmesh.errors import InvalidRequestError, KvLostError, NotFoundError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes, seed_hash
 
@@ -24,7 +24,7 @@ def check_request(
     can_write: bool,
     dimensions_max: int,
 ) -> None:
-    """InvalidRequestError, NotFoundError or UnsupportedError that names the field."""
+    """Raises InvalidRequestError, NotFoundError or UnsupportedError, which name the field."""
     generation = request.generation
     check_generation(generation, vocabulary_size=card.vocabulary_size, context_tokens_max=card.context_tokens_max)
     if generation.adapter and generation.adapter not in adapters:
@@ -44,7 +44,7 @@ def check_request(
             raise UnsupportedError(f"the simulated engine does not do {field}", field=field)
     if request.task is not LegTask.GENERATE and request.handle is not None:
         raise InvalidRequestError(f"a {request.task.value} leg takes no handle", field="handle")
-    check_range(request.dimensions, "dimensions", 1, dimensions_max)
+    check_range(request.dimensions, "dimensions", low=1, high=dimensions_max)
     done = len(generation.emitted_token_ids)
     if sampling.max_tokens is not None and done >= sampling.max_tokens:
         raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")
@@ -75,7 +75,7 @@ def make_leg(
 ) -> LegState:
     """A leg before its first step. `max_tokens` and `min_tokens` count the whole answer, emitted tokens included.
 
-    A constrained answer ends where its document does, whatever else is asked: nothing may follow it.
+    A constrained answer ends with its document, whatever `min_tokens` says.
     """
     generation, sampling = request.generation, request.generation.sampling
     tokens = array("I", generation.token_ids)
@@ -85,7 +85,7 @@ def make_leg(
     seed = seed_hash(generation.adapter, generation.cache_salt)
     script = writer.script(generation) if sampling.constraint is not None and request.task is LegTask.GENERATE else None
     if script is not None and done > len(script):
-        raise InvalidRequestError("more was emitted than the answer has", field="generation.emitted_token_ids")
+        raise InvalidRequestError("more tokens were emitted than the answer has", field="generation.emitted_token_ids")
     return LegState(
         request=request,
         order=order,
@@ -93,7 +93,7 @@ def make_leg(
         start_tokens=len(tokens),
         names=block_hashes(tokens, settings.block_size_tokens, seed=seed),
         seed_hash=seed,
-        constant=term(sampling, generation.adapter, token_range.span),
+        constant=constant_of(sampling, generation.adapter, token_range.span),
         tokens_max=room if sampling.max_tokens is None else min(room, sampling.max_tokens - done),
         eos_at=_eos_at(generation, settings.eos_after_tokens) if script is None else len(script) + 1 - done,
         stop_ids=_stop_ids(sampling, card),
@@ -103,13 +103,13 @@ def make_leg(
 
 
 def _stop_ids(sampling: SamplingParams, card: ModelCard) -> frozenset[int]:
-    """Stop tokens; eos among them where a bias may bring it about."""
+    """Stop tokens. They include eos if a logit bias may generate it."""
     eos = card.eos_token_ids if sampling.logit_bias and not sampling.ignore_eos else ()
     return frozenset((*sampling.stop_token_ids, *eos))
 
 
 def _eos_at(generation: Generation, eos_after_tokens: int) -> int:
-    """Which token of this leg, from 1, is eos; 0: none is."""
+    """Number of the leg's token that is eos, from 1; 0: none."""
     if not eos_after_tokens or generation.sampling.ignore_eos:
         return 0
     first_allowed = (generation.sampling.min_tokens or 0) + 1

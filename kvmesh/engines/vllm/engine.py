@@ -10,19 +10,19 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
+from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.vllm import environment
 from kvmesh.engines.vllm.adapters import Adapters
 from kvmesh.engines.vllm.arguments import loads_tokenizer
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.description import capabilities, handle_form, model_card
-from kvmesh.engines.vllm.events import EventBuffer, EventTranslator, prefix_group
+from kvmesh.engines.vllm.events import EventTranslator, prefix_group
 from kvmesh.engines.vllm.intake import Intake
 from kvmesh.engines.vllm.runner import Runner
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -65,16 +65,12 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._load = LoadRecord()
         self._leased_handles = 0
-        # The loop's side of what the thread sends.
-        self._outputs: deque[StepOutput] = deque()
-        self._events = EventBuffer(KV_EVENT_BUFFER_BLOCKS)
-        self._news = asyncio.Event()
-        self._event_news = asyncio.Event()
-        self._consumed = 0
+        self._outputs = StepOutputBuffer(OUTPUT_BUFFER_STEPS)
+        self._events = KvEventBuffer(KV_EVENT_BUFFER_BLOCKS, self._request_snapshot)
         self._failure: MeshError | None = None
         self._is_over = False
         self._is_closing = False
-        # The thread's side.
+        # Used on the engine thread only.
         self._translator = EventTranslator()
         self._fresh_events: list[KvEvent] = []
         self._posted = 0
@@ -155,33 +151,14 @@ class VllmEngine:
         """After the newest turn of the engine thread."""
         return self._leased_handles
 
-    async def steps(self) -> AsyncIterator[StepOutput]:
-        while True:
-            while self._outputs:
-                output = self._outputs.popleft()
-                self._consumed += 1
-                self._keys.difference_update(finish.key for finish in output.finishes)
-                yield output
-            if self._failure is not None:
-                raise self._failure
-            if self._is_over:
-                return
-            self._news.clear()
-            await self._news.wait()
+    def steps(self) -> AsyncIterator[StepOutput]:
+        return self._outputs.outputs()
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        """See Engine. Outputs come from another thread, in a turn of their own."""
-        async for output in self.steps():
-            take(output)
+        await self._outputs.deliver(take)
 
-    async def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        while True:
-            while (events := self._events.take()) is not None:
-                yield events
-            if self._is_over:
-                return
-            self._event_news.clear()
-            await self._event_news.wait()
+    def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
+        return self._events.batches()
 
     def load(self) -> LoadRecord:
         """The load after the newest turn of the engine thread."""
@@ -270,28 +247,28 @@ class VllmEngine:
         thread.call(command)
         return await result
 
-    def _receive(self, output: StepOutput | None, events: Sequence[KvEvent], snapshot: bool) -> None:
+    def _receive(self, output: StepOutput | None, events: Sequence[KvEvent]) -> None:
         if output is not None:
-            self._outputs.append(output)
-            self._news.set()
+            self._keys.difference_update(finish.key for finish in output.finishes)
+            self._outputs.put_nowait(output)
         if events:
-            if snapshot:
-                self._events.replace(events)
-            elif not self._events.add(events) and self._thread is not None:
-                self._thread.call(self._send_snapshot)
-            self._event_news.set()
+            self._events.put_nowait(events)
+
+    def _request_snapshot(self) -> None:
+        if self._thread is not None:
+            self._thread.call(self._send_snapshot)
 
     def _finish_streams(self) -> None:
         self._is_over = True
-        self._news.set()
-        self._event_news.set()
+        self._outputs.close_nowait(self._failure)
+        self._events.close_nowait()
 
     def _fail(self, failure: MeshError) -> None:
         if not self._ready.done():
             self._ready.set_exception(failure)
         elif self._failure is None:
             self._failure = failure
-            self._news.set()
+            self._outputs.close_nowait(failure)
 
     # ---- the engine thread's side ----
 
@@ -330,8 +307,8 @@ class VllmEngine:
         if not self._core.has_work():
             self._post()
             return None
-        if self._posted - self._consumed >= OUTPUT_BUFFER_STEPS:
-            # The consumer is behind: the engine waits for him, transfers and leases included.
+        if self._posted - self._outputs.taken >= OUTPUT_BUFFER_STEPS:
+            # The consumer lags behind. The engine pauses, including transfers and leases.
             self._post()
             return IDLE_POLL_S
         if self._runner.has_output:
@@ -351,12 +328,12 @@ class VllmEngine:
             return
         self._fresh_events = []
         self._posted += output is not None
-        self._post_call(self._receive, output, events, False)
+        self._post_call(self._receive, output, events)
 
     def _send_snapshot(self) -> None:
-        # What was translated up to now is in the snapshot; what comes later follows it.
+        # The snapshot contains all events that were translated so far.
         self._fresh_events = []
-        self._post_call(self._receive, None, self._translator.snapshot(), True)
+        self._post_call(self._events.replace, self._translator.snapshot())
 
     def _take_events(self, events: Sequence[Any]) -> None:
         self._fresh_events.extend(self._translator.translate(events))

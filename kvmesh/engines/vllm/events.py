@@ -1,6 +1,5 @@
 """Translates vLLM's cache events. Block hashes of the mesh are computed from the token ids of the events."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -144,44 +143,3 @@ def salt_of(event: Any) -> str:
     if event.lora_name and event.lora_name in keys:
         keys.remove(event.lora_name)
     return next((key for key in keys if isinstance(key, str)), "")
-
-
-class EventBuffer:
-    """Events on their way to one reader. When he is too slow, what waits is replaced by a snapshot. Not thread-safe."""
-
-    def __init__(self, blocks_max: int) -> None:
-        self._blocks_max = blocks_max
-        self._batches: deque[Sequence[KvEvent]] = deque()
-        self._blocks = 0
-        self._awaits_snapshot = False
-
-    def add(self, events: Sequence[KvEvent]) -> bool:
-        """Appends a batch. False: there was no room, all is forgotten, and the caller must `replace`, once."""
-        if self._awaits_snapshot:
-            return True
-        blocks = count_blocks(events)
-        if self._batches and self._blocks + blocks > self._blocks_max:
-            self._batches.clear()
-            self._awaits_snapshot = True
-            return False
-        self._batches.append(events)
-        self._blocks += blocks
-        return True
-
-    def replace(self, snapshot: Sequence[KvEvent]) -> None:
-        """Begins anew with a snapshot, which is never more than the engine has blocks."""
-        self._batches = deque([snapshot])
-        self._blocks = count_blocks(snapshot)
-        self._awaits_snapshot = False
-
-    def take(self) -> Sequence[KvEvent] | None:
-        """The oldest batch, or None."""
-        if not self._batches:
-            return None
-        events = self._batches.popleft()
-        self._blocks -= count_blocks(events)
-        return events
-
-
-def count_blocks(events: Sequence[KvEvent]) -> int:
-    return sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)

@@ -131,9 +131,9 @@ def from_generate_request(message: pb.GenerateRequest) -> GenerateCall:
 
 
 def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
-    check_length(len(message.messages), f"{prefix}messages", 1, MESSAGES_MAX, "entries")
-    check_length(len(message.tools), f"{prefix}tools", 0, TOOLS_MAX, "entries")
-    check_length(len(message.documents), f"{prefix}documents", 0, DOCUMENTS_MAX, "entries")
+    check_length(len(message.messages), f"{prefix}messages", low=1, high=MESSAGES_MAX)
+    check_length(len(message.tools), f"{prefix}tools", high=TOOLS_MAX)
+    check_length(len(message.documents), f"{prefix}documents", high=DOCUMENTS_MAX)
     return ChatCall(
         model=required_text(message.model, f"{prefix}model", MODEL_CHARACTERS_MAX),
         messages=[_from_message(each, f"{prefix}messages[{i}].") for i, each in enumerate(message.messages)],
@@ -153,9 +153,9 @@ def from_embed_request(message: pb.EmbedRequest) -> EmbedInputs:
     if bool(message.texts) == bool(message.token_ids):
         raise InvalidRequestError("exactly one of texts and token_ids must be given", field="texts")
     name = "texts" if message.texts else "token_ids"
-    check_length(len(message.texts) or len(message.token_ids), name, 1, INPUTS_MAX, "entries")
+    check_length(len(message.texts) or len(message.token_ids), name, low=1, high=INPUTS_MAX)
     dimensions = optional_field(message, "dimensions")
-    check_range(dimensions, "dimensions", 1, 2**31 - 1)
+    check_range(dimensions, "dimensions", low=1, high=2**31 - 1)
     return EmbedInputs(
         model=required_text(message.model, "model", MODEL_CHARACTERS_MAX),
         inputs=list(message.texts) or [list(each.ids) for each in message.token_ids],
@@ -174,8 +174,8 @@ def to_embed_response(result: EmbedResult) -> pb.EmbedResponse:
 
 def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> Options:
     """The value, checked; an absent message is all defaults."""
-    check_length(len(message.session_id.encode()), f"{prefix}session_id", 0, SESSION_BYTES_MAX, "bytes")
-    check_length(len(message.request_id), f"{prefix}request_id", 0, REQUEST_ID_MAX, "characters")
+    check_length(len(message.session_id.encode()), f"{prefix}session_id", high=SESSION_BYTES_MAX, unit="bytes")
+    check_length(len(message.request_id), f"{prefix}request_id", high=REQUEST_ID_MAX, unit="characters")
     if not _REQUEST_ID_CHARACTERS.issuperset(message.request_id):
         raise InvalidRequestError(f"{prefix}request_id must have only A-Z a-z 0-9 . _ : -", field=f"{prefix}request_id")
     return Options(
@@ -198,7 +198,7 @@ def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> 
 def _kept(message: pb.GenerationOptions | pb.EmbedRequest, prefix: str) -> int | None:
     count: int | None = optional_field(message, "prompt_tokens_kept")
     field = f"{prefix}prompt_tokens_kept"
-    check_range(count, field, -1, KEPT_TOKENS_MAX)
+    check_range(count, field, low=-1, high=KEPT_TOKENS_MAX)
     if count == 0:
         raise InvalidRequestError(f"{field} must be -1 or at least 1", field=field)
     return count
@@ -206,7 +206,7 @@ def _kept(message: pb.GenerationOptions | pb.EmbedRequest, prefix: str) -> int |
 
 def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
     role = known_enum(message.role, ROLES, f"{prefix}role")
-    check_length(len(message.tool_calls), f"{prefix}tool_calls", 0, CALLS_MAX, "entries")
+    check_length(len(message.tool_calls), f"{prefix}tool_calls", high=CALLS_MAX)
     if message.tool_calls and role != "assistant":
         raise InvalidRequestError(f"{prefix}tool_calls belong to the assistant", field=f"{prefix}tool_calls")
     if not message.content and role in ("system", "user"):
@@ -253,7 +253,7 @@ def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
     if tool.HasField("parameters") and tool.parameters_json:
         raise InvalidRequestError(f"{prefix}parameters and parameters_json are both given", field=f"{prefix}parameters")
     if tool.parameters_json:
-        check_length(len(tool.parameters_json), f"{prefix}parameters_json", 0, DOCUMENT_BYTES_MAX, "bytes")
+        check_length(len(tool.parameters_json), f"{prefix}parameters_json", high=DOCUMENT_BYTES_MAX, unit="bytes")
         function["parameters"] = _object(tool.parameters_json, f"{prefix}parameters_json")
     elif tool.HasField("parameters"):
         function["parameters"] = from_struct(tool.parameters, f"{prefix}parameters")

@@ -69,10 +69,10 @@ def check_version(version: str, field: str) -> None:
 def from_infer_request(message: pb.ModelInferRequest) -> InferCall:
     """The value, checked but for what the names mean."""
     check_version(message.model_version, "model_version")
-    check_length(len(message.id.encode()), "id", 0, ID_BYTES_MAX, "bytes")
-    check_length(len(message.inputs), "inputs", 1, VALUES_MAX, "entries")
-    check_length(len(message.parameters), "parameters", 0, VALUES_MAX, "entries")
-    check_length(len(message.outputs), "outputs", 0, VALUES_MAX, "entries")
+    check_length(len(message.id.encode()), "id", high=ID_BYTES_MAX, unit="bytes")
+    check_length(len(message.inputs), "inputs", low=1, high=VALUES_MAX)
+    check_length(len(message.parameters), "parameters", high=VALUES_MAX)
+    check_length(len(message.outputs), "outputs", high=VALUES_MAX)
     return InferCall(
         model=required_text(message.model_name, "model_name", MODEL_CHARACTERS_MAX),
         call_id=message.id,

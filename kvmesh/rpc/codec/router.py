@@ -6,36 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from google.protobuf.duration_pb2 import Duration
-
-from kvmesh.api.errors.v1 import errors_pb2
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length, check_range
 from kvmesh.core import Ask, KvTier, LoadRecord, Placement, Report, ReportKind, Role, WorkerRef
 from kvmesh.errors import InvalidRequestError, MeshError
+from kvmesh.rpc.codec.message_codec import MessageCodec, enum_table
 from kvmesh.rpc.codec.scalars import (
     fill_duration,
     from_duration,
-    from_timestamp,
     known_enum,
     optional_duration,
-    optional_field,
     positive_duration,
     required_text,
-    to_duration,
-    to_timestamp,
 )
-from kvmesh.rpc.codec.types import fill_worker_ref, from_worker_ref, to_worker_ref
-from kvmesh.rpc.codec.worker import (
-    HANDOFF_NUMBERS,
-    HANDOFFS,
-    ROLE_NUMBERS,
-    ROLES,
-    TIER_NUMBERS,
-    TIERS,
-    from_load,
-    to_load,
-)
+from kvmesh.rpc.codec.types import WORKER_REF_CODEC, fill_worker_ref, from_worker_ref
+from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS, HANDOFFS, LOAD_CODEC, ROLES, TIER_NUMBERS, TIERS
 from kvmesh.rpc.status import from_detail, to_detail
 
 EXCLUDED_MAX = 64
@@ -47,41 +32,13 @@ REPORTS_MAX = 1024
 """In one message."""
 ASKS_MAX = 64
 """In one message."""
-TAKES_BATCHES = "kvmesh-route-batches"
-"""Key of the initial metadata of a router that understands RouteBatch."""
-REPORT_KINDS = {
-    pb.REPORT_KIND_PREFILLED: ReportKind.PREFILLED,
-    pb.REPORT_KIND_FIRST_TOKEN: ReportKind.FIRST_TOKEN,
-    pb.REPORT_KIND_PROGRESS: ReportKind.PROGRESS,
-    pb.REPORT_KIND_FINISHED: ReportKind.FINISHED,
-    pb.REPORT_KIND_FAILED: ReportKind.FAILED,
-    pb.REPORT_KIND_CANCELLED: ReportKind.CANCELLED,
-}
+REPORT_KINDS = enum_table(pb.ReportKind, ReportKind)
 REPORT_KIND_NUMBERS = {kind: number for number, kind in REPORT_KINDS.items()}
-TRUSTS = {
-    pb.INDEX_TRUST_EXACT: "exact",
-    pb.INDEX_TRUST_RECOVERING: "recovering",
-    pb.INDEX_TRUST_APPROXIMATE: "approximate",
-}
-TRUST_NUMBERS = {trust: number for number, trust in TRUSTS.items()}
-BREAKERS = {
-    pb.BREAKER_STATE_UNSPECIFIED: "",
-    pb.BREAKER_STATE_CLOSED: "closed",
-    pb.BREAKER_STATE_OPEN: "open",
-    pb.BREAKER_STATE_HALF_OPEN: "half_open",
-}
-BREAKER_NUMBERS = {breaker: number for number, breaker in BREAKERS.items()}
-SOURCES = {
-    pb.COEFFICIENT_SOURCE_DEFAULT: "default",
-    pb.COEFFICIENT_SOURCE_PROFILE: "profile",
-    pb.COEFFICIENT_SOURCE_LEARNED: "learned",
-}
-SOURCE_NUMBERS = {source: number for number, source in SOURCES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficient:
-    """One coefficient of a worker's cost, in the unit that its name says."""
+    """One coefficient of a worker's cost; its name ends with the unit."""
 
     name: str
     value: float
@@ -91,7 +48,7 @@ class Coefficient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One worker as a router sees it; see `kvmesh.router.v1.WorkerView`."""
+    """See `kvmesh.router.v1.WorkerView`."""
 
     worker: WorkerRef
     role: Role
@@ -111,10 +68,10 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One pair as it was weighed."""
+    """One pair of workers and its cost."""
 
-    prefill: WorkerRef | None
-    decode: WorkerRef | None
+    prefill: WorkerRef | None = None
+    decode: WorkerRef | None = None
     cost: float = 0.0
     terms: Sequence[tuple[str, float]] = ()
     removed_by: str = ""
@@ -122,7 +79,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What was weighed for one request."""
+    """One decision; see `kvmesh.router.v1.ExplainResponse`."""
 
     request_id: str
     policy: str
@@ -138,14 +95,8 @@ class Explanation:
     cost_unit: str = ""
 
 
-def to_ask(ask_id: int, ask: Ask) -> pb.Ask:
-    message = pb.Ask()
-    fill_ask(message, ask_id, ask)
-    return message
-
-
 def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
-    """Writes the wire form into a message's field. What an ordinary ask leaves out is not written: this runs once per request."""
+    """Writes into a message's field. Skips what an ordinary ask does not have, since this runs once per request."""
     message.ask_id = ask_id
     message.request_id = ask.request_id
     message.model = ask.model
@@ -157,10 +108,10 @@ def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
         message.MergeFromString(_packed_hashes(ask.block_hashes))
     if ask.timeout_s is not None:
         fill_duration(message.timeout, ask.timeout_s)
-    for name in _SELDOM_ASKED:
+    for name in _RARE_FIELDS:
         if value := getattr(ask, name):
             setattr(message, name, value)
-    for name in _LISTS_ASKED:
+    for name in _LIST_FIELDS:
         if values := getattr(ask, name):
             getattr(message, name).extend(values)
     if ask.required_labels:
@@ -170,16 +121,16 @@ def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
 
 
 _ELAPSED_S_MAX = 10 * 365 * 86_400
-_SELDOM_ASKED = (
+_RARE_FIELDS = (
     *("adapter", "tenant", "priority", "session_id", "attempt", "traceparent"),
     *("pinned_prefill_worker_id", "pinned_decode_worker_id"),
 )
-_LISTS_ASKED = ("required_features", "excluded_worker_ids")
+_LIST_FIELDS = ("required_features", "excluded_worker_ids")
 _HASHES_TAG = bytes([pb.Ask.DESCRIPTOR.fields_by_name["block_hashes"].number << 3 | 2])
 
 
 def _packed_hashes(hashes: Sequence[int]) -> bytes:
-    """The field as it is on the wire: number by number would take twice as long, and most of a long prompt's ask."""
+    """The encoded field. Added one by one, the hashes of a long prompt take twice as long, and most of the time of its ask."""
     words = array("Q", hashes)
     if sys.byteorder == "big":
         words.byteswap()
@@ -193,7 +144,7 @@ def _packed_hashes(hashes: Sequence[int]) -> bytes:
 
 
 def from_ask(message: pb.Ask) -> Ask:
-    """The value, checked. Its block hashes are the message's own, which it keeps: most prompts' are read in a few places only."""
+    """The checked value. Its block hashes are those of the message, not copied: a lookup reads few of them."""
     ask = Ask(
         request_id=message.request_id,
         model=message.model,
@@ -225,41 +176,32 @@ def from_ask(message: pb.Ask) -> Ask:
 
 
 def check_ask(ask: Ask) -> None:
-    """InvalidRequestError, with the field, for what no router takes.
-
-    What an ordinary ask leaves out is not looked at any further: this runs once per decision.
-    """
+    """Raises InvalidRequestError with the field's name. Skips what an ordinary ask does not have: this runs once per decision."""
     prompt_tokens, size = ask.prompt_tokens, ask.block_size_tokens
     if not prompt_tokens:
-        check_range(prompt_tokens, "ask.prompt_tokens", 1, 2**32 - 1)
+        check_range(prompt_tokens, "ask.prompt_tokens", low=1, high=2**32 - 1)
     if ask.priority:
-        check_range(ask.priority, "ask.priority", -PRIORITY_MAX, PRIORITY_MAX)
+        check_range(ask.priority, "ask.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
     if ask.tenant:
-        check_length(len(ask.tenant), "ask.tenant", 0, TENANT_CHARACTERS_MAX, "characters")
+        check_length(len(ask.tenant), "ask.tenant", high=TENANT_CHARACTERS_MAX, unit="characters")
     if count := len(ask.block_hashes):
-        check_length(count, "ask.block_hashes", 0, BLOCKS_MAX, "entries")
-        check_range(size, "ask.block_size_tokens", 1, 2**20)
-        check_length(count, "ask.block_hashes", 0, prompt_tokens // size, "entries at this prompt length")
+        check_length(count, "ask.block_hashes", high=BLOCKS_MAX)
+        check_range(size, "ask.block_size_tokens", low=1, high=2**20)
+        check_length(count, "ask.block_hashes", high=prompt_tokens // size, unit="entries at this prompt length")
     required_text(ask.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX)
     required_text(ask.model, "ask.model", 256)
     if ask.required_features:
-        check_length(len(ask.required_features), "ask.required_features", 0, FEATURES_MAX, "entries")
+        check_length(len(ask.required_features), "ask.required_features", high=FEATURES_MAX)
     if ask.required_labels:
-        check_length(len(ask.required_labels), "ask.required_labels", 0, LABELS_MAX, "entries")
+        check_length(len(ask.required_labels), "ask.required_labels", high=LABELS_MAX)
     if ask.preferred_labels:
-        check_length(len(ask.preferred_labels), "ask.preferred_labels", 0, LABELS_MAX, "entries")
+        check_length(len(ask.preferred_labels), "ask.preferred_labels", high=LABELS_MAX)
     if ask.excluded_worker_ids:
-        check_length(len(ask.excluded_worker_ids), "ask.excluded_worker_ids", 0, EXCLUDED_MAX, "entries")
-
-
-def to_placement(ask_id: int, placement: Placement) -> pb.Placement:
-    message = pb.Placement()
-    fill_placement(message, ask_id, placement)
-    return message
+        check_length(len(ask.excluded_worker_ids), "ask.excluded_worker_ids", high=EXCLUDED_MAX)
 
 
 def fill_placement(message: pb.Placement, ask_id: int, placement: Placement) -> None:
-    """Writes the wire form into an answer: field by field takes a third of what messages in messages take that are copied."""
+    """Writes into a message's field: to build messages that are then copied takes three times as long."""
     message.ask_id = ask_id
     message.reservation_id = placement.reservation_id
     if placement.prefill is not None:
@@ -294,14 +236,8 @@ def from_placement(message: pb.Placement) -> Placement:
     )
 
 
-def to_report(ask_id: int, report: Report) -> pb.Report:
-    message = pb.Report()
-    fill_report(message, ask_id, report)
-    return message
-
-
 def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
-    """Writes the wire form into a message's field."""
+    """Writes into a message's field."""
     message.ask_id = ask_id
     message.kind = REPORT_KIND_NUMBERS[report.kind]
     fill_duration(message.elapsed, max(0.0, report.elapsed_s))
@@ -321,7 +257,7 @@ def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
 def from_report(message: pb.Report) -> Report:
     elapsed_s, kind = from_duration(message.elapsed), REPORT_KINDS.get(message.kind)
     if kind is None or not 0 <= elapsed_s <= _ELAPSED_S_MAX:
-        check_range(elapsed_s, "report.elapsed", 0, _ELAPSED_S_MAX)
+        check_range(elapsed_s, "report.elapsed", low=0, high=_ELAPSED_S_MAX)
         kind = known_enum(message.kind, REPORT_KINDS, "report.kind")
     return Report(
         kind=kind,
@@ -335,155 +271,78 @@ def from_report(message: pb.Report) -> Report:
     )
 
 
+_COEFFICIENT = MessageCodec(pb.Coefficient, Coefficient, source=enum_table(pb.CoefficientSource, str))
+_WORKER_VIEW = MessageCodec(
+    pb.WorkerView,
+    WorkerView,
+    worker=WORKER_REF_CODEC,
+    role=ROLES,
+    trust=enum_table(pb.IndexTrust, str),
+    load=LOAD_CODEC,
+    coefficients=_COEFFICIENT,
+    breaker={pb.BREAKER_STATE_UNSPECIFIED: "", **enum_table(pb.BreakerState, str)},
+)
+_CANDIDATE = MessageCodec(
+    pb.Candidate,
+    Candidate,
+    prefill=WORKER_REF_CODEC,
+    decode=WORKER_REF_CODEC,
+    terms=(lambda term: pb.CostTerm(name=term[0], value=term[1]), lambda term: (term.name, term.value)),
+)
+_EXPLANATION = MessageCodec(pb.ExplainResponse, Explanation, error=(to_detail, from_detail), candidates=_CANDIDATE)
+
+
 def to_worker_view(view: WorkerView) -> pb.WorkerView:
-    return pb.WorkerView(
-        worker=to_worker_ref(view.worker),
-        role=ROLE_NUMBERS[view.role],
-        model=view.model,
-        trust=TRUST_NUMBERS[view.trust],
-        trust_reason=view.trust_reason,
-        load=to_load(view.load) if view.load is not None else None,
-        index_blocks=view.index_blocks,
-        requests_in_flight=view.requests_in_flight,
-        prompt_tokens_in_flight=view.prompt_tokens_in_flight,
-        excluded_by=view.excluded_by,
-        kv_compatibility_hash=view.kv_compatibility_hash,
-        coefficients=[
-            pb.Coefficient(
-                name=coefficient.name,
-                value=coefficient.value,
-                source=SOURCE_NUMBERS[coefficient.source],
-                observations=coefficient.observations,
-            )
-            for coefficient in view.coefficients
-        ],
-        breaker=BREAKER_NUMBERS[view.breaker],
-        tiers=[
-            pb.TierBlocks(tier=TIER_NUMBERS[tier], blocks=blocks)
-            for tier, blocks in view.blocks_by_tier.items()
-            if blocks
-        ],
-    )
+    tiers = [pb.TierBlocks(tier=TIER_NUMBERS[tier], blocks=blocks) for tier, blocks in view.blocks_by_tier.items()]
+    return _WORKER_VIEW.encode(view, tiers=tiers)
 
 
 def from_worker_view(message: pb.WorkerView) -> WorkerView:
-    return WorkerView(
-        worker=from_worker_ref(message.worker),
-        role=known_enum(message.role, ROLES, "worker.role"),
-        model=message.model,
-        trust=known_enum(message.trust, TRUSTS, "worker.trust"),
-        trust_reason=message.trust_reason,
-        load=from_load(message.load) if message.HasField("load") else None,
-        index_blocks=message.index_blocks,
-        requests_in_flight=message.requests_in_flight,
-        prompt_tokens_in_flight=message.prompt_tokens_in_flight,
-        excluded_by=message.excluded_by,
-        kv_compatibility_hash=message.kv_compatibility_hash,
-        coefficients=tuple(
-            Coefficient(
-                name=coefficient.name,
-                value=coefficient.value,
-                source=known_enum(coefficient.source, SOURCES, "coefficient.source"),
-                observations=coefficient.observations,
-            )
-            for coefficient in message.coefficients
-        ),
-        breaker=known_enum(message.breaker, BREAKERS, "worker.breaker"),
-        blocks_by_tier={known_enum(tier.tier, TIERS, "tiers.tier"): tier.blocks for tier in message.tiers},
-    )
+    tiers = {known_enum(each.tier, TIERS, "tiers.tier"): each.blocks for each in message.tiers}
+    return _WORKER_VIEW.decode(message, blocks_by_tier=tiers)
 
 
 def to_explanation(explanation: Explanation) -> pb.ExplainResponse:
-    message = pb.ExplainResponse(
-        request_id=explanation.request_id,
-        policy=explanation.policy,
-        decided_at=to_timestamp(explanation.decided_at_s),
-        error=_optional_detail(explanation.error),
-        reports=[to_report(explanation.ask_id, report) for report in explanation.reports],
-        margin=explanation.margin,
-        observed_ttft=_optional_duration(explanation.observed_ttft_s),
-        queued=_optional_duration(explanation.queued_s),
-        cost_unit=explanation.cost_unit,
-    )
+    message = _EXPLANATION.encode(explanation)
     if explanation.placement is not None:
         fill_placement(message.placement, explanation.ask_id, explanation.placement)
-    for candidate in explanation.candidates:
-        message.candidates.add(
-            prefill=to_worker_ref(candidate.prefill) if candidate.prefill is not None else None,
-            decode=to_worker_ref(candidate.decode) if candidate.decode is not None else None,
-            cost=candidate.cost,
-            terms=[pb.CostTerm(name=name, value=value) for name, value in candidate.terms],
-            removed_by=candidate.removed_by,
-        )
+    for report in explanation.reports:
+        fill_report(message.reports.add(), explanation.ask_id, report)
     return message
 
 
 def from_explanation(message: pb.ExplainResponse) -> Explanation:
-    return Explanation(
-        request_id=message.request_id,
-        policy=message.policy,
-        decided_at_s=from_timestamp(message.decided_at),
-        candidates=tuple(_from_candidate(candidate) for candidate in message.candidates),
-        placement=from_placement(message.placement) if message.HasField("placement") else None,
-        error=from_detail(message.error) if message.HasField("error") else None,
+    return _EXPLANATION.decode(
+        message,
         ask_id=message.placement.ask_id,
-        reports=tuple(from_report(report) for report in message.reports),
-        margin=optional_field(message, "margin"),
-        observed_ttft_s=optional_duration(message, "observed_ttft"),
-        queued_s=optional_duration(message, "queued"),
-        cost_unit=message.cost_unit,
+        placement=from_placement(message.placement) if message.HasField("placement") else None,
+        reports=tuple(map(from_report, message.reports)),
     )
 
 
-def said_in(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:
-    """The reports and the asks of a message after the hello, each with a number; the reports are to be heard first."""
-    kind = message.WhichOneof("kind")
-    if kind == "batch":
-        batch = message.batch
-        # Lists keep the messages: each look into protobuf's own makes them anew.
-        reports, asks = list(batch.reports), list(batch.asks)
-        check_length(len(reports), "batch.reports", 0, REPORTS_MAX, "entries")
-        check_length(len(asks), "batch.asks", 0 if reports else 1, ASKS_MAX, "entries")
-        _check_numbers(reports, "batch.reports")
-        _check_numbers(asks, "batch.asks")
-        return reports, asks
-    if kind == "reports":
-        check_length(len(message.reports.reports), "reports.reports", 1, REPORTS_MAX, "entries")
-        _check_numbers(message.reports.reports, "reports.reports")
-        return message.reports.reports, ()
-    if kind == "report":
-        _check_numbers((message.report,), "report")
-        return (message.report,), ()
-    if kind == "ask":
-        _check_numbers((message.ask,), "ask")
-        return (), (message.ask,)
-    raise InvalidRequestError("kind must be an ask, a report or several", field="kind")
+def read_route_request(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:
+    """The reports and asks of a message after the hello.
+
+    Raises InvalidRequestError if it has none, too many, or one without its ask_id.
+    """
+    # Lists keep the messages: each access to protobuf's own containers makes new ones.
+    reports, asks = list(message.reports), list(message.asks)
+    if message.HasField("hello"):
+        raise InvalidRequestError("only the first message may have a hello", field="hello")
+    if not reports and not asks:
+        raise InvalidRequestError("a message after the hello must have a report or an ask", field="asks")
+    check_length(len(reports), "reports", high=REPORTS_MAX)
+    check_length(len(asks), "asks", high=ASKS_MAX)
+    _check_ask_ids(reports, "reports")
+    _check_ask_ids(asks, "asks")
+    return reports, asks
 
 
-def _check_numbers(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
-    """The contract's numbers start at 1."""
+def _check_ask_ids(messages: Sequence[pb.Report | pb.Ask], field: str) -> None:
     for index, message in enumerate(messages):
         if not message.ask_id:
-            where = f"{field}[{index}].ask_id" if field.endswith("s") else f"{field}.ask_id"
+            where = f"{field}[{index}].ask_id"
             raise InvalidRequestError(f"{where} is required", field=where)
 
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
-
-
-def _from_candidate(message: pb.Candidate) -> Candidate:
-    return Candidate(
-        prefill=from_worker_ref(message.prefill) if message.HasField("prefill") else None,
-        decode=from_worker_ref(message.decode) if message.HasField("decode") else None,
-        cost=message.cost,
-        terms=tuple((term.name, term.value) for term in message.terms),
-        removed_by=message.removed_by,
-    )
-
-
-def _optional_detail(error: MeshError | None) -> errors_pb2.ErrorDetail | None:
-    return to_detail(error) if error is not None else None
-
-
-def _optional_duration(seconds: float | None) -> Duration | None:
-    return to_duration(seconds) if seconds is not None else None

@@ -89,12 +89,12 @@ def from_constraint(message: pb.Constraint, prefix: str) -> Constraint:
     if kind is None or (kind == "json_object" and not message.json_object):
         raise InvalidRequestError(f"{field} must set one kind", field=field)
     if kind == "choice":
-        check_length(len(message.choice.options), f"{field}.choice.options", 1, OPTIONS_MAX, "entries")
+        check_length(len(message.choice.options), f"{field}.choice.options", low=1, high=OPTIONS_MAX)
         for option in message.choice.options:
-            check_length(len(option), f"{field}.choice.options", 1, OPTION_CHARACTERS_MAX, "characters")
+            check_length(len(option), f"{field}.choice.options", low=1, high=OPTION_CHARACTERS_MAX, unit="characters")
         return Constraint(kind=ConstraintKind.CHOICE, options=tuple(message.choice.options))
     text = "" if kind == "json_object" else getattr(message, kind)
     if kind != "json_object":
         bytes_max = REGEX_BYTES_MAX if kind == "regex" else DOCUMENT_BYTES_MAX
-        check_length(len(text.encode()), f"{field}.{kind}", 1, bytes_max, "bytes")
+        check_length(len(text.encode()), f"{field}.{kind}", low=1, high=bytes_max, unit="bytes")
     return Constraint(kind=ConstraintKind(kind), text=text)

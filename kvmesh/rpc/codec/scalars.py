@@ -1,4 +1,4 @@
-"""Durations, timestamps and enums."""
+"""Durations, timestamps, enums and other fields."""
 
 import math
 from array import array

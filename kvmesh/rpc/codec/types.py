@@ -20,6 +20,7 @@ from kvmesh.core import (
 )
 from kvmesh.errors import InvalidRequestError
 from kvmesh.kv.blocks import pack_tokens, unpack_tokens
+from kvmesh.rpc.codec.message_codec import MessageCodec, enum_table
 from kvmesh.rpc.codec.sampling import fill_sampling, from_sampling
 from kvmesh.rpc.codec.scalars import (
     fill_positive_duration,
@@ -33,31 +34,17 @@ from kvmesh.rpc.codec.scalars import (
 MEDIA_BYTES_MAX = 16 << 20
 PAYLOAD_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 1024
-MEDIA_KINDS = {
-    prompt_pb2.MEDIA_KIND_IMAGE: MediaKind.IMAGE,
-    prompt_pb2.MEDIA_KIND_AUDIO: MediaKind.AUDIO,
-    prompt_pb2.MEDIA_KIND_VIDEO: MediaKind.VIDEO,
-}
-MEDIA_KIND_NUMBERS = {kind: number for number, kind in MEDIA_KINDS.items()}
-FINISH_REASONS = {
-    output_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    output_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    output_pb2.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
-    output_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
-    output_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
-    output_pb2.FINISH_REASON_HANDED_OFF: FinishReason.HANDED_OFF,
-}
+FINISH_REASONS = enum_table(output_pb2.FinishReason, FinishReason)
 FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
-
-
-def to_generation(generation: Generation) -> prompt_pb2.Generation:
-    message = prompt_pb2.Generation()
-    fill_generation(message, generation)
-    return message
+WORKER_REF_CODEC = MessageCodec(WorkerRefPb, WorkerRef)
+MEDIA_KINDS = enum_table(prompt_pb2.MediaKind, MediaKind)
+_MEDIA = MessageCodec(prompt_pb2.Media, Media, kind=MEDIA_KINDS)
+_RENDEZVOUS = MessageCodec(kv_pb2.Rendezvous, Rendezvous)
+to_media, to_rendezvous = _MEDIA.encode, _RENDEZVOUS.encode
 
 
 def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> None:
-    """Writes the wire form into a message's field, which costs half of building a message that is then copied."""
+    """Writes into a message's field: to build a message that is then copied takes twice as long."""
     message.model = generation.model
     message.token_ids = pack_tokens(generation.token_ids)
     fill_sampling(message.sampling, generation.sampling)
@@ -75,7 +62,7 @@ def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> N
 
 def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
     """The value; what depends on the model (vocabulary, context) is checked by the worker that knows it."""
-    check_length(len(message.media), f"{prefix}media", 0, MEDIA_MAX, "entries")
+    check_length(len(message.media), f"{prefix}media", high=MEDIA_MAX)
     check_text(message.traceparent, f"{prefix}traceparent", TRACEPARENT_BYTES_MAX)
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
@@ -99,42 +86,16 @@ def _prompt_ids(packed: bytes, field: str) -> "array[int]":
     return unpack_tokens(packed)
 
 
-def to_media(media: Media) -> prompt_pb2.Media:
-    return prompt_pb2.Media(
-        kind=MEDIA_KIND_NUMBERS[media.kind],
-        content_hash=media.content_hash,
-        data=media.data,
-        url=media.url,
-        encoder_handle=media.encoder_handle,
-        position=media.position,
-        length=media.length,
-    )
-
-
 def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
-    check_length(len(message.content_hash), f"{prefix}content_hash", 16, 64, "bytes")
-    check_length(len(message.data), f"{prefix}data", 0, MEDIA_BYTES_MAX, "bytes")
-    check_range(message.length, f"{prefix}length", 1, 2**32 - 1)
-    source = message.WhichOneof("source")
-    return Media(
-        kind=known_enum(message.kind, MEDIA_KINDS, f"{prefix}kind"),
-        content_hash=message.content_hash,
-        position=message.position,
-        length=message.length,
-        data=message.data if source == "data" else None,
-        url=message.url if source == "url" else None,
-        encoder_handle=message.encoder_handle if source == "encoder_handle" else None,
-    )
-
-
-def to_handle(handle: KvHandle) -> kv_pb2.KvHandle:
-    message = kv_pb2.KvHandle()
-    fill_handle(message, handle)
-    return message
+    check_length(len(message.content_hash), f"{prefix}content_hash", low=16, high=64, unit="bytes")
+    check_length(len(message.data), f"{prefix}data", high=MEDIA_BYTES_MAX, unit="bytes")
+    check_range(message.length, f"{prefix}length", low=1, high=2**32 - 1)
+    known_enum(message.kind, MEDIA_KINDS, f"{prefix}kind")
+    return _MEDIA.decode(message)
 
 
 def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
-    """Writes the wire form into a message's field."""
+    """Writes into a message's field."""
     message.handle_id = handle.handle_id
     message.format = handle.format
     message.compatibility_hash = handle.compatibility_hash
@@ -151,9 +112,9 @@ def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
 def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandle:
     lease_s = positive_duration(message, "lease", f"{prefix}lease", required=True)
     assert lease_s is not None
-    check_range(message.tokens, f"{prefix}tokens", 1, 2**32 - 1)
-    check_length(len(message.payload), f"{prefix}payload", 0, PAYLOAD_BYTES_MAX, "bytes")
-    check_length(len(message.first_token_ids), f"{prefix}first_token_ids", 0, FIRST_TOKENS_MAX, "entries")
+    check_range(message.tokens, f"{prefix}tokens", low=1, high=2**32 - 1)
+    check_length(len(message.payload), f"{prefix}payload", high=PAYLOAD_BYTES_MAX, unit="bytes")
+    check_length(len(message.first_token_ids), f"{prefix}first_token_ids", high=FIRST_TOKENS_MAX)
     return KvHandle(
         handle_id=required_text(message.handle_id, f"{prefix}handle_id", 128),
         format=required_text(message.format, f"{prefix}format", 128),
@@ -168,25 +129,11 @@ def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandl
     )
 
 
-def to_rendezvous(rendezvous: Rendezvous) -> kv_pb2.Rendezvous:
-    return kv_pb2.Rendezvous(
-        host=rendezvous.host,
-        port=rendezvous.port,
-        room=rendezvous.room,
-        prefill_data_parallel_rank=rendezvous.prefill_data_parallel_rank,
-    )
-
-
 def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") -> Rendezvous:
-    if not 1 <= message.port <= 65535:
-        raise InvalidRequestError(f"{prefix}port must be 1 to 65535, not {message.port}", field=f"{prefix}port")
-    check_range(message.room, f"{prefix}room", 0, 2**63 - 1)
-    return Rendezvous(
-        host=required_text(message.host, f"{prefix}host", 255),
-        port=message.port,
-        room=message.room,
-        prefill_data_parallel_rank=optional_field(message, "prefill_data_parallel_rank"),
-    )
+    required_text(message.host, f"{prefix}host", 255)
+    check_range(message.port, f"{prefix}port", low=1, high=65_535)
+    check_range(message.room, f"{prefix}room", low=0, high=2**63 - 1)
+    return _RENDEZVOUS.decode(message)
 
 
 def to_usage(usage: Usage) -> output_pb2.Usage:
@@ -210,7 +157,7 @@ def from_usage(message: output_pb2.Usage) -> Usage:
 
 
 def to_logprobs(logprobs: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
-    """The packed wire form, one entry per token."""
+    """Packed, one entry per token."""
     alternatives = [pair for entry in logprobs for pair in entry.alternatives]
     return output_pb2.Logprobs(
         token_logprobs=[entry.logprob for entry in logprobs],
@@ -237,14 +184,8 @@ def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
     return entries
 
 
-def to_worker_ref(ref: WorkerRef) -> WorkerRefPb:
-    return WorkerRefPb(
-        worker_id=ref.worker_id, address=ref.address, epoch=ref.epoch, data_parallel_rank=ref.data_parallel_rank
-    )
-
-
 def fill_worker_ref(message: WorkerRefPb, ref: WorkerRef) -> None:
-    """Writes the wire form into a message's field, which takes half as long as a message of its own that is then copied."""
+    """Writes into a message's field: to build a message that is then copied takes twice as long."""
     message.worker_id = ref.worker_id
     message.address = ref.address
     message.epoch = ref.epoch

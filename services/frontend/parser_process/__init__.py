@@ -1,1 +1,0 @@
-"""Answers read by vLLM's parsers in a process of their own: for families that this frontend does not read itself."""

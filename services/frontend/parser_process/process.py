@@ -40,12 +40,12 @@ class ParserProcessSettings:
     """One process per model whose parser is named `vllm:NAME`."""
 
     start_timeout_s: float = setting(120.0, "Longest wait for the process; it imports torch.", min=1.0)
-    reply_timeout_s: float = setting(30.0, "Longest wait for what it makes of an answer that is over.", min=0.1)
+    reply_timeout_s: float = setting(30.0, "Longest wait for the last reply after the end of an answer.", min=0.1)
     restart_pause_s: float = setting(
-        1.0, "Pause before a process that is gone is started again; doubled up to a minute.", min=0.1
+        1.0, "Pause before a process that has exited is restarted; doubles after each failure, up to a minute.", min=0.1
     )
-    answers_max: int = setting(512, "Answers read at a time; more are refused with Retry-After.", min=1)
-    line_bytes_max: int = setting(16 << 20, "Longest reply.", min=65_536)
+    answers_max: int = setting(512, "Answers parsed at a time; more are refused with Retry-After.", min=1)
+    line_bytes_max: int = setting(16 << 20, "Longest reply of the process.", min=65_536)
 
 
 class ParserProcess:
@@ -62,7 +62,7 @@ class ParserProcess:
         self._settings = settings
         self._process: Process | None = None
         self._following: asyncio.Task[None] | None = None
-        self._is_ready = False
+        self.is_running = False
         self._sessions: dict[str, tuple[OnReply, OnFailure]] = {}
         self._number = 0
         self.answers: WeakValueDictionary[str, RemoteAnswer] = WeakValueDictionary()
@@ -91,7 +91,7 @@ class ParserProcess:
         except (TimeoutError, LostError) as error:
             raise UnavailableError("vLLM's parsers did not start", reason="parser_process_failed") from error
         _check_names(names, self.tool, self.reasoning)
-        self._is_ready = True
+        self.is_running = True
 
     async def _read(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -100,7 +100,7 @@ class ParserProcess:
         except ValueError as error:
             raise LostError("a reply of the parser process is too long", reason="parser_process_failed") from error
         if not line:
-            raise LostError("the parser process is gone", reason="parser_process_failed")
+            raise LostError("the parser process has exited", reason="parser_process_failed")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -111,7 +111,7 @@ class ParserProcess:
                 while True:
                     self._on_reply(await self._read())
             except LostError as error:
-                self._is_ready = False
+                self.is_running = False
                 _log.error("parser_process_lost", why=error.message)
                 sessions, self._sessions = self._sessions, {}
                 for _, on_failure in sessions.values():
@@ -120,7 +120,7 @@ class ParserProcess:
 
     async def _restart(self) -> None:
         pause_s = self._settings.restart_pause_s
-        while not self._is_ready:
+        while not self.is_running:
             await self._end()
             await asyncio.sleep(pause_s)
             pause_s = min(RESTART_PAUSE_MAX_S, 2 * pause_s)
@@ -143,13 +143,8 @@ class ParserProcess:
             on_reply(answer["parts"])
 
     @property
-    def is_running(self) -> bool:
-        """Whether sessions can be opened."""
-        return self._is_ready
-
-    @property
     def pid(self) -> int | None:
-        """The process's id; None when there is none."""
+        """The process's id; None if there is no process."""
         return self._process.pid if self._process is not None else None
 
     @property
@@ -161,11 +156,11 @@ class ParserProcess:
         self, *, tools: Sequence[Mapping[str, Any]], parses_tools: bool, prompt_ids: Sequence[int],
         on_reply: OnReply, on_failure: OnFailure,
     ) -> str:  # fmt: skip
-        """Opens a session for one answer. Raises UnavailableError without a process, OverloadedError if there are too many."""
+        """Opens a session for one answer. Raises UnavailableError without a process, OverloadedError above `answers_max`."""
         if not self.is_running:
-            raise UnavailableError("the parser process is gone", reason="parser_process_failed", retry_after_s=1.0)
+            raise UnavailableError("the parser process has exited", reason="parser_process_failed", retry_after_s=1.0)
         if len(self._sessions) >= self._settings.answers_max:
-            raise OverloadedError("too many answers are being read", reason="parsers_full", retry_after_s=1.0)
+            raise OverloadedError("too many answers are being parsed", reason="parsers_full", retry_after_s=1.0)
         self._number += 1
         session = str(self._number)
         self._sessions[session] = (on_reply, on_failure)
@@ -201,7 +196,7 @@ class ParserProcess:
 
     async def aclose(self) -> None:
         """Ends the process. Idempotent."""
-        self._is_ready = False
+        self.is_running = False
         following, self._following = self._following, None
         if following is not None:
             following.cancel()

@@ -1,6 +1,6 @@
-"""Between the pipeline and an outlet: an answer's text goes to the parser process, and on with what it made of it.
+"""Passes the text of an answer to the parser process before the sink receives it.
 
-Outlets stay as they are: they ask their parser for the parts of a text, and this one has them already.
+The sink asks its parser for the parts of each text. `RemoteParser` already has them when the text reaches the sink.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from services.frontend.pipeline.request import AnswerSink, Conversation, Ending
 
 
 class RemoteParser:
-    """What a Reading asks for the parts of one choice. They are put in before the outlet hears of their text."""
+    """Holds the parts of one choice until the sink asks for them."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets all parts: the answer begins anew."""
+        """Drops all parts, because the request is placed again."""
         self._parts: list[Part] = []
         self.calls = 0
         self.reasoning_tokens = 0
 
     def put(self, parts: Sequence[Sequence[Any]], tokens: int) -> None:
-        """A reply of the process to a text of so many tokens."""
+        """Adds the process's reply to a text of `tokens` tokens."""
         found = [_part(each) for each in parts]
         self._parts += found
         self.calls += sum(isinstance(part, CallBegin) for part in found)
@@ -38,11 +38,11 @@ class RemoteParser:
             self.reasoning_tokens += tokens
 
     def push(self, text: str, tokens: int = 0) -> Sequence[Part]:
-        """The parts that came."""
+        """Returns the parts since the last call."""
         return self.flush()
 
     def flush(self) -> Sequence[Part]:
-        """The parts that came."""
+        """Returns the parts since the last call."""
         parts, self._parts = self._parts, []
         return parts
 
@@ -59,9 +59,39 @@ def _part(each: Sequence[Any]) -> Part:
     return CallArguments(int(values[0]), str(values[1]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False)
+class RemoteAnswer:
+    """An answer that the process parses. `parsers`: one per choice."""
+
+    process: ParserProcess
+    parsers: Sequence[RemoteParser]
+    conversation: Conversation
+    prompt_ids: Sequence[int]
+    parses_tools: bool
+
+
+@asynccontextmanager
+async def relayed(process: ParserProcess, request_id: str, sink: AnswerSink) -> AsyncIterator[AnswerSink]:
+    """Returns a sink in front of the request's sink, which it passes the answer on to; the same sink if nothing is parsed.
+
+    Leaving the context waits until the sink has received everything. Raises the failure of the process.
+    """
+    answer = process.answers.get(request_id)
+    if answer is None:
+        yield sink
+        return
+    relay = Relay(answer, sink)
+    try:
+        relay.open()
+        yield relay
+        await relay.wait_over()
+    finally:
+        relay.close()
+
+
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """Text of one choice that waits for the process, or is with it."""
+    """Text of one choice that waits for the process, or was sent to it."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -70,7 +100,7 @@ class _Piece:
 
 
 class _ChoiceRelay:
-    """One choice. At most one message is with the process; meanwhile text is collected, bounded by max_tokens."""
+    """One choice. At most one message waits for its reply; meanwhile text is collected, bounded by max_tokens."""
 
     def __init__(self, number: int, relay: "Relay", parser: RemoteParser) -> None:
         self._number = number
@@ -95,80 +125,70 @@ class _ChoiceRelay:
 
     def _send(self) -> None:
         piece = self._waiting
-        if self._sent is not None or self._relay.has_failed or not (piece.texts or piece.ending):
+        if self._sent is not None or self._relay.failure is not None or not (piece.texts or piece.ending):
             return
         self._sent, self._waiting = piece, _Piece()
         text, is_last = "".join(piece.texts), piece.ending is not None
         self._relay.process.push_nowait(self.session, text, piece.token_ids, is_last=is_last)
 
     def on_reply(self, parts: Sequence[Sequence[Any]]) -> None:
-        """What came of the text that was sent goes on with it."""
+        """Passes the text that was sent on to the sink, and its parts to the parser."""
         piece, self._sent = self._sent, None
         assert piece is not None, "there is one reply for each text"
         self._parser.put(parts, len(piece.token_ids))
-        outlet = self._relay.outlet
+        sink = self._relay.sink
         if piece.token_ids or parts:
-            outlet.on_text(self._number, "".join(piece.texts), piece.token_ids, piece.logprobs)
-        if piece.ending is not None:
-            self._relay.process.close_nowait(self.session)
-            outlet.on_end(self._number, piece.ending)
-            self.is_over = True
-            self._relay.on_over()
-        else:
+            sink.on_text(self._number, "".join(piece.texts), piece.token_ids, piece.logprobs)
+        if piece.ending is None:
             self._send()
+            return
+        self._relay.process.close_nowait(self.session)
+        sink.on_end(self._number, piece.ending)
+        self.is_over = True
+        self._relay.on_choice_over()
 
 
 class Relay:
-    """An outlet in front of another one."""
+    """An AnswerSink in front of another one. `open` it first."""
 
-    def __init__(
-        self,
-        outlet: AnswerSink,
-        process: ParserProcess,
-        parsers: Sequence[RemoteParser],
-        conversation: Conversation,
-        prompt_ids: Sequence[int],
-        *,
-        parses_tools: bool,
-    ) -> None:
-        self.outlet = outlet
-        self.process = process
-        self.is_whole = outlet.is_whole
-        self._parsers = parsers
-        self._conversation = conversation
-        self._prompt_ids = prompt_ids
-        self._parses_tools = parses_tools
-        self._left = len(parsers)
+    def __init__(self, answer: RemoteAnswer, sink: AnswerSink) -> None:
+        self.sink = sink
+        self.process = answer.process
+        self.is_whole = sink.is_whole
+        self.failure: MeshError | None = None
+        """Once set, the rest of the answer is not parsed; the request fails when its workers have ended."""
+        self._answer = answer
+        self._left = len(answer.parsers)
         self._over = asyncio.Event()
-        self._failure: MeshError | None = None
         self._choices: list[_ChoiceRelay] = []
-        try:
-            for number in range(len(parsers)):
-                self._choices.append(self._open(number))
-        except MeshError:
-            self.close()
-            raise
 
-    def _open(self, number: int) -> _ChoiceRelay:
-        """A session for a choice. Raises what `open_nowait` raises."""
-        choice = _ChoiceRelay(number, self, self._parsers[number])
+    def open(self) -> None:
+        """Opens a session for each choice. Raises what `open_nowait` raises."""
+        for number in range(len(self._answer.parsers)):
+            self._choices.append(self._open_choice(number))
+
+    def _open_choice(self, number: int) -> _ChoiceRelay:
+        choice = _ChoiceRelay(number, self, self._answer.parsers[number])
         choice.session = self.process.open_nowait(
-            tools=self._conversation.tools, parses_tools=self._parses_tools, prompt_ids=self._prompt_ids,
-            on_reply=choice.on_reply, on_failure=self._on_failure,
-        )  # fmt: skip
+            tools=self._answer.conversation.tools,
+            parses_tools=self._answer.parses_tools,
+            prompt_ids=self._answer.prompt_ids,
+            on_reply=choice.on_reply,
+            on_failure=self._on_failure,
+        )
         return choice
 
     def on_restart(self, choice: int) -> None:
-        """See AnswerSink. The choice gets a new session; replies of the old one reach nobody."""
+        """See AnswerSink. The choice gets a new session; replies to the old one are dropped."""
         old = self._choices[choice]
         self.process.close_nowait(old.session)
         if old.is_over:
             self._left += 1
-            if self._failure is None:
+            if self.failure is None:
                 self._over.clear()
-        self._parsers[choice].restart()
-        self.outlet.on_restart(choice)
-        self._choices[choice] = self._open(choice)
+        self._answer.parsers[choice].restart()
+        self.sink.on_restart(choice)
+        self._choices[choice] = self._open_choice(choice)
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
@@ -178,72 +198,33 @@ class Relay:
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         """See AnswerSink."""
-        self.outlet.on_prompt(choice, entries)
+        self.sink.on_prompt(choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
         """See AnswerSink."""
         self._choices[choice].end(ending)
 
-    def on_over(self) -> None:
-        """A choice has gone to the outlet wholly."""
+    def on_choice_over(self) -> None:
+        """Counts a choice whose end the sink has received."""
         self._left -= 1
         if not self._left:
             self._over.set()
 
-    @property
-    def has_failed(self) -> bool:
-        """True when what comes now is not read any more: the request fails when its workers have ended."""
-        return self._failure is not None
-
     def _on_failure(self, error: MeshError) -> None:
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self._over.set()
 
     async def wait_over(self) -> None:
-        """Until all that came has gone to the outlet. Raises what the process failed with."""
+        """Waits until the sink has received everything. Raises the failure of the process."""
         try:
             async with awake_timeout(self.process.reply_timeout_s):
                 await self._over.wait()
         except TimeoutError:
             raise DeadlineError("the parser process does not answer", reason="parser_timeout") from None
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def close(self) -> None:
-        """Forgets the sessions. Idempotent."""
+        """Closes the sessions. Idempotent."""
         for choice in self._choices:
             self.process.close_nowait(choice.session)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False)
-class RemoteAnswer:
-    """What is needed to read one request's answer in the process."""
-
-    process: ParserProcess
-    parsers: Sequence[RemoteParser]
-    conversation: Conversation
-    prompt_ids: Sequence[int]
-    parses_tools: bool
-
-    @asynccontextmanager
-    async def relayed(self, outlet: AnswerSink) -> AsyncIterator[AnswerSink]:
-        """An outlet that goes by way of the process. Leaving waits for the process to be done, or gives up on a failure."""
-        relay = Relay(
-            outlet, self.process, self.parsers, self.conversation, self.prompt_ids, parses_tools=self.parses_tools
-        )
-        try:
-            yield relay
-            await relay.wait_over()
-        finally:
-            relay.close()
-
-
-@asynccontextmanager
-async def relayed(process: ParserProcess, request_id: str, outlet: AnswerSink) -> AsyncIterator[AnswerSink]:
-    """The outlet of a request, behind the process if its answer is read there."""
-    answer = process.answers.get(request_id)
-    if answer is None:
-        yield outlet
-        return
-    async with answer.relayed(outlet) as relay:
-        yield relay

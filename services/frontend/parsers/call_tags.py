@@ -1,9 +1,8 @@
-"""Calls as structural tags (xgrammar's format, which vLLM and SGLang compile): free text, and calls whose arguments are valid. Pure.
+"""Formats of calls as structural tags (xgrammar's format, which vLLM and SGLang compile): free text, and calls with valid arguments.
 
-The tags hold what a family's template shows, not all that its reader in `parsers/` puts up with. Marks that the reader takes for
-a call without its section are kept out of free text, so that no call gets past its schema. Families without a line here write
-arguments in ways that xgrammar has no style for (pythonic, gemma), or with tokens that not every tokenizer spells as text (harmony,
-mistral).
+The tags describe the format of a family's template, not all that its reader accepts. They exclude marks that the reader accepts
+without a section from free text, so that no call bypasses its schema. Families without an entry write arguments in ways
+that xgrammar has no style for (pythonic, gemma), or with tokens that not every tokenizer spells as text (harmony, mistral).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +17,9 @@ Format = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallTag:
-    """A spelling of one call. `begin`: with `%s` for the name. `ends`: any of them. `style`: xgrammar's word for how arguments
-    are written. `between`: formats between `begin` and the arguments."""
+    """A spelling of one call. `begin`: contains `%s` for the name. `ends`: the alternatives. `style`: xgrammar's name for the format
+    of arguments. `between`: formats between `begin` and the arguments.
+    """
 
     begin: str
     ends: Sequence[str]
@@ -27,7 +27,7 @@ class _CallTag:
     between: Sequence[Format] = ()
 
     def tag(self, name: str, schema: Schema) -> Format:
-        """With the arguments of a function."""
+        """Returns the tag for a function. `schema`: that of its arguments."""
         content: Format = {"type": "json_schema", "json_schema": schema, "style": self.style}
         if self.between:
             content = {"type": "sequence", "elements": [*self.between, content]}
@@ -36,7 +36,7 @@ class _CallTag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Section:
-    """What stands around and between calls. `mark`: the part of the beginning behind which nothing but calls may come."""
+    """The text around and between calls. A section begins with `mark`, which occurs nowhere else, and `rest`."""
 
     mark: str
     rest: str = ""
@@ -46,7 +46,7 @@ class _Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTags:
-    """How a family writes calls. `marks`: as in a section, for calls without one. `excluded`: what free text may not hold."""
+    """The format of a family's calls. `marks`: begin calls without a section. `excluded`: texts that free text may not contain."""
 
     calls: Sequence[_CallTag]
     marks: Sequence[str] = ()
@@ -54,7 +54,7 @@ class CallTags:
     excluded: Sequence[str] = ()
 
     def document(self, tools: Iterable[tuple[str, Schema]], *, is_parallel: bool) -> Format:
-        """The structural tag for these functions, by name and schema of the arguments."""
+        """Returns the structural tag for functions, given as name and schema of the arguments."""
         tags = [call.tag(name, schema) for name, schema in tools for call in self.calls]
         form: Format = {
             "type": "triggered_tags",
@@ -80,13 +80,13 @@ def _json_call(before: str = "", behind: str = "") -> _CallTag:
 
 
 def _json_list(*marks: tuple[str, str, str], excluded: Sequence[str] = ()) -> CallTags:
-    """`marks`: see _Section; each with what comes behind the list's bracket. `excluded`: see CallTags."""
+    """`marks`: mark and rest of each section, and the text behind the list's bracket."""
     sections = [_Section(mark=mark, rest=rest, separator=", ", closing=f"]{end}") for mark, rest, end in marks]
     return CallTags(calls=(_json_call(),), sections=sections, excluded=excluded)
 
 
 def _invoke(prefix: str, style: str, *words: str) -> CallTags:
-    """`words`: names of the section's tag."""
+    """`words`: alternative names of the section's tag."""
     call = _CallTag(begin=f'<{prefix}invoke name="%s">\n', ends=(f"</{prefix}invoke>\n",), style=style)
     sections = [_Section(mark=f"<{word}>", rest="\n", closing=f"</{word}>") for word in words]
     return CallTags(calls=(call,), sections=sections, excluded=(f"<{prefix}invoke name=",))
@@ -125,7 +125,7 @@ CALL_TAGS: Mapping[str, CallTags] = {
         sections=(_Section(mark=kimi.SECTION, closing=kimi.SECTION_END),),
         excluded=(kimi.CALL,),
     ),
-    # Any object in the text may be a call, by whichever of its keys comes first; no object is one without its arguments.
+    # Any object in the text may be a call, with either key first. Without arguments no object is a call.
     "llama3_json": CallTags(
         calls=[
             _CallTag(begin=f'{{{head}"name": "%s", "parameters": ', ends=("}",)) for head in ("", '"type": "function", ')
@@ -135,7 +135,7 @@ CALL_TAGS: Mapping[str, CallTags] = {
     ),
     "minimax_m2": _invoke("", "minimax_xml", "minimax:tool_call"),
     "nemotron": _json_list(("<TOOLCALL>", "[", "</TOOLCALL>")),
-    # Text may well speak of functools.
+    # The word itself stays allowed in text.
     "phi4": _json_list(
         ("functools[", "", ""), ("<|tool_call|>", "[", "<|/tool_call|>"), excluded=("functools{",)
     ),

@@ -21,8 +21,8 @@ from services.frontend.parsers.parts import (
 )
 
 Steps = Generator[None, None, None]
-Found = Generator[None, None, str]
-Asked = Generator[None, None, bool]
+TextSteps = Generator[None, None, str]
+BoolSteps = Generator[None, None, bool]
 Reader = Callable[["Feed"], "Steps"]
 Emit = Callable[[str], None]
 ToPart = Callable[[str], Part]
@@ -46,19 +46,22 @@ class Interrupted(Malformed):
     """A mark of the family interrupts an incomplete value of a call. The cursor is at the mark."""
 
 
-class Doubts:
-    """Marks that a value without quotes may contain as text. Such a mark is text if the next deciding mark is the value's end;
-    else the end is missing, and the mark ends the value.
+class ValueEnds:
+    """The marks that end a value without quotes, and how to tell them from the same text inside the value.
 
-    `marks`: the ambiguous marks. `end`: the end of the value. `others`: further deciding marks, which no value contains.
+    `closing` and `others` always end it. A `doubtful` mark is text of the value if the next mark of `deciding` and `closing` is
+    `closing`; else the closing mark is missing, and the doubtful one ends the value.
     """
 
-    __slots__ = ("deciding", "end", "marks")
+    __slots__ = ("closing", "deciding", "doubtful", "marks")
 
-    def __init__(self, marks: Iterable[str], *, end: str, others: Iterable[str]) -> None:
-        self.marks = frozenset(marks)
-        self.end = end
-        self.deciding = Marks((end, *others))
+    def __init__(
+        self, closing: str, *, others: Iterable[str] = (), doubtful: Iterable[str] = (), deciding: Iterable[str] = ()
+    ) -> None:
+        self.closing = closing
+        self.doubtful = frozenset(doubtful)
+        self.marks = Marks((closing, *others, *self.doubtful))
+        self.deciding = Marks((closing, *deciding))
 
 
 class Feed:
@@ -69,8 +72,8 @@ class Feed:
     """
 
     __slots__ = (
-        "_calls", "at", "blanks", "drops_blanks", "has_content", "has_reasoning", "hidden", "is_broken", "is_over", "is_reasoning", "kept",
-        "parts", "plain", "plain_kind", "stops", "takes_calls", "text", "tools",
+        "at", "blanks", "calls", "drops_blanks", "has_arguments", "has_content", "has_reasoning", "hidden", "is_broken", "is_over",
+        "is_reasoning", "kept", "parts", "plain", "plain_kind", "stops", "takes_calls", "text", "tools",
     )  # fmt: skip
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]] | None = None, *, takes_calls: bool = True) -> None:
@@ -98,14 +101,12 @@ class Feed:
         """True between reasoning's marks."""
         self.is_broken = False
         """True behind a call that failed after its begin, until the next one begins."""
-        self._calls = 0
-
-    @property
-    def calls(self) -> int:
+        self.calls = 0
         """Number of calls begun."""
-        return self._calls
+        self.has_arguments = False
+        """True if the last call has a parameter; see `parameters.py`."""
 
-    # What the driver does.
+    # Used by AnswerParser.
 
     def add(self, text: str) -> None:
         """Appends text."""
@@ -118,26 +119,19 @@ class Feed:
         parts, self.parts = self.parts, []
         return parts
 
-    # Delivering.
-
-    def add_content(self, text: str) -> None:
-        """Delivers content, except blanks at its end."""
-        self._add(text, str)
-
-    def add_reasoning(self, text: str) -> None:
-        """Delivers reasoning, except blanks at its end."""
-        self._add(text, Reasoning)
+    # Delivery of parts.
 
     def _add(self, text: str, kind: Callable[[str], Part]) -> None:
+        """Delivers content or reasoning, except blanks at its end."""
         text = self.blanks + text
         if self.drops_blanks:
             text = text.lstrip()
-        said = text.rstrip()
-        self.blanks = text[len(said) :]
-        if not said:
+        delivered = text.rstrip()
+        self.blanks = text[len(delivered) :]
+        if not delivered:
             return
         self.drops_blanks = False
-        self.parts.append(kind(said))
+        self.parts.append(kind(delivered))
         if kind is Reasoning:
             self.has_reasoning = True
         else:
@@ -150,20 +144,20 @@ class Feed:
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Begins a call. All text up to the cursor is its syntax."""
         self.drop_blanks()
-        self.parts.append(CallBegin(self._calls, name, call_id))
-        self._calls += 1
-        self.is_broken = False
+        self.parts.append(CallBegin(self.calls, name, call_id))
+        self.calls += 1
+        self.is_broken = self.has_arguments = False
         self.kept = self.at
 
     def add_arguments(self, text: str) -> None:
         """Delivers more arguments of the last call. They contain all text up to the cursor."""
         if text:
-            self.parts.append(CallArguments(self._calls - 1, text))
+            self.parts.append(CallArguments(self.calls - 1, text))
         self.kept = self.at
 
     def to_arguments(self, text: str) -> Part:
         """Returns the part that `add_arguments` would deliver."""
-        return CallArguments(self._calls - 1, text)
+        return CallArguments(self.calls - 1, text)
 
     def settle(self) -> None:
         """Marks all text up to the cursor as delivered, so that a later failure does not make it content."""
@@ -178,11 +172,17 @@ class Feed:
         if reason == TRUNCATED:
             self.at = len(self.text)
         text, self.kept = self.text[self.kept : self.at], self.at
-        self.add_content(self.hidden.removed(text))
+        self._add(self.hidden.removed(text), str)
         if reason:
             self.warn(reason)
 
-    # Reading: each moves the cursor behind what it returns, and raises Malformed when that is not there.
+    # Reading. Each method moves the cursor behind what it returns, and raises Malformed if the text does not match.
+
+    def unexpected(self, *literals: str) -> Malformed:
+        """Returns the error for a cursor at which none of the expected literals stands: other text, or the end of the answer."""
+        rest = self.text[self.at :]
+        is_cut = self.is_over and (not rest or any(literal.startswith(rest) for literal in literals))
+        return Malformed(TRUNCATED if is_cut else MALFORMED)
 
     def wait(self, count: int = 1) -> Steps:
         """Waits until `count` characters are ahead. If the answer ends before, the call is truncated."""
@@ -191,13 +191,13 @@ class Feed:
                 raise Malformed(TRUNCATED)
             yield
 
-    def peek(self) -> Found:
+    def peek(self) -> TextSteps:
         """Returns the next character without consuming it; empty at the end of the answer."""
         while self.at >= len(self.text) and not self.is_over:
             yield
         return self.text[self.at : self.at + 1]
 
-    def has(self, literal: str) -> Asked:
+    def has(self, literal: str) -> BoolSteps:
         """Returns whether `literal` is next, and consumes it if so."""
         while True:
             ahead = self.text[self.at : self.at + len(literal)]
@@ -211,10 +211,9 @@ class Feed:
     def expect(self, literal: str) -> Steps:
         """Consumes `literal`. Raises Malformed if other text follows."""
         if not (yield from self.has(literal)):
-            is_cut = self.is_over and literal.startswith(self.text[self.at :])
-            raise Malformed(TRUNCATED if is_cut else MALFORMED)
+            raise self.unexpected(literal)
 
-    def is_at_mark(self) -> Asked:
+    def is_at_mark(self) -> BoolSteps:
         """Returns whether a mark of the family is next, without consuming it."""
         while not self.stops.is_at(self.text, self.at):
             may_come = self.at == len(self.text) or self.stops.held(self.text, self.at) == self.at
@@ -238,7 +237,7 @@ class Feed:
                 return
             yield
 
-    def take_while(self, pattern: re.Pattern[str], characters_max: int = NAME_CHARACTERS_MAX) -> Found:
+    def take_while(self, pattern: re.Pattern[str], characters_max: int = NAME_CHARACTERS_MAX) -> TextSteps:
         """Consumes characters while they match; may be none. More than `characters_max` are malformed."""
         length = 0
         while True:
@@ -253,7 +252,7 @@ class Feed:
         self.at += length
         return taken
 
-    def take_until(self, marks: Marks, characters_max: int = HELD_CHARACTERS_MAX) -> Found:
+    def take_until(self, marks: Marks, characters_max: int = HELD_CHARACTERS_MAX) -> TextSteps:
         """Consumes the text before the first mark. If the answer ends before a mark, the call is truncated."""
         ahead = 0
         while (found := marks.find(self.text, self.at + ahead)) is None:
@@ -295,11 +294,11 @@ class Feed:
         marks: Marks,
         emit: Emit,
         quick: Callable[[], ToPart | None] = lambda: None,
-        doubts: "Doubts | None" = None,
-    ) -> Found:
+        ends: ValueEnds | None = None,
+    ) -> TextSteps:
         """Emits text as it comes, up to a mark. Returns the mark without consuming it; empty at the end of the answer.
 
-        `quick` returns `to_part` of `wait_quickly`, before each wait. `doubts`: the marks that may be text.
+        `quick` returns `to_part` of `wait_quickly`, before each wait. `ends`: says which of the marks may be text.
         """
         text_characters = 0
         while True:
@@ -309,8 +308,8 @@ class Feed:
             self.kept = end
             if text:
                 emit(text)
-            if found and doubts is not None and found[1] in doubts.marks:
-                text_characters = yield from self._text_before_end(found[1], doubts)
+            if found and ends is not None and found[1] in ends.doubtful:
+                text_characters = yield from self._text_before_end(found[1], ends)
                 if text_characters:
                     continue
             if found or self.is_over:
@@ -318,34 +317,28 @@ class Feed:
             text_characters = 0
             yield from self.wait_quickly(marks.starts, quick())
 
-    def _text_before_end(self, mark: str, doubts: "Doubts") -> Generator[None, None, int]:
+    def _text_before_end(self, mark: str, ends: ValueEnds) -> Generator[None, None, int]:
         """Returns how many characters from the mark at the cursor to the value's end are text; 0 if the mark ends the value."""
         ahead = len(mark)
         while ahead <= HELD_CHARACTERS_MAX:
-            found = doubts.deciding.find(self.text, self.at + ahead)
+            found = ends.deciding.find(self.text, self.at + ahead)
             if found is not None:
                 ahead = found[0] - self.at
-                return ahead if found[1] == doubts.end and ahead <= HELD_CHARACTERS_MAX else 0
+                return ahead if found[1] == ends.closing and ahead <= HELD_CHARACTERS_MAX else 0
             if self.is_over:
                 break
-            ahead = doubts.deciding.held(self.text, self.at + ahead) - self.at
+            ahead = ends.deciding.held(self.text, self.at + ahead) - self.at
             yield
         return 0
 
-    def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> Found:
+    def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> TextSteps:
         """As `stream_until`, for content and reasoning. Enables the fast path while nothing is held back."""
         self.is_reasoning = kind is Reasoning
-        while True:
-            found = marks.find(self.text, self.at)
-            end = found[0] if found else len(self.text) if self.is_over else marks.held(self.text, self.at)
-            if end > self.at:
-                self._add(self.text[self.at : end], kind)
-            self.at = self.kept = end
-            if found or self.is_over:
-                self.is_reasoning = False
-                return found[1] if found else ""
-            has_said = self.has_reasoning if kind is Reasoning else self.has_content
-            if has_said and end == len(self.text) and not self.blanks and not self.drops_blanks:
-                self.plain, self.plain_kind = marks.starts, kind
-            yield
-            self.plain = None
+
+        def quick() -> ToPart | None:
+            has_text = self.has_reasoning if kind is Reasoning else self.has_content
+            return kind if has_text and not self.blanks and not self.drops_blanks else None
+
+        mark = yield from self.stream_until(marks, lambda text: self._add(text, kind), quick)
+        self.is_reasoning = False
+        return mark

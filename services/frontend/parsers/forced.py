@@ -1,6 +1,6 @@
-"""Answers whose form the request forces: nothing but calls, as JSON that the engine's grammar keeps to.
+"""Answers to requests that force calls: only calls, as JSON to which the engine's grammar constrains the model.
 
-They have no marks, whatever the model's own format is, and no reasoning: the grammar begins with the first token.
+They have no marks, whatever the model's own format is, and no reasoning: the grammar applies from the first token on.
 """
 
 import re
@@ -11,11 +11,11 @@ from services.frontend.parsers.json_call import Shape, read_json_call, stream_ar
 from services.frontend.parsers.parts import TRUNCATED
 
 _OPENING = re.compile(r'(\{\s*"?)?')
-LIST_SHAPE = Shape(arguments=("parameters",))
+_SHAPE = Shape(arguments=("parameters",))
 
 
 def named_family(name: str) -> WholeFamily:
-    """The answer is the arguments of one call of this function."""
+    """Returns the family of an answer that consists of the arguments of one call of this function."""
 
     def read(feed: Feed) -> Steps:
         try:
@@ -35,7 +35,7 @@ def _read_list(feed: Feed) -> Steps:
         yield from feed.skip_blanks()
         yield from feed.expect("[")
         while True:
-            yield from read_json_call(feed, LIST_SHAPE)
+            yield from read_json_call(feed, _SHAPE)
             yield from feed.skip_blanks()
             if not (yield from feed.has(",")):
                 break
@@ -47,15 +47,15 @@ def _read_list(feed: Feed) -> Steps:
 
 
 def _wait_argument(feed: Feed) -> Steps:
-    """Until there is more than the beginning of an empty object: an answer that was cut off there is no call."""
-    while not feed.is_over and _OPENING.fullmatch(feed.text, feed.at):
+    """Waits for more than the beginning of an empty object: an answer that was cut off there contains no call."""
+    while _OPENING.fullmatch(feed.text, feed.at):
+        if feed.is_over:
+            raise Malformed(TRUNCATED)
         yield
-    if feed.is_over and _OPENING.fullmatch(feed.text, feed.at):
-        raise Malformed(TRUNCATED)
 
 
 def _end(feed: Feed, error: Malformed) -> None:
-    """Reading ended early. What was cut off is the beginning of a call, not text; what is no call at all is text."""
+    """Handles text that could not be read. The beginning of a call that was cut off is dropped; other text is content."""
     if error.reason != TRUNCATED:
         feed.reject(error.reason)
         return
@@ -66,7 +66,7 @@ def _end(feed: Feed, error: Malformed) -> None:
 
 
 def _rest(feed: Feed) -> Steps:
-    """What the engine lets follow the document: blanks, or, where its grammar failed, text."""
+    """Delivers what follows the document as content: blanks, or text if the engine's grammar failed."""
     while True:
         feed.at = len(feed.text)
         feed.reject("")
@@ -76,4 +76,4 @@ def _rest(feed: Feed) -> Steps:
 
 
 LIST_FAMILY = WholeFamily(name="list", reader=_read_list, special_marks=())
-"""The answer is a list of calls, `[{"name": ..., "parameters": {...}}, ...]`, as vLLM forces it."""
+"""An answer that is a list of calls, `[{"name": ..., "parameters": {...}}, ...]`, as in vLLM."""

@@ -1,7 +1,7 @@
 """Gemma: `<|tool_call>call:name{city:<|"|>Paris<|"|>,days:3}<tool_call|>` (Gemma 4) and
 `<start_function_call>call:name{city:<escape>Paris<escape>,days:3}<end_function_call>` (FunctionGemma).
 
-Keys are bare, text stands between quotes that are tokens and knows no escapes, mappings and lists nest.
+Keys have no quotes. Text is written between quotes that are tokens, without escapes. Mappings and lists nest.
 """
 
 import re
@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import (
     NAME_CHARACTERS_MAX,
-    Doubts,
     Feed,
-    Found,
     Interrupted,
     Malformed,
     Reader,
     Steps,
+    TextSteps,
+    ValueEnds,
 )
 from services.frontend.parsers.json_text import inner, quoted
-from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.parameters import ANYTHING, to_json, types_of
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, Part
-from services.frontend.parsers.python_text import DEPTH_MAX, malformed
-from services.frontend.parsers.readers import close_call, unexpected
-from services.frontend.parsers.typed_values import ANYTHING, to_json, types_of
+from services.frontend.parsers.python_text import DEPTH_MAX
+from services.frontend.parsers.readers import close_call
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE = "<start_function_call>", "<end_function_call>", "<escape>"
@@ -35,41 +34,40 @@ _BARE_CHARACTERS_MAX = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GemmaCall:
-    """The call that is read. `text_ends`: the quote, and the marks that end a text without one;
-    `doubts` says which of them may be text."""
+    """The call that is read. `text_ends`: its closing mark is the quote; the marks of calls end a text without one."""
 
     function: str
-    quote: str
-    text_ends: Marks
-    doubts: Doubts
+    text_ends: ValueEnds
+
+    @property
+    def quote(self) -> str:
+        return self.text_ends.closing
 
 
 def _reader(opening: str, closing: str, quote: str) -> Reader:
-    text_ends = Marks((quote, closing, opening))
-    doubts = Doubts((closing,), end=quote, others=(opening,))
+    text_ends = ValueEnds(quote, others=(opening,), doubtful=(closing,), deciding=(opening,))
 
     def read(feed: Feed) -> Steps:
         yield from feed.skip_blanks()
-        # Some leave the word out.
+        # Some models omit the word.
         if not (yield from feed.has("call:")):
             yield from feed.expect(":")
         name = yield from feed.take_while(_NAME)
         if not name:
-            raise unexpected(feed, "{")
+            raise feed.unexpected("{")
         yield from feed.expect("{")
         feed.begin_call(name)
         try:
-            call = _GemmaCall(function=name, quote=quote, text_ends=text_ends, doubts=doubts)
-            yield from _stream_mapping(feed, call, 0)
+            yield from _stream_mapping(feed, _GemmaCall(function=name, text_ends=text_ends), 0)
         except Interrupted:
             feed.warn(ARGUMENTS_MALFORMED)
-        yield from close_call(feed, closing, opening)
+        yield from close_call(feed, closing)
 
     return read
 
 
 def _stream_mapping(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
-    """From behind the brace to behind its end."""
+    """Delivers a mapping, from behind its opening brace to behind its closing one."""
     separator = "{"
     while True:
         yield from feed.skip_blanks()
@@ -86,14 +84,14 @@ def _stream_mapping(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
         yield from _stream_value(feed, call, types, depth)
 
 
-def _key(feed: Feed, call: _GemmaCall) -> Found:
+def _key(feed: Feed, call: _GemmaCall) -> TextSteps:
     if (yield from feed.has(call.quote)):
-        key = yield from feed.take_until(call.text_ends, NAME_CHARACTERS_MAX)
+        key = yield from feed.take_until(call.text_ends.marks, NAME_CHARACTERS_MAX)
         yield from feed.expect(call.quote)
     else:
         key = yield from feed.take_while(_KEY)
     if not key.strip():
-        raise malformed(feed)
+        raise feed.unexpected()
     yield from feed.skip_blanks()
     yield from feed.expect(":")
     yield from feed.skip_blanks()
@@ -112,7 +110,7 @@ def _stream_value(feed: Feed, call: _GemmaCall, types: frozenset[str], depth: in
     else:
         text = yield from feed.take_while(_BARE, _BARE_CHARACTERS_MAX)
         if not text.strip():
-            raise malformed(feed)
+            raise feed.unexpected()
         feed.add_arguments(to_json(text.strip(), types))
 
 
@@ -132,33 +130,30 @@ def _stream_list(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
 
 
 def _stream_text(feed: Feed, call: _GemmaCall, types: frozenset[str]) -> Steps:
-    """From behind the quote. Models quote numbers too: what is to be no text becomes what the schema says."""
-    if types and "string" not in types:
+    """Delivers a text from behind its opening quote. Models quote numbers too; the schema's type takes precedence."""
+    ends = call.text_ends
+    is_text = not types or "string" in types
+    if is_text:
+        feed.add_arguments('"')
+
+        def to_part(piece: str) -> Part:
+            return feed.to_arguments(inner(piece))
+
+        def emit(piece: str) -> None:
+            feed.add_arguments(inner(piece))
+
+        mark = yield from feed.stream_until(ends.marks, emit, lambda: to_part, ends)
+    else:
         held: list[str] = []
-        mark = yield from feed.stream_until(call.text_ends, held.append, doubts=call.doubts)
+        mark = yield from feed.stream_until(ends.marks, held.append, ends=ends)
         feed.add_arguments(to_json("".join(held), types) if mark else "".join(held))
-        yield from _end_text(feed, call, mark)
-        return
-    feed.add_arguments('"')
-
-    def to_part(piece: str) -> Part:
-        return feed.to_arguments(inner(piece))
-
-    def emit(piece: str) -> None:
-        feed.add_arguments(inner(piece))
-
-    mark = yield from feed.stream_until(call.text_ends, emit, lambda: to_part, call.doubts)
-    yield from _end_text(feed, call, mark)
-    feed.add_arguments('"')
-
-
-def _end_text(feed: Feed, call: _GemmaCall, mark: str) -> Steps:
-    """Behind the quote at the cursor, if that is the mark that ended the text."""
     if not mark:
         raise Malformed(TRUNCATED)
     if mark != call.quote:
         raise Interrupted
     yield from feed.expect(call.quote)
+    if is_text:
+        feed.add_arguments('"')
 
 
 FAMILY = ToolFamily(

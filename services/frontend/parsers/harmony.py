@@ -9,9 +9,10 @@ import re
 
 from services.frontend.parsers.family import WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Steps
+from services.frontend.parsers.json_call import recorded_arguments
 from services.frontend.parsers.json_text import is_object
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, UNKNOWN_TOOL, Part, Reasoning
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, TRUNCATED, UNKNOWN_TOOL, Reasoning
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -26,7 +27,7 @@ _FUNCTION = "functions."
 
 
 def read(feed: Feed) -> Steps:
-    """A whole answer. Text outside of messages is content."""
+    """Reads a whole answer. Text outside of messages is content."""
     if (yield from feed.has(" to=")):
         feed.at -= len(" to=")
         yield from _attempt(feed)
@@ -56,7 +57,7 @@ def _read_message(feed: Feed) -> Steps:
     if target.startswith(_FUNCTION) and feed.takes_calls:
         yield from _read_call(feed, target.removeprefix(_FUNCTION))
     elif target:
-        # A call of what the request does not have; its head says whom it was for.
+        # A call to a recipient that the request does not have. Its head becomes content too, since it names the recipient.
         feed.reject(UNKNOWN_TOOL)
         yield from feed.stream_plain(_BODY_ENDS, str)
     else:
@@ -69,7 +70,7 @@ def _read_message(feed: Feed) -> Steps:
 
 def _read_text(feed: Feed, *, is_reasoning: bool) -> Steps:
     kind = Reasoning if is_reasoning else str
-    # Messages of a kind are lines of one text.
+    # Messages of the same kind become lines of one text.
     feed.blanks = "\n" if (feed.has_reasoning if is_reasoning else feed.has_content) else ""
     yield from feed.stream_plain(_BODY_ENDS, kind)
     if is_reasoning:
@@ -78,22 +79,11 @@ def _read_text(feed: Feed, *, is_reasoning: bool) -> Steps:
 
 def _read_call(feed: Feed, name: str) -> Steps:
     feed.begin_call(name)
-    said: list[str] = []
-
-    def emit(text: str) -> None:
-        said.append(text)
-        feed.add_arguments(text)
-
-    def to_part(text: str) -> Part:
-        said.append(text)
-        return feed.to_arguments(text)
-
+    pieces, emit, to_part = recorded_arguments(feed)
     mark = yield from feed.stream_until(_BODY_ENDS, emit, lambda: to_part)
-    document = "".join(said)
-    if is_object(document):
-        return
-    # Tokens that end an answer are not in its text, so a whole call may be without a mark; this one is not whole.
-    feed.warn(ARGUMENTS_MALFORMED if mark else TRUNCATED)
+    if not is_object("".join(pieces)):
+        # A complete call may lack its mark too: tokens that end an answer are not in its text.
+        feed.warn(ARGUMENTS_MALFORMED if mark else TRUNCATED)
 
 
 FAMILY = WholeFamily(

@@ -4,9 +4,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Emit, Feed, Found, Interrupted, Malformed, Steps, ToPart
+from services.frontend.parsers.feed import (
+    NAME_CHARACTERS_MAX,
+    Emit,
+    Feed,
+    Interrupted,
+    Malformed,
+    Steps,
+    TextSteps,
+    ToPart,
+)
 from services.frontend.parsers.json_text import is_object, stream_container, stream_string, stream_value, take_string
-from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, TRUNCATED, UNKNOWN_TOOL, Part
+from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, UNKNOWN_TOOL, Part
 
 ID_KEYS = ("id", "tool_call_id")
 _OTHER_KEYS = ("type", "index", "description")
@@ -16,8 +25,8 @@ _OTHER_KEYS = ("type", "index", "description")
 class Shape:
     """How a family writes the object.
 
-    `is_bare`: no mark says that it is a call, so it is one only if it has a name that the request knows, its arguments, and
-    no key that calls do not have.
+    `is_bare`: no mark shows that the object is a call, so it is one only if it has a name that the request knows, arguments,
+    and no key that calls do not have.
     """
 
     names: Sequence[str] = ("name",)
@@ -31,7 +40,7 @@ BARE_SHAPE = Shape(is_bare=True)
 
 @dataclass(slots=True)
 class _JsonCall:
-    """What is known of a call while its object is read. `held`: arguments that came before the name."""
+    """The members of a call's object that were read. `held`: arguments that came before the name."""
 
     name: str = ""
     call_id: str = ""
@@ -40,41 +49,41 @@ class _JsonCall:
 
 
 def read_json_call(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
-    """One object at the cursor."""
+    """Reads one object at the cursor. Models may omit its opening brace."""
     call = _JsonCall()
     try:
-        yield from _read_object(feed, shape, call)
+        yield from feed.skip_blanks()
+        if shape.is_bare or (yield from feed.peek()) != '"':
+            yield from feed.expect("{")
+            yield from feed.skip_blanks()
+        is_first = True
+        while not (yield from feed.has("}")):
+            if not is_first:
+                if (yield from feed.is_at_mark()):
+                    # The closing brace is missing, or the arguments are incomplete.
+                    break
+                yield from feed.expect(",")
+                yield from feed.skip_blanks()
+            is_first = False
+            yield from _read_member(feed, shape, call)
+            yield from feed.skip_blanks()
+        if not call.has_begun:
+            if not call.name or (shape.is_bare and call.held is None):
+                raise Malformed("" if shape.is_bare else MALFORMED)
+            feed.begin_call(call.name, call.call_id)
+            feed.add_arguments(call.held or "{}")
     except Malformed as error:
-        if shape.is_bare and not call.name and not call.has_begun:
+        if shape.is_bare and not call.name:
             raise Malformed("") from error
         raise
     feed.settle()
 
 
-def _read_object(feed: Feed, shape: Shape, call: _JsonCall) -> Steps:
+def _read_member(feed: Feed, shape: Shape, call: _JsonCall) -> Steps:
+    key = yield from take_string(feed, NAME_CHARACTERS_MAX)
     yield from feed.skip_blanks()
-    if shape.is_bare or (yield from feed.peek()) != '"':
-        yield from feed.expect("{")
-        yield from feed.skip_blanks()
-    is_first = True
-    while not (yield from feed.has("}")):
-        if not is_first:
-            if (yield from feed.is_at_mark()):
-                # The closing brace is missing, or the arguments are not whole.
-                break
-            yield from feed.expect(",")
-            yield from feed.skip_blanks()
-        is_first = False
-        key = yield from take_string(feed, NAME_CHARACTERS_MAX)
-        yield from feed.skip_blanks()
-        yield from feed.expect(":")
-        yield from feed.skip_blanks()
-        yield from _read_member(feed, shape, call, key)
-        yield from feed.skip_blanks()
-    _finish(feed, shape, call)
-
-
-def _read_member(feed: Feed, shape: Shape, call: _JsonCall, key: str) -> Steps:
+    yield from feed.expect(":")
+    yield from feed.skip_blanks()
     if key in shape.names and not call.name:
         call.name = yield from take_string(feed, NAME_CHARACTERS_MAX)
         if not call.name:
@@ -82,7 +91,17 @@ def _read_member(feed: Feed, shape: Shape, call: _JsonCall, key: str) -> Steps:
         if shape.is_bare and feed.tools and call.name not in feed.tools:
             raise Malformed(UNKNOWN_TOOL)
     elif key in shape.arguments and not call.has_begun and call.held is None:
-        yield from _read_arguments(feed, call)
+        character = yield from feed.peek()
+        if not call.name:
+            pieces: list[str] = []
+            yield from _stream_document(feed, character, feed.hold(pieces))
+            call.held = "".join(pieces)
+        elif character in ("{", '"', "n"):
+            feed.begin_call(call.name, call.call_id)
+            call.has_begun = True
+            yield from stream_arguments(feed)
+        else:
+            raise feed.unexpected()
     elif key in ID_KEYS and not call.call_id and (yield from feed.peek()) == '"':
         call.call_id = yield from take_string(feed, NAME_CHARACTERS_MAX)
     elif shape.is_bare and key not in _OTHER_KEYS and key not in ID_KEYS:
@@ -91,50 +110,35 @@ def _read_member(feed: Feed, shape: Shape, call: _JsonCall, key: str) -> Steps:
         yield from stream_value(feed, feed.hold([]))
 
 
-def _finish(feed: Feed, shape: Shape, call: _JsonCall) -> None:
-    if call.has_begun:
-        return
-    if not call.name or (shape.is_bare and call.held is None):
-        raise Malformed("" if shape.is_bare else MALFORMED)
-    feed.begin_call(call.name, call.call_id)
-    feed.add_arguments(call.held or "{}")
-
-
-def _read_arguments(feed: Feed, call: _JsonCall) -> Steps:
-    character = yield from feed.peek()
-    if not call.name:
-        pieces: list[str] = []
-        yield from _document(feed, character, feed.hold(pieces))
-        call.held = "".join(pieces)
-        return
-    if character not in ("{", '"', "n"):
-        raise Malformed(MALFORMED if character else TRUNCATED)
-    feed.begin_call(call.name, call.call_id)
-    call.has_begun = True
-    yield from stream_arguments(feed)
-
-
 def stream_arguments(feed: Feed) -> Steps:
-    """The arguments of the call just begun, at the cursor: an object, a string that holds one, or null. A mark of the family
-    ends them even where they are not whole; it stays."""
-    said: list[str] = []
+    """Delivers the arguments of the call just begun, at the cursor: an object, a string that contains one, or null.
 
-    def emit(text: str) -> None:
-        said.append(text)
-        feed.add_arguments(text)
-
-    def to_part(text: str) -> Part:
-        said.append(text)
-        return feed.to_arguments(text)
-
+    A mark of the family ends them even if they are incomplete; the mark is not consumed.
+    """
+    pieces, emit, to_part = recorded_arguments(feed)
     with suppress(Interrupted):
-        yield from _document(feed, (yield from feed.peek()), emit, to_part)
-    if not is_object("".join(said)):
+        yield from _stream_document(feed, (yield from feed.peek()), emit, to_part)
+    if not is_object("".join(pieces)):
         feed.warn(ARGUMENTS_MALFORMED)
 
 
-def take_object(feed: Feed) -> Found:
-    """A whole JSON object at the cursor."""
+def recorded_arguments(feed: Feed) -> tuple[list[str], Emit, ToPart]:
+    """Returns functions that deliver arguments, and the list in which they record the text."""
+    pieces: list[str] = []
+
+    def emit(text: str) -> None:
+        pieces.append(text)
+        feed.add_arguments(text)
+
+    def to_part(text: str) -> Part:
+        pieces.append(text)
+        return feed.to_arguments(text)
+
+    return pieces, emit, to_part
+
+
+def take_object(feed: Feed) -> TextSteps:
+    """Returns a whole JSON object at the cursor."""
     pieces: list[str] = []
     yield from stream_container(feed, feed.hold(pieces))
     document = "".join(pieces)
@@ -143,7 +147,7 @@ def take_object(feed: Feed) -> Found:
     return document
 
 
-def _document(feed: Feed, character: str, emit: Emit, to_part: ToPart | None = None) -> Steps:
+def _stream_document(feed: Feed, character: str, emit: Emit, to_part: ToPart | None = None) -> Steps:
     if character == '"':
         yield from stream_string(feed, emit)
     elif character == "n":
@@ -152,4 +156,4 @@ def _document(feed: Feed, character: str, emit: Emit, to_part: ToPart | None = N
     elif character == "{":
         yield from stream_container(feed, emit, to_part)
     else:
-        raise Malformed(MALFORMED if character else TRUNCATED)
+        raise feed.unexpected()

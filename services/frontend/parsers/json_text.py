@@ -1,12 +1,22 @@
-"""JSON that comes in pieces: forwarded as it comes, or read."""
+"""Reads JSON that comes in pieces, and forwards it as it comes."""
 
 import json
 import re
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 
 import orjson
 
-from services.frontend.parsers.feed import HELD_CHARACTERS_MAX, Emit, Feed, Found, Interrupted, Malformed, Steps, ToPart
+from services.frontend.parsers.feed import (
+    HELD_CHARACTERS_MAX,
+    BoolSteps,
+    Emit,
+    Feed,
+    Interrupted,
+    Malformed,
+    Steps,
+    TextSteps,
+    ToPart,
+)
 from services.frontend.parsers.parts import TRUNCATED
 
 _IN_STRING = r'["\\\x00-\x1f]'
@@ -16,26 +26,22 @@ _BLANKS = re.compile(r"\s*")
 _BEHIND_STRING = (",", ":", "}", "]")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]")
 _CLOSING = {"{": "}", "[": "]"}
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
-_HEXADECIMAL = re.compile(r"[0-9A-Fa-f]{4}\Z")
-
-
 # `json.dumps` with arguments makes an encoder each time.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def quoted(text: str) -> str:
-    """A JSON string, with its quotes."""
+    """Returns a JSON string, with its quotes."""
     return _encode(text)
 
 
 def inner(text: str) -> str:
-    """A piece of a JSON string. Pieces may be joined, since each character stands for itself."""
+    """Returns a piece of a JSON string. Pieces may be joined, since each character is encoded by itself."""
     return _encode(text)[1:-1]
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is a JSON object."""
+    """Returns whether a text is a JSON object."""
     try:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:
@@ -43,10 +49,10 @@ def is_object(text: str) -> bool:
 
 
 def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> Steps:
-    """An object or array at the cursor, handed out as it comes. `to_part`: see `Feed.wait_quickly`.
+    """Emits an object or array at the cursor as it comes. `to_part`: see `Feed.wait_quickly`.
 
-    Control characters inside strings, which JSON forbids and models write, are escaped. Brackets that do not match are
-    malformed. A mark of the family interrupts the document, unless it is text of a string (see `string_goes_on`).
+    Escapes control characters inside strings, which JSON forbids and models write. Raises Malformed for brackets that do not
+    match, Interrupted at a mark of the family that is not text of a string (see `string_goes_on`).
     """
     open_brackets: list[str] = []
     is_string = False
@@ -95,11 +101,10 @@ def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> S
 def string_goes_on(
     feed: Feed, mark_characters: int, quote: str = '"', behind: Collection[str] = _BEHIND_STRING
 ) -> Generator[None, None, int]:
-    """For a mark at the cursor, inside a string: how many characters remain to the string's end. Raises Interrupted if the
-    string was never finished.
+    """Returns the number of characters up to the end of a string, for a mark at the cursor inside the string.
 
-    The mark is text of the string if the next quote ends a string, which is seen by what stands behind it. After an
-    unfinished string the next quote, if any, begins one: of the next call, or in text.
+    The mark is text of the string if the next quote ends a string, which the characters behind it show (`behind`). After an
+    unfinished string the next quote, if any, begins one: of the next call, or in text. Then it raises Interrupted.
     """
     ahead = mark_characters
     while ahead <= HELD_CHARACTERS_MAX:
@@ -125,7 +130,7 @@ def string_goes_on(
 
 def _skip_blanks(text: str, at: int) -> int:
     found = _BLANKS.match(text, at)
-    assert found is not None, "the pattern matches nothing too"
+    assert found is not None, "the pattern matches the empty string"
     return found.end()
 
 
@@ -136,75 +141,82 @@ def _hand_out(feed: Feed, end: int, emit: Emit) -> None:
 
 
 def stream_string(feed: Feed, emit: Emit) -> Steps:
-    """The characters of a JSON string at the cursor, escapes resolved, handed out as they come. For marks see
-    `stream_container`."""
+    """Emits the characters of a JSON string at the cursor as they come, with escapes resolved."""
     yield from feed.expect('"')
-    pattern, _ = feed.stops.combined_with(_IN_STRING)
+    yield from stream_quoted(feed, emit, '"', read_escape=_read_escape)
+
+
+def stream_quoted(
+    feed: Feed,
+    emit: Emit,
+    quote: str,
+    *,
+    read_escape: Callable[[Feed], TextSteps],
+    is_end: Callable[[Feed], BoolSteps] | None = None,
+    behind: Collection[str] = _BEHIND_STRING,
+) -> Steps:
+    """Emits the characters of a string as they come, from behind its opening quote to behind its closing one.
+
+    `read_escape` is called at a backslash; `is_end` at a quote, to say whether it ends the string. `behind`: see
+    `string_goes_on`, which decides about marks.
+    """
+    pattern, _ = feed.stops.combined_with(rf"[{quote}\\]")
     text_until = 0
     while True:
         end = len(feed.text) if feed.is_over else feed.stops.held(feed.text, feed.at)
         found = pattern.search(feed.text, feed.at, end)
+        _hand_out(feed, found.start() if found else end, emit)
         if found is None:
-            _hand_out(feed, end, emit)
             if feed.is_over:
                 raise Malformed(TRUNCATED)
             yield
             text_until = 0
             continue
-        _hand_out(feed, found.start(), emit)
-        character = found.group()
-        if character == '"':
-            feed.at += 1
-            return
-        if character == "\\":
-            emit((yield from _escape(feed)))
-            continue
-        if len(character) > 1 and feed.at >= text_until:
-            text_until = feed.at + (yield from string_goes_on(feed, len(character)))
-        _hand_out(feed, feed.at + len(character), emit)
+        word = found.group()
+        if word == quote:
+            if is_end is None or (yield from is_end(feed)):
+                feed.at += 1
+                return
+            _hand_out(feed, feed.at + 1, emit)
+        elif word == "\\":
+            emit((yield from read_escape(feed)))
+        else:
+            if feed.at >= text_until:
+                text_until = feed.at + (yield from string_goes_on(feed, len(word), quote, behind))
+            _hand_out(feed, feed.at + len(word), emit)
 
 
-def _escape(feed: Feed) -> Found:
+def _read_escape(feed: Feed) -> TextSteps:
+    """Reads one escape, or the two that stand for one character. Half of such a pair becomes U+FFFD."""
     yield from feed.wait(2)
-    letter = feed.text[feed.at + 1]
-    if letter != "u":
-        if letter not in _ESCAPES:
-            raise Malformed
-        feed.at += 2
-        return _ESCAPES[letter]
-    unit = yield from _unit(feed)
-    if not 0xD800 <= unit < 0xDC00:
-        # A lone second half of a pair is no character.
-        return "\N{REPLACEMENT CHARACTER}" if 0xDC00 <= unit < 0xE000 else chr(unit)
-    if not (yield from feed.has("\\u")):
-        return "\N{REPLACEMENT CHARACTER}"
-    feed.at -= 2
-    second = yield from _unit(feed)
-    if not 0xDC00 <= second < 0xE000:
-        return "\N{REPLACEMENT CHARACTER}" + (
-            chr(second) if not 0xD800 <= second < 0xE000 else "\N{REPLACEMENT CHARACTER}"
-        )
-    return chr(0x10000 + (unit - 0xD800) * 0x400 + (second - 0xDC00))
+    length = 6 if feed.text[feed.at + 1] == "u" else 2
+    yield from feed.wait(length)
+    text = _resolved(feed.text[feed.at : feed.at + length])
+    feed.at += length
+    if "\ud800" <= text <= "\udbff" and (yield from feed.has("\\u")):
+        feed.at -= 2
+        yield from feed.wait(6)
+        text += _resolved(feed.text[feed.at : feed.at + 6])
+        feed.at += 6
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _unit(feed: Feed) -> Generator[None, None, int]:
-    yield from feed.wait(6)
-    digits = feed.text[feed.at + 2 : feed.at + 6]
-    if not _HEXADECIMAL.match(digits):
-        raise Malformed
-    feed.at += 6
-    return int(digits, 16)
+def _resolved(escape: str) -> str:
+    try:
+        return str(json.loads(f'"{escape}"'))
+    except json.JSONDecodeError:
+        raise Malformed from None
 
 
-def take_string(feed: Feed, characters_max: int = HELD_CHARACTERS_MAX) -> Found:
-    """A whole JSON string."""
+def take_string(feed: Feed, characters_max: int = HELD_CHARACTERS_MAX) -> TextSteps:
+    """Returns a whole JSON string."""
     pieces: list[str] = []
     yield from stream_string(feed, feed.hold(pieces, characters_max))
     return "".join(pieces)
 
 
 def stream_value(feed: Feed, emit: Emit) -> Steps:
-    """Any JSON value at the cursor, as JSON text."""
+    """Emits any JSON value at the cursor, as JSON text."""
     character = yield from feed.peek()
     if character in ("{", "["):
         yield from stream_container(feed, emit)
@@ -216,12 +228,11 @@ def stream_value(feed: Feed, emit: Emit) -> Steps:
         emit((yield from take_scalar(feed)))
 
 
-def take_scalar(feed: Feed) -> Found:
-    """A number, true, false or null."""
+def take_scalar(feed: Feed) -> TextSteps:
+    """Returns a number, true, false or null."""
     text = yield from feed.take_while(_SCALAR)
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
-        at_end = feed.is_over and feed.at == len(feed.text)
-        raise Malformed("tool_call_truncated" if at_end else "tool_call_malformed") from None
+        raise feed.unexpected() from None
     return text

@@ -1,28 +1,29 @@
-"""Fixed strings to be found in text that comes in pieces."""
+"""Finds fixed strings in text that comes in pieces."""
 
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 
 START_CHARACTERS = 3
-"""So many tell marks that begin with a letter from most words."""
+"""Enough to tell marks that begin with a letter from most words."""
 
 
 def _start(characters: str) -> str:
-    """A pattern for the characters, of which the later ones may be behind the end of the text."""
+    """Returns a pattern for the characters that also matches if the text ends after some of them."""
     first, rest = re.escape(characters[0]), characters[1:]
     return f"{first}(?:{_start(rest)}|\\Z)" if rest else first
 
 
 def clash(marks: Iterable[str], others: Iterable[str]) -> bool:
-    """Whether a mark begins another one of the other group."""
+    """Returns whether a mark of one group begins one of the other group."""
     others = tuple(others)
     return any(a != b and (a.startswith(b) or b.startswith(a)) for a in marks for b in others)
 
 
 class Marks:
-    """A set of marks of which none begins another. `starts` matches where a mark may begin, by its first characters: the quick
-    way to say no."""
+    """A set of marks of which none begins another. `starts` matches where a mark may begin, by its first characters: a cheap
+    test that most text fails.
+    """
 
     __slots__ = ("_longest", "_marks", "_pattern", "_with", "starts")
 
@@ -40,30 +41,32 @@ class Marks:
         self._with: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {}
 
     def combined_with(self, characters: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """A pattern that finds a mark or one of the characters (a regular expression of one character), and a pattern that
-        also finds where a mark may begin. A mark wins over a character."""
+        """Returns a pattern that matches a mark or one of the characters, and one that also matches where a mark may begin.
+
+        `characters`: a regular expression of one character. A mark takes precedence.
+        """
         found = self._with.get(characters)
         if found is None:
-            patterns = (f"{each.pattern}|{characters}" for each in (self._pattern, self.starts))
-            found = self._with[characters] = (re.compile(next(patterns)), re.compile(next(patterns)))
+            whole, starts = (re.compile(f"{each.pattern}|{characters}") for each in (self._pattern, self.starts))
+            found = self._with[characters] = (whole, starts)
         return found
 
     def find(self, text: str, start: int) -> tuple[int, str] | None:
-        """Where the first mark begins, and which it is."""
+        """Returns the position of the first mark, and the mark; None if there is none."""
         found = self._pattern.search(text, start)
         return (found.start(), found.group()) if found is not None else None
 
     def is_at(self, text: str, at: int) -> bool:
-        """Whether a mark begins at this position."""
+        """Returns whether a mark begins at this position."""
         return self._pattern.match(text, at) is not None
 
     def removed(self, text: str) -> str:
-        """The text without any mark."""
+        """Returns the text without its marks."""
         return self._pattern.sub("", text)
 
     def held(self, text: str, start: int) -> int:
-        """Where the part of `text[start:]` begins that may still become a mark; its end when there is none."""
-        # Twice the longest mark, so that a whole mark is seen as such: the end of "```" could begin another one.
+        """Returns where the end of `text[start:]` begins that may become a mark with more text; the text's length if none may."""
+        # Searches twice the longest mark to skip whole marks, since the end of one, such as "```", could begin another.
         at = max(start, len(text) - 2 * self._longest + 1)
         while (found := self.starts.search(text, at)) is not None:
             whole = self._pattern.match(text, found.start())
@@ -79,7 +82,7 @@ class Marks:
 
 @lru_cache(maxsize=64)
 def marks_of(marks: frozenset[str]) -> Marks:
-    """The set for these marks, compiled once."""
+    """Returns the set of these marks, compiled once."""
     return Marks(sorted(marks))
 
 

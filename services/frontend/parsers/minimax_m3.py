@@ -9,27 +9,28 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Found, Malformed, Steps
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Steps, TextSteps, ValueEnds
 from services.frontend.parsers.invoke import end_tag, read_attribute
-from services.frontend.parsers.json_text import quoted
 from services.frontend.parsers.marks import Marks
+from services.frontend.parsers.parameters import (
+    TEXT,
+    begin_parameter,
+    end_parameters,
+    schema_types,
+    stream_value,
+    to_json,
+)
 from services.frontend.parsers.parts import TRUNCATED
 from services.frontend.parsers.python_text import DEPTH_MAX
-from services.frontend.parsers.readers import read_section
-from services.frontend.parsers.typed_values import TEXT, schema_types, stream_typed, to_json
+from services.frontend.parsers.readers import section_reader
 
 TOKEN = "]<]minimax[>["
 SECTION, SECTION_END = f"{TOKEN}<tool_call>", f"{TOKEN}</tool_call>"
 INVOKE, INVOKE_END = f"{TOKEN}<invoke name=", f"{TOKEN}</invoke>"
-_TOKENS = Marks((TOKEN,))
-_NAME_ENDS = Marks((">", "<", TOKEN))
+_VALUE_ENDS = ValueEnds(TOKEN)
+# The first character of TOKEN: TOKEN itself contains another mark, which would be found first while TOKEN is incomplete.
+_NAME_ENDS = Marks((">", "<", TOKEN[0]))
 _MIXED_TEXT = "$text"
-
-Children = Generator[None, None, Any]
-
-
-def _read_section(feed: Feed) -> Steps:
-    yield from read_section(feed, INVOKE, _read_call, SECTION_END)
 
 
 def _read_call(feed: Feed) -> Steps:
@@ -37,20 +38,17 @@ def _read_call(feed: Feed) -> Steps:
     yield from end_tag(feed)
     feed.begin_call(function)
     properties = feed.tools.get(function, {}).get("properties") or {}
-    comma = "{"
     while True:
         yield from feed.skip_blanks()
         if (yield from feed.has(INVOKE_END)) or (yield from feed.is_at_mark()):
             break
         name = yield from _opening_tag(feed)
-        feed.add_arguments(f"{comma}{quoted(name)}: ")
-        comma = ", "
         yield from _stream_parameter(feed, name, properties.get(name))
         feed.settle()
-    feed.add_arguments("{}" if comma == "{" else "}")
+    end_parameters(feed)
 
 
-def _opening_tag(feed: Feed) -> Found:
+def _opening_tag(feed: Feed) -> TextSteps:
     yield from feed.expect(f"{TOKEN}<")
     name = (yield from feed.take_until(_NAME_ENDS, NAME_CHARACTERS_MAX)).strip()
     yield from feed.expect(">")
@@ -60,10 +58,10 @@ def _opening_tag(feed: Feed) -> Found:
 
 
 def _stream_parameter(feed: Feed, name: str, schema: Any) -> Steps:
-    """Text as it comes; other values when they are whole."""
-    types = schema_types(schema)
-    if types == TEXT:
-        yield from stream_typed(feed, _TOKENS, types)
+    """Delivers text as it comes; other values when they are whole."""
+    begin_parameter(feed, name)
+    if schema_types(schema) == TEXT:
+        yield from stream_value(feed, _VALUE_ENDS, TEXT)
         yield from feed.has(_closing_tag(name))
         return
     try:
@@ -80,18 +78,18 @@ def _closing_tag(name: str) -> str:
     return f"{TOKEN}</{name}>"
 
 
-def _read_element(feed: Feed, name: str, schema: Any, depth: int) -> Children:
-    """The value of an element, from behind its opening tag to behind its closing one, which may be missing."""
+def _read_element(feed: Feed, name: str, schema: Any, depth: int) -> Generator[None, None, Any]:
+    """Returns the value of an element, from behind its opening tag to behind its closing one, which may be missing."""
     if depth >= DEPTH_MAX:
         raise Malformed
-    text = yield from feed.take_until(_TOKENS)
+    text = yield from feed.take_until(_VALUE_ENDS.marks)
     children: list[tuple[str, Any]] = []
     types, inner = schema_types(schema), schema if isinstance(schema, Mapping) else {}
     while not (yield from feed.has(_closing_tag(name))) and not (yield from feed.is_at_mark()):
         child = yield from _opening_tag(feed)
         child_schema = inner.get("items") if "array" in types else (inner.get("properties") or {}).get(child)
         children.append((child, (yield from _read_element(feed, child, child_schema, depth + 1))))
-        text += yield from feed.take_until(_TOKENS)
+        text += yield from feed.take_until(_VALUE_ENDS.marks)
     if not children:
         return _leaf(text, types)
     if "array" in types:
@@ -107,7 +105,7 @@ def _leaf(text: str, types: frozenset[str]) -> Any:
 
 
 def _object(children: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Children of one name are a list."""
+    """Builds an object. Children with the same name become a list."""
     values: dict[str, list[Any]] = {}
     for name, value in children:
         values.setdefault(name, []).append(value)
@@ -116,7 +114,7 @@ def _object(children: list[tuple[str, Any]]) -> dict[str, Any]:
 
 FAMILY = ToolFamily(
     name="minimax_m3",
-    readers={SECTION: _read_section},
+    readers={SECTION: section_reader(INVOKE, _read_call, SECTION_END)},
     closing_marks=(SECTION_END, INVOKE, INVOKE_END),
     mark_tokens=(TOKEN,),
     hidden_marks=(SECTION, SECTION_END, INVOKE, INVOKE_END),

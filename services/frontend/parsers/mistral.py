@@ -7,9 +7,9 @@ Up to v7 `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, from v11 `[TOO
 import re
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Malformed, Steps
+from services.frontend.parsers.feed import Feed, Steps
 from services.frontend.parsers.json_call import read_json_call, stream_arguments
-from services.frontend.parsers.parts import MALFORMED, TRUNCATED
+from services.frontend.parsers.json_lists import read_list
 
 OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w.\-/:]")
@@ -18,38 +18,23 @@ _ID = re.compile(r"\w")
 
 def _read(feed: Feed) -> Steps:
     yield from feed.skip_blanks()
-    character = yield from feed.peek()
-    if character == "[":
-        yield from _read_list(feed)
-    elif character == "{":
+    if (yield from feed.peek()) == "{":
         yield from read_json_call(feed)
+    elif (yield from feed.has("[")):
+        yield from read_list(feed)
     else:
         yield from _read_named(feed)
-
-
-def _read_list(feed: Feed) -> Steps:
-    yield from feed.expect("[")
-    while True:
-        yield from read_json_call(feed)
-        yield from feed.skip_blanks()
-        if (yield from feed.has(",")):
-            continue
-        if (yield from feed.peek()) and not (yield from feed.is_at_mark()):
-            yield from feed.expect("]")
-        return
 
 
 def _read_named(feed: Feed) -> Steps:
     name = yield from feed.take_while(_NAME)
     if not name:
-        raise Malformed(MALFORMED if (yield from feed.peek()) else TRUNCATED)
-    call_id = ""
-    if (yield from feed.has(CALL_ID)):
-        call_id = yield from feed.take_while(_ID)
+        raise feed.unexpected()
+    call_id = (yield from feed.take_while(_ID)) if (yield from feed.has(CALL_ID)) else ""
     yield from feed.has(ARGUMENTS)
     yield from feed.skip_blanks()
     if (yield from feed.peek()) != "{":
-        raise Malformed(MALFORMED if (yield from feed.peek()) else TRUNCATED)
+        raise feed.unexpected()
     feed.begin_call(name, call_id)
     yield from stream_arguments(feed)
 

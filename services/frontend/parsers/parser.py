@@ -7,7 +7,6 @@ from services.frontend.parsers.family import ReasoningFamily, ToolFamily, WholeF
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
 from services.frontend.parsers.marks import Marks, marks_of
 from services.frontend.parsers.parts import Part, Reasoning
-from services.frontend.parsers.readers import answer_readers
 
 
 class AnswerParser:
@@ -70,43 +69,41 @@ class AnswerParser:
         return feed.take_parts()
 
 
-def answer_steps(
+def _answer_steps(
     feed: Feed, tools: ToolFamily | None, reasoning: ReasoningFamily | None, *, is_inside: bool = False
 ) -> Steps:
-    """Reads an answer: reasoning if it begins with it, then content between marks."""
+    """Reads an answer: content, and at each mark what the mark begins. `is_inside`: it begins inside reasoning."""
     readers: dict[str, Reader] = {}
     if tools is not None:
-        readers |= dict.fromkeys(tools.closing_marks, _skip_if_broken) | dict.fromkeys(tools.hidden_marks, _skip)
+        readers |= dict.fromkeys(tools.closing_marks, _skip_if_broken) | dict.fromkeys(tools.hidden_marks, _skip_mark)
         readers |= tools.readers
         feed.stops, feed.hidden = marks_of(tools.stops), marks_of(frozenset(tools.hidden_marks))
     if reasoning is not None:
         read = _reasoning_reader(reasoning, tools)
-        readers |= dict.fromkeys(reasoning.hidden_marks, _skip) | dict.fromkeys(reasoning.openings, read)
+        readers |= dict.fromkeys(reasoning.hidden_marks, _skip_mark) | dict.fromkeys(reasoning.openings, read)
         if reasoning.answer_marks:
-            readers |= answer_readers(*reasoning.answer_marks)
+            readers |= _answer_mark_readers(*reasoning.answer_marks)
         if is_inside:
             yield from read(feed)
     marks = Marks(readers)
-    if tools is not None and tools.opening is not None:
-        yield from attempt(feed, tools.opening)
     while mark := (yield from feed.stream_plain(marks, str)):
         feed.at += len(mark)
-        yield from attempt(feed, readers[mark])
+        yield from _attempt(feed, readers[mark])
 
 
-def _skip(feed: Feed) -> Steps:
-    """Ignores a mark that has no meaning in its place."""
+def _skip_mark(feed: Feed) -> Steps:
+    """Drops a mark that has no meaning in its place."""
     yield from ()
 
 
 def _skip_if_broken(feed: Feed) -> Steps:
-    """Ignores a closing mark behind a call that failed. Elsewhere such a mark is text."""
+    """Drops a closing mark behind a malformed call. Elsewhere such a mark is text."""
     if not feed.is_broken:
         raise Malformed("")
     yield from ()
 
 
-def attempt(feed: Feed, reader: Reader) -> Steps:
+def _attempt(feed: Feed, reader: Reader) -> Steps:
     """Runs a reader. Text that it cannot read is content."""
     calls = feed.calls
     try:
@@ -139,6 +136,31 @@ def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Read
     return read
 
 
+def _answer_mark_readers(opening: str, closing: str) -> dict[str, Reader]:
+    """Returns readers that drop the marks around the answer behind the reasoning, as in `<think>...</think><response>...</response>`.
+
+    Marks that do not enclose the whole answer are content.
+    """
+    is_open = False
+
+    def begin(feed: Feed) -> Steps:
+        nonlocal is_open
+        if not feed.has_reasoning or feed.has_content or is_open:
+            raise Malformed("")
+        is_open = True
+        feed.drop_blanks()
+        feed.drops_blanks = True
+        yield from ()
+
+    def end(feed: Feed) -> Steps:
+        yield from feed.skip_blanks()
+        if not is_open or (yield from feed.peek()):
+            raise Malformed("")
+        feed.drop_blanks()
+
+    return {opening: begin, closing: end}
+
+
 def answer_parser(
     tools: ToolFamily | WholeFamily | None,
     reasoning: ReasoningFamily | WholeFamily | None,
@@ -146,12 +168,15 @@ def answer_parser(
     functions: Mapping[str, Mapping[str, Any]] | None = None,
     prompt_tail: str = "",
 ) -> AnswerParser:
-    """A parser for one answer. `functions`: parameter schemas of the request's tools by name; `prompt_tail`: the end of the
-    prompt's text, which says whether the answer begins inside reasoning."""
+    """Creates a parser for one answer.
+
+    `functions`: parameter schemas of the request's tools by name. `prompt_tail`: the end of the prompt's text, which shows
+    whether the answer begins inside reasoning.
+    """
     feed = Feed(functions, takes_calls=tools is not None)
     for family in (reasoning, tools):
         if isinstance(family, WholeFamily):
             return AnswerParser(feed, family.reader(feed))
     assert not isinstance(tools, WholeFamily) and not isinstance(reasoning, WholeFamily)
     is_inside = reasoning is not None and reasoning.begins_inside(prompt_tail)
-    return AnswerParser(feed, answer_steps(feed, tools, reasoning, is_inside=is_inside))
+    return AnswerParser(feed, _answer_steps(feed, tools, reasoning, is_inside=is_inside))

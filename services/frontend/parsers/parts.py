@@ -5,11 +5,11 @@ from typing import NamedTuple
 TRUNCATED = "tool_call_truncated"
 """The answer ended inside a call."""
 MALFORMED = "tool_call_malformed"
-"""What looked like a call could not be read on; the text from there on is content."""
+"""A call could not be parsed to its end; the text from there on is content."""
 ARGUMENTS_MALFORMED = "tool_arguments_malformed"
-"""A call's arguments are whole and are not JSON; they were delivered as the model wrote them."""
+"""A call's arguments are complete but not a JSON object; they were delivered as the model wrote them."""
 UNKNOWN_TOOL = "tool_unknown"
-"""A call without any mark names a function that the request does not have; it is content."""
+"""A call without a mark names a function that the request does not have; it is content."""
 
 WARNINGS = {
     TRUNCATED: "the answer ended inside a tool call",
@@ -17,7 +17,7 @@ WARNINGS = {
     ARGUMENTS_MALFORMED: "the arguments of a tool call are not a JSON object",
     UNKNOWN_TOOL: "a tool call names a function that the request does not have and is content",
 }
-"""Messages by reason."""
+"""Messages for clients, by reason."""
 
 
 class Reasoning(NamedTuple):
@@ -27,7 +27,7 @@ class Reasoning(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """A call whose name is known. `number` counts from 0; `call_id` is empty unless the model gave one."""
+    """The begin of a call. `number` counts from 0; `call_id` is empty unless the model wrote one."""
 
     number: int
     name: str
@@ -35,14 +35,14 @@ class CallBegin(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """The next piece of a call's arguments; the pieces joined are one JSON document if the answer is whole."""
+    """The next piece of a call's arguments. The pieces joined are a JSON document unless there is a warning."""
 
     number: int
     text: str
 
 
 class Warned(NamedTuple):
-    """Something was wrong with what came before; `reason` is one of the words above. Nothing was dropped."""
+    """A problem with the text before it, which was delivered nevertheless. `reason`: a key of WARNINGS."""
 
     reason: str
 

@@ -1,19 +1,18 @@
-"""Python literals that come in pieces, as JSON text."""
+"""Converts Python literals that come in pieces to JSON text."""
 
 import re
 
 from services.frontend.parsers.feed import (
     BLANKS_MAX,
     NAME_CHARACTERS_MAX,
-    Asked,
+    BoolSteps,
     Emit,
     Feed,
-    Found,
     Malformed,
     Steps,
+    TextSteps,
 )
-from services.frontend.parsers.json_text import inner, string_goes_on
-from services.frontend.parsers.parts import MALFORMED, TRUNCATED
+from services.frontend.parsers.json_text import inner, stream_quoted
 
 _NUMBER = re.compile(r"[-+.0-9eE_]")
 _WORD = re.compile(r"\w")
@@ -30,17 +29,20 @@ DEPTH_MAX = 64
 """Deepest nesting of lists and dictionaries; deeper ones are malformed."""
 
 
-def malformed(feed: Feed) -> Malformed:
-    """What is wrong at the cursor: something else is there, or nothing more comes."""
-    return Malformed(TRUNCATED if feed.is_over and feed.at >= len(feed.text) else MALFORMED)
-
-
 def stream_literal(feed: Feed, emit: Emit, depth: int = 0) -> Steps:
-    """A literal at the cursor: handed out as JSON while it comes."""
+    """Emits a literal at the cursor as JSON while it comes."""
     character = yield from feed.peek()
     if character in ("'", '"'):
+        feed.at += 1
         emit('"')
-        yield from _stream_string(feed, emit)
+        yield from stream_quoted(
+            feed,
+            lambda text: emit(inner(text)),
+            character,
+            read_escape=_read_escape,
+            is_end=_is_string_end,
+            behind=_BEHIND_STRING,
+        )
         emit('"')
     elif character in ("[", "("):
         yield from _stream_list(feed, emit, character, depth)
@@ -51,11 +53,11 @@ def stream_literal(feed: Feed, emit: Emit, depth: int = 0) -> Steps:
     else:
         word = yield from feed.take_while(_WORD)
         if word not in _WORDS:
-            raise malformed(feed)
+            raise feed.unexpected()
         emit(_WORDS[word])
 
 
-def _number(feed: Feed) -> Found:
+def _number(feed: Feed) -> TextSteps:
     text = (yield from feed.take_while(_NUMBER)).replace("_", "")
     try:
         return str(int(text))
@@ -64,64 +66,30 @@ def _number(feed: Feed) -> Found:
     try:
         number = float(text)
     except ValueError:
-        raise malformed(feed) from None
+        raise feed.unexpected() from None
     # JSON has no infinity.
     return repr(number) if abs(number) < float("inf") else "null"
 
 
-def _stream_string(feed: Feed, emit: Emit) -> Steps:
-    quote = feed.text[feed.at]
-    feed.at += 1
-    pattern, _ = feed.stops.combined_with(rf"[{quote}\\]")
-    text_until = 0
-    while True:
-        held = len(feed.text) if feed.is_over else feed.stops.held(feed.text, feed.at)
-        found = pattern.search(feed.text, feed.at, held)
-        end = found.start() if found else held
-        text, feed.at = feed.text[feed.at : end], end
-        if text:
-            emit(inner(text))
-        if found is None:
-            if feed.is_over:
-                raise Malformed(TRUNCATED)
-            yield
-            text_until = 0
-        elif found.group() == quote:
-            ends = yield from _ends_string(feed)
-            feed.at += 1
-            if ends:
-                return
-            emit(inner(quote))
-        elif len(found.group()) > 1:
-            if feed.at >= text_until:
-                text_until = feed.at + (yield from string_goes_on(feed, len(found.group()), quote, _BEHIND_STRING))
-            emit(inner(found.group()))
-            feed.at += len(found.group())
-        else:
-            text = yield from _escape(feed)
-            if text:
-                emit(inner(text))
-
-
-def _ends_string(feed: Feed) -> Asked:
-    """Whether the quote at the cursor ends its string. Models nest quotes of one kind, as in shell commands: what stands behind
-    the quote decides."""
+def _is_string_end(feed: Feed) -> BoolSteps:
+    """Returns whether the quote at the cursor ends its string. Models nest quotes of one kind, as in shell commands, so the text
+    behind the quote decides."""
     while True:
         behind = _BLANKS.match(feed.text, feed.at + 1)
-        assert behind is not None, "the pattern matches nothing too"
+        assert behind is not None, "the pattern matches the empty string"
         at = behind.end()
         keyword = _KEYWORD.match(feed.text, at)
         end = keyword.end() if keyword is not None else at
         if at - feed.at > BLANKS_MAX or end - at > NAME_CHARACTERS_MAX:
             return True
-        # A comma may be missing before a keyword; then the call is malformed, and the string is none the less over.
+        # A keyword behind the quote: the comma is missing. The string has ended, and the call is malformed.
         if (end < len(feed.text) and feed.stops.held(feed.text, at) != at) or feed.is_over:
             is_keyword = keyword is not None and feed.text[end : end + 1] == "="
             return is_keyword or feed.text[at : at + 1] in _BEHIND_STRING or feed.stops.is_at(feed.text, at)
         yield
 
 
-def _escape(feed: Feed) -> Found:
+def _read_escape(feed: Feed) -> TextSteps:
     yield from feed.wait(2)
     letter = feed.text[feed.at + 1]
     if (count := _HEXADECIMAL_DIGITS.get(letter)) is not None:
@@ -132,7 +100,7 @@ def _escape(feed: Feed) -> Found:
         feed.at += 2 + count
         return chr(int(digits, 16))
     feed.at += 2
-    # Python leaves a backslash before any other character as it is; before quotes and itself it goes.
+    # Python keeps a backslash before any other character, and drops it before quotes and backslashes.
     return _ESCAPES.get(letter, letter if letter in "'\"\\" else "\\" + letter)
 
 
@@ -148,7 +116,7 @@ def _stream_list(feed: Feed, emit: Emit, opening: str, depth: int) -> Steps:
         if (yield from feed.has(closing)):
             break
         if not is_first:
-            yield from _expect(feed, ",")
+            yield from feed.expect(",")
             yield from feed.skip_blanks()
             if (yield from feed.has(closing)):
                 break
@@ -159,7 +127,7 @@ def _stream_list(feed: Feed, emit: Emit, opening: str, depth: int) -> Steps:
 
 
 def _stream_dictionary(feed: Feed, emit: Emit, depth: int) -> Steps:
-    """A dictionary, or a set, which becomes a list: JSON has none."""
+    """Emits a dictionary; a set as a list, since JSON has no sets."""
     if depth >= DEPTH_MAX:
         raise Malformed
     feed.at += 1
@@ -173,29 +141,24 @@ def _stream_dictionary(feed: Feed, emit: Emit, depth: int) -> Steps:
     first = "".join(held)
     is_set = (yield from feed.peek()) != ":"
     if not is_set and not first.startswith('"'):
-        raise malformed(feed)
+        raise feed.unexpected()
     emit(("[" if is_set else "{") + first)
     while True:
         if not is_set:
-            yield from _expect(feed, ":")
+            yield from feed.expect(":")
             emit(": ")
             yield from feed.skip_blanks()
             yield from stream_literal(feed, emit, depth + 1)
             yield from feed.skip_blanks()
-        # A comma may stand before the end.
+        # A comma before the end is allowed.
         if (yield from feed.peek()) != "}":
-            yield from _expect(feed, ",")
+            yield from feed.expect(",")
             yield from feed.skip_blanks()
         if (yield from feed.has("}")):
             emit("]" if is_set else "}")
             return
         emit(", ")
         if not is_set and (yield from feed.peek()) not in ("'", '"'):
-            raise malformed(feed)
+            raise feed.unexpected()
         yield from stream_literal(feed, emit, depth + 1)
         yield from feed.skip_blanks()
-
-
-def _expect(feed: Feed, literal: str) -> Steps:
-    if not (yield from feed.has(literal)):
-        raise malformed(feed)

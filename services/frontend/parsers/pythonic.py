@@ -1,14 +1,14 @@
 """Calls as a list of Python calls: `[get_weather(city="Paris"), now()]`, in Llama 4 between `<|python_start|>` and
 `<|python_end|>`, in LFM2 between `<|tool_call_start|>` and `<|tool_call_end|>`, in Olmo 3 as lines between `<function_calls>` and
-`</function_calls>`. Without the mark any `[` may be one; it is if a function of the request is called with keywords."""
+`</function_calls>`. Without the mark any `[` may begin a list; it does if a function of the request is called with keywords."""
 
 import re
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import Feed, Found, Interrupted, Malformed, Reader, Steps
-from services.frontend.parsers.json_text import quoted
+from services.frontend.parsers.feed import Feed, Interrupted, Malformed, Reader, Steps, TextSteps
+from services.frontend.parsers.parameters import begin_parameter, end_parameters
 from services.frontend.parsers.parts import ARGUMENTS_MALFORMED, MALFORMED, UNKNOWN_TOOL
-from services.frontend.parsers.python_text import malformed, stream_literal
+from services.frontend.parsers.python_text import stream_literal
 
 OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.\-]")
@@ -54,7 +54,7 @@ def _read_calls(feed: Feed, *, is_bare: bool, is_listed: bool) -> Steps:
         if is_listed and (yield from feed.has("]")):
             return
         if is_listed and not has_comma:
-            raise malformed(feed)
+            raise feed.unexpected()
         # Without a list, calls stand on lines of their own, up to the closing mark.
         following = yield from feed.peek()
         if not is_listed and (not following or (yield from feed.is_at_mark())):
@@ -62,53 +62,40 @@ def _read_calls(feed: Feed, *, is_bare: bool, is_listed: bool) -> Steps:
 
 
 def _read_call(feed: Feed, *, is_bare: bool) -> Steps:
-    vague = "" if is_bare else MALFORMED
     name = yield from feed.take_while(_NAME)
-    if not name or not name[0].isidentifier():
-        raise malformed(feed) if not is_bare else Malformed("")
+    has_name = bool(name) and name[0].isidentifier()
+    if has_name:
+        yield from feed.skip_blanks()
+    if not has_name or not (yield from feed.has("(")):
+        raise Malformed("") if is_bare else feed.unexpected()
     yield from feed.skip_blanks()
-    if not (yield from feed.has("(")):
-        raise malformed(feed) if not is_bare else Malformed(vague)
-    yield from feed.skip_blanks()
-    if (yield from feed.has(")")):
-        _begin(feed, name, is_bare=is_bare)
-        feed.add_arguments("{}")
-        return
-    keyword = yield from _keyword(feed, is_bare=is_bare)
-    _begin(feed, name, is_bare=is_bare)
-    yield from _read_arguments(feed, keyword)
-
-
-def _begin(feed: Feed, name: str, *, is_bare: bool) -> None:
+    has_arguments = not (yield from feed.has(")"))
+    keyword = (yield from _keyword(feed, is_bare=is_bare)) if has_arguments else ""
     if is_bare and feed.tools and name not in feed.tools:
         raise Malformed(UNKNOWN_TOOL)
     feed.begin_call(name)
-
-
-def _keyword(feed: Feed, *, is_bare: bool = False) -> Found:
-    keyword = yield from feed.take_while(_KEYWORD)
-    yield from feed.skip_blanks()
-    if not keyword or not (yield from feed.has("=")):
-        raise Malformed("") if is_bare else malformed(feed)
-    yield from feed.skip_blanks()
-    return keyword
-
-
-def _read_arguments(feed: Feed, keyword: str) -> Steps:
-    """From the first value to the closing bracket."""
-    feed.add_arguments("{" + quoted(keyword) + ": ")
-    while True:
+    while has_arguments:
+        begin_parameter(feed, keyword)
         yield from stream_literal(feed, feed.add_arguments)
         yield from feed.skip_blanks()
         if (yield from feed.has(",")):
             yield from feed.skip_blanks()
             if (yield from feed.peek()) != ")":
-                feed.add_arguments(", " + quoted((yield from _keyword(feed))) + ": ")
+                keyword = yield from _keyword(feed)
                 continue
         if not (yield from feed.has(")")):
-            raise malformed(feed)
-        feed.add_arguments("}")
-        return
+            raise feed.unexpected()
+        break
+    end_parameters(feed)
+
+
+def _keyword(feed: Feed, *, is_bare: bool = False) -> TextSteps:
+    keyword = yield from feed.take_while(_KEYWORD)
+    yield from feed.skip_blanks()
+    if not keyword or not (yield from feed.has("=")):
+        raise Malformed("") if is_bare else feed.unexpected()
+    yield from feed.skip_blanks()
+    return keyword
 
 
 FAMILY = ToolFamily(

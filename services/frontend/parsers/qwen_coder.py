@@ -1,22 +1,21 @@
 """Qwen 3 Coder and Nemotron 3: `<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>`.
 
-Seed OSS has other outer marks; MiMo has no line ends around values. The outer marks may be missing, and models leave
+Seed OSS has other outer marks; MiMo has no line breaks around values. The outer marks may be missing, and models leave
 `</parameter>` and `</function>` out.
 """
 
 from services.frontend.parsers.family import ToolFamily
-from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Doubts, Feed, Found, Malformed, Reader, Steps
-from services.frontend.parsers.json_text import quoted
+from services.frontend.parsers.feed import NAME_CHARACTERS_MAX, Feed, Malformed, Reader, Steps, TextSteps, ValueEnds
 from services.frontend.parsers.marks import Marks
-from services.frontend.parsers.parts import MALFORMED, TRUNCATED
-from services.frontend.parsers.typed_values import stream_typed, types_of
+from services.frontend.parsers.parameters import end_parameters, stream_parameter, types_of
+from services.frontend.parsers.parts import MALFORMED
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Marks((">", "\n", "<"))
 
 
-def _name(feed: Feed) -> Found:
+def _name(feed: Feed) -> TextSteps:
     name = (yield from feed.take_until(_NAME_ENDS, NAME_CHARACTERS_MAX)).strip()
     yield from feed.expect(">")
     if not name:
@@ -24,10 +23,14 @@ def _name(feed: Feed) -> Found:
     return name
 
 
-def _function_reader(doubtful: tuple[str, ...], *, is_padded: bool) -> Reader:
+def _functions_reader(opening: str, closing: str, *, is_padded: bool) -> Reader:
     """Reads one or several functions, from behind the first mark."""
-    ends = Marks((PARAMETER_END, PARAMETER, FUNCTION_END, *doubtful))
-    doubts = Doubts(doubtful, end=PARAMETER_END, others=(PARAMETER, FUNCTION, FUNCTION_END))
+    ends = ValueEnds(
+        PARAMETER_END,
+        others=(PARAMETER, FUNCTION_END),
+        doubtful=(closing, opening, FUNCTION),
+        deciding=(PARAMETER, FUNCTION, FUNCTION_END),
+    )
 
     def read(feed: Feed) -> Steps:
         while True:
@@ -40,7 +43,6 @@ def _function_reader(doubtful: tuple[str, ...], *, is_padded: bool) -> Reader:
     def read_one(feed: Feed) -> Steps:
         function = yield from _name(feed)
         feed.begin_call(function)
-        separator = "{"
         while True:
             yield from feed.skip_blanks()
             if (yield from feed.has(FUNCTION_END)):
@@ -48,21 +50,17 @@ def _function_reader(doubtful: tuple[str, ...], *, is_padded: bool) -> Reader:
             if not (yield from feed.has(PARAMETER)):
                 if (yield from feed.is_at_mark()):
                     break
-                raise Malformed(MALFORMED if (yield from feed.peek()) else TRUNCATED)
+                raise feed.unexpected()
             parameter = yield from _name(feed)
-            feed.add_arguments(f"{separator}{quoted(parameter)}: ")
-            separator = ", "
             types = types_of(feed, function, parameter)
-            yield from stream_typed(feed, ends, types, doubts, is_padded=is_padded)
-            yield from feed.has(PARAMETER_END)
-            feed.settle()
-        feed.add_arguments("{}" if separator == "{" else "}")
+            yield from stream_parameter(feed, parameter, ends, types, is_padded=is_padded)
+        end_parameters(feed)
 
     return read
 
 
 def _family(name: str, opening: str, closing: str, *template_marks: str, is_padded: bool = True) -> ToolFamily:
-    read_functions = _function_reader((closing, opening, FUNCTION), is_padded=is_padded)
+    read_functions = _functions_reader(opening, closing, is_padded=is_padded)
 
     def read(feed: Feed) -> Steps:
         yield from feed.skip_blanks()

@@ -1,13 +1,12 @@
 """xLAM: `[{"name": ..., "arguments": {...}}, ...]` without marks, in a fence of Markdown, or behind the marks of Hermes or Mistral.
 
-Without marks a list is one of calls if its first element has the keys of a call and names a function of the request.
+Without marks a list contains calls if its first element has the keys of a call and names a function of the request.
 """
 
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Malformed, Steps
 from services.frontend.parsers.json_call import BARE_SHAPE, read_json_call
-from services.frontend.parsers.json_lists import read_list
-from services.frontend.parsers.readers import close_call
+from services.frontend.parsers.json_lists import json_reader, read_list
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FENCE = "```"
@@ -15,7 +14,7 @@ _MISTRAL = "TOOL_CALLS]"
 
 
 def _read_bare(feed: Feed) -> Steps:
-    """Behind a bracket."""
+    """Reads on behind a bracket."""
     if (yield from feed.has(_MISTRAL)):
         yield from feed.skip_blanks()
         yield from feed.expect("[")
@@ -23,7 +22,7 @@ def _read_bare(feed: Feed) -> Steps:
 
 
 def _read_calls(feed: Feed) -> Steps:
-    """Behind the list's bracket: calls, of which the first must be one, since nothing else says that they are."""
+    """Reads a list from behind its bracket."""
     yield from feed.skip_blanks()
     if (yield from feed.peek()) not in ("{", ""):
         raise Malformed("")
@@ -47,18 +46,9 @@ def _read_fence(feed: Feed) -> Steps:
         feed.reject("")
 
 
-def _read_marked(feed: Feed) -> Steps:
-    yield from feed.skip_blanks()
-    if (yield from feed.has("[")):
-        yield from read_list(feed)
-    else:
-        yield from read_json_call(feed)
-    yield from close_call(feed, CLOSE, OPEN)
-
-
 FAMILY = ToolFamily(
     name="xlam",
-    readers={OPEN: _read_marked, _FENCE: _read_fence, "[": _read_bare},
+    readers={OPEN: json_reader(OPEN, CLOSE), _FENCE: _read_fence, "[": _read_bare},
     closing_marks=(CLOSE,),
     template_marks=("Salesforce xLAM",),
 )

@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
-from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, ReportKind, Role, Usage, WorkerRef
+from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, Report, ReportKind, Role, Usage, WorkerRef
 from kvmesh.errors import (
     CancelledByCallerError,
     DeadlineError,
@@ -67,7 +67,8 @@ class Attempt:
         """When the timer is due."""
         self._is_waking = False
         """The timer fired late and was set once more."""
-        self._failed_worker_id = ""
+        self.failed_worker_id = ""
+        """The worker that the next placement excludes; empty if no worker caused the failure."""
         self.usage = Usage()
 
     @property
@@ -77,11 +78,6 @@ class Attempt:
         Tokens that are held back (first bytes of a character, start of a possible stop string) do not count.
         """
         return any(choice.has_shown for choice in self._choices)
-
-    @property
-    def failed_worker_id(self) -> str:
-        """The worker that the next placement excludes; empty if no worker caused the failure."""
-        return self._failed_worker_id
 
     async def run(self, choices: list[ChoiceSink]) -> None:
         """Runs all choices to their end. Raises the first failure. Cancelling it cancels every leg."""
@@ -153,7 +149,7 @@ class Attempt:
         try:
             return await self._links.link(worker, role, timeout_s=min(self._left_s(), self._settings.link_timeout_s))
         except RETRIABLE:
-            self._failed_worker_id = worker.worker_id
+            self.failed_worker_id = worker.worker_id
             raise
 
     async def _start_legs(self, prefill: LegLink | None, decode: LegLink | None) -> None:
@@ -223,7 +219,7 @@ class Attempt:
         try:
             whole = await run_leg(link, leg, timeout_s=self._left_s())
         except (UnavailableError, LostError, OverloadedError):
-            self._failed_worker_id = link.worker.worker_id
+            self.failed_worker_id = link.worker.worker_id
             raise
         if i == 0 and whole.finish is not None:
             self.usage = whole.finish.usage
@@ -252,7 +248,7 @@ class Attempt:
         try:
             choice.begin(link.submit_nowait(leg, choice, timeout_s=self._left_s()))
         except RETRIABLE:
-            self._failed_worker_id = link.worker.worker_id
+            self.failed_worker_id = link.worker.worker_id
             raise
         choice.last_token_at_s = self._clock.now()
         self._uses_decode = True
@@ -288,7 +284,7 @@ class Attempt:
         if self._deadline_s <= silent_s:  # No worker caused it.
             self._ended.set_exception(DeadlineError("the request's time is over", where=where))
             return
-        self._failed_worker_id = where
+        self.failed_worker_id = where
         self._ended.set_exception(DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where))
 
     def _silence_ends_s(self) -> float:
@@ -313,7 +309,7 @@ class Attempt:
             return
         if error is not None:
             if not isinstance(error, KvLostError):
-                self._failed_worker_id = self._placement.decode.worker_id
+                self.failed_worker_id = self._placement.decode.worker_id
             self._ended.set_exception(error)
             return
         self._open -= 1
@@ -343,16 +339,16 @@ class Attempt:
         cached_tokens: int | None = None,
         is_answered_by_prefill: bool = False,
     ) -> None:
-        self._router.report_nowait(
-            self._placed.ask_id,
-            kind,
+        report = Report(
+            kind=kind,
             elapsed_s=self._clock.now() - self._began_s,
             cached_tokens=cached_tokens,
             output_tokens=self.output_tokens(),
             error=error,
-            failed_worker_id=self._failed_worker_id if kind is ReportKind.FAILED else "",
+            failed_worker_id=self.failed_worker_id if kind is ReportKind.FAILED else "",
             is_answered_by_prefill=is_answered_by_prefill,
         )
+        self._router.report_nowait(self._placed.ask_id, report)
 
 
 def _rendezvous(address: str, prefill: WorkerRef, *, room: int) -> Rendezvous:

@@ -74,8 +74,14 @@ class CallEnd:
         return False
 
 
-def make_stop_finder(request: Request, stops: StopFinder | None) -> CallEnd | StopFinder | None:
-    """Returns the finder of the answer's end; `stops` if no call is forced, or if `min_tokens` asks the model to go on."""
+def make_stop_finder(request: Request) -> CallEnd | StopFinder | None:
+    """Returns the finder of the answer's end; None without stop strings and forced calls.
+
+    With `min_tokens` the client wants a forced answer to go on behind its call.
+    """
+    stops = None
+    if request.sampling.stop:
+        stops = StopFinder(request.sampling.stop, includes_stop=request.includes_stop)
     prompt = request.prompt
     if not isinstance(prompt, Conversation) or not prompt.tools or request.sampling.min_tokens:
         return stops

@@ -24,14 +24,14 @@ class ChoiceSink:
 
     __slots__ = (
         "_cancel", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
-        "_min_tokens", "_number", "_on_first", "_on_over", "_outlet", "_stop_ids", "_stops", "_whole", "finish", "has_shown",
+        "_min_tokens", "_number", "_on_first", "_on_over", "_sink", "_stop_ids", "_stops", "_whole", "finish", "has_shown",
         "last_token_at_s", "tokens",
     )  # fmt: skip
 
     def __init__(
         self,
         number: int,
-        outlet: AnswerSink,
+        sink: AnswerSink,
         detokeniser: Detokeniser,
         *,
         stops: StopFinder | CallEnd | None,
@@ -44,7 +44,7 @@ class ChoiceSink:
         on_over: Callable[["ChoiceSink", MeshError | None], None],
     ) -> None:
         self._number = number
-        self._outlet = outlet
+        self._sink = sink
         self._detokeniser = detokeniser
         self._stops = stops
         self._includes_stop = includes_stop
@@ -84,7 +84,7 @@ class ChoiceSink:
                     gaps.observe(gap_s, 1)
                 self.last_token_at_s = came_s
                 self.tokens += 1
-                self._outlet.on_text(self._number, text, token_ids, logprobs)
+                self._sink.on_text(self._number, text, token_ids, logprobs)
                 return
         self._on_tokens(token_ids, logprobs, came_s)
 
@@ -109,7 +109,7 @@ class ChoiceSink:
                 self._emit(text, token_ids, logprobs)
             else:
                 self.has_shown = True
-                self._outlet.on_text(self._number, text, token_ids, logprobs)
+                self._sink.on_text(self._number, text, token_ids, logprobs)
         else:
             self._hold(token_ids, logprobs)
         is_clear = self._stops is None and not self._held_ids and not self._is_over
@@ -121,7 +121,7 @@ class ChoiceSink:
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """See LegSink."""
         if not self._is_over:
-            self._outlet.on_prompt(self._number, logprobs)
+            self._sink.on_prompt(self._number, logprobs)
 
     def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, first: int) -> None:
         """Passes tokens on one by one, so that none behind a stop string is reported. `first`: number of tokens before these."""
@@ -149,7 +149,7 @@ class ChoiceSink:
         self._hold(token_ids, logprobs)
         entries = self._held_logprobs if logprobs is not None or self._held_logprobs else None
         self.has_shown = True
-        self._outlet.on_text(self._number, text, self._held_ids, entries)
+        self._sink.on_text(self._number, text, self._held_ids, entries)
         self._held_ids, self._held_logprobs = [], []
 
     def _stop(self, stop: str, tokens: int) -> None:
@@ -192,7 +192,7 @@ class ChoiceSink:
     def _end(self, ending: Ending) -> None:
         self._is_over = self.has_shown = True
         self._whole = ()
-        self._outlet.on_end(self._number, ending)
+        self._sink.on_end(self._number, ending)
         self._on_over(self, None)
 
     def close(self) -> None:

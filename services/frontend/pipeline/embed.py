@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvmesh.checks import PRIORITY_MAX, check_range
 from kvmesh.clock import Clock
-from kvmesh.core import Ask, Generation, Leg, LegFinish, LegTask, ReportKind, Role, Usage
+from kvmesh.core import Ask, Generation, Leg, LegFinish, LegTask, Report, ReportKind, Role, Usage
 from kvmesh.errors import (
     InternalError,
     InvalidRequestError,
@@ -80,7 +80,7 @@ class Embedder:
             raise UnsupportedError(
                 f"no worker of {model.name} gives embeddings", field="model", reason="embeddings_unsupported"
             )
-        check_range(request.asked.priority, "priority", -PRIORITY_MAX, PRIORITY_MAX)
+        check_range(request.asked.priority, "priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
         if not 1 <= len(request.inputs) <= self._settings.embed_inputs_max:
             most = self._settings.embed_inputs_max
             name = request.inputs_name
@@ -124,9 +124,8 @@ class Embedder:
         def tell(kind: ReportKind, error: MeshError | None = None) -> None:
             worker_id = placed.placement.decode.worker_id if error is not None else ""
             elapsed_s = self._clock.now() - began_s
-            self._router.report_nowait(
-                placed.ask_id, kind, elapsed_s=elapsed_s, error=error, failed_worker_id=worker_id
-            )
+            report = Report(kind=kind, elapsed_s=elapsed_s, error=error, failed_worker_id=worker_id)
+            self._router.report_nowait(placed.ask_id, report)
 
         worker = placed.placement.decode
         left_s = max(1e-3, deadline_s - self._clock.now())

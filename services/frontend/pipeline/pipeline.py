@@ -5,21 +5,19 @@ prompts up to `inline_characters_max`. So the same code runs in a whole-mesh sim
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
-from kvmesh.errors import (
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-)
+from kvmesh.errors import InvalidRequestError, OverloadedError, UnavailableError
 from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.metrics import FrontendMetrics, ModelMetrics
 from services.frontend.models import Models
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
@@ -31,7 +29,6 @@ from services.frontend.pipeline.prepare import Prepared, check_request, hashes_o
 from services.frontend.pipeline.request import AnswerSink, Conversation, Request, RequestResult
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
-from services.frontend.text.stops import StopFinder
 
 
 class Pipeline:
@@ -105,59 +102,31 @@ class Pipeline:
         hashes = await hashes_of(token_ids, request, model)
         return prepare(request, model, token_ids, hashes, attempt_timeout_s=self._timeout_s(request, began_s))
 
-    async def run(self, prepared: Prepared, outlet: AnswerSink, *, began_s: float) -> RequestResult:
+    async def run(self, prepared: Prepared, sink: AnswerSink, *, began_s: float) -> RequestResult:
         """Runs a request to its end; the sink receives the answer. `began_s`: when the client's request arrived.
 
         Raises the failure that ended the request. Cancelling it cancels the request on every hop.
         """
         process = prepared.model.text.parser_process
         if process is None:
-            return await self._run_admitted(prepared, outlet, began_s)
-        async with relayed(process, prepared.request.request_id, outlet) as relay:
-            return await self._run_admitted(prepared, relay, began_s)
+            return await self._run(prepared, sink, began_s)
+        async with relayed(process, prepared.request.request_id, sink) as relay:
+            return await self._run(prepared, relay, began_s)
 
-    async def _run_admitted(self, prepared: Prepared, outlet: AnswerSink, began_s: float) -> RequestResult:
+    async def _run(self, prepared: Prepared, sink: AnswerSink, began_s: float) -> RequestResult:
+        run = RequestRun(prepared, sink, self.metrics.of_model(prepared.model.name), self.clock, began_s)
         request_id = prepared.request.request_id
-        run = RequestRun(prepared, outlet, self.metrics, self.clock, began_s)
-        self._admit(request_id)
-        try:
+        with self._admitted(request_id):
             permit = self.access.enter(
                 prompt_tokens=prepared.ask.prompt_tokens,
                 output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
             )
             try:
                 if not self._tracing.is_on:
-                    return await self._run(run, prepared, began_s)
+                    return await self._run_placements(run, prepared, began_s)
                 return await self._run_traced(run, prepared, began_s)
             finally:
                 self.access.leave(permit, run.spent(), request_id=request_id, model=prepared.model.name)
-        finally:
-            self._in_flight.discard(request_id)
-            if not self._in_flight:
-                self._idle.set()
-
-    async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
-        """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
-        asked = request.asked
-        self.access.check(asked)
-        model = self.models.find(asked.model)
-        self._admit(asked.request_id)
-        try:
-            with self._tracing.span("embed", parent=asked.traceparent or None):
-                deadline_s = began_s + self._limit_s(asked)
-                inputs = await self._embedder.tokens(request, model)
-                permit, usage = self.access.enter(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0), Usage()
-                try:
-                    result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
-                    usage = result.usage
-                finally:
-                    self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
-            self.metrics.prompt_tokens.of(model.name).value += result.usage.prompt_tokens
-            return result
-        finally:
-            self._in_flight.discard(asked.request_id)
-            if not self._in_flight:
-                self._idle.set()
 
     async def _run_traced(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
         """Runs the request in a span. Router and workers get it as their parent."""
@@ -169,25 +138,13 @@ class Pipeline:
                 generation=replace(prepared.generation, traceparent=traceparent),
                 ask=replace(prepared.ask, traceparent=traceparent),
             )
-            answer = await self._run(run, prepared, began_s)
-            span.set_attribute("gen_ai.usage.input_tokens", answer.usage.prompt_tokens)
-            span.set_attribute("gen_ai.usage.output_tokens", answer.usage.output_tokens)
-            return answer
+            result = await self._run_placements(run, prepared, began_s)
+            span.set_attribute("gen_ai.usage.input_tokens", result.usage.prompt_tokens)
+            span.set_attribute("gen_ai.usage.output_tokens", result.usage.output_tokens)
+            return result
 
-    def _check_room(self) -> None:
-        retry_after_s = self.settings.retry_after_s
-        if self._refuses:
-            raise UnavailableError("the frontend is shutting down", reason="draining", retry_after_s=retry_after_s)
-        if len(self._in_flight) >= self.settings.requests_max:
-            raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
-
-    def _admit(self, request_id: str) -> None:
-        self._check_room()
-        if request_id in self._in_flight:
-            raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
-        self._in_flight.add(request_id)
-
-    async def _run(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
+    async def _run_placements(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
+        """Places the request and runs it, again after a failure that allows it."""
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
         deadline_s = began_s + self._limit_s(prepared.request)
         placements = RequestPlacements(
@@ -199,7 +156,7 @@ class Pipeline:
             deadline_s=deadline_s,
         )
         while True:
-            attempt = run.attempt = Attempt(
+            attempt = Attempt(
                 prepared,
                 await placements.place(),
                 number=placements.number,
@@ -211,7 +168,7 @@ class Pipeline:
                 generator=self._random,
             )
             try:
-                await attempt.run(run.choices(attempt))
+                await attempt.run(run.begin_attempt(attempt))
             except RETRIABLE as error:
                 placements.check_retry(
                     error,
@@ -224,6 +181,44 @@ class Pipeline:
             finally:
                 run.metrics.output_tokens.value += attempt.output_tokens()
 
+    async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
+        """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
+        asked = request.asked
+        self.access.check(asked)
+        model = self.models.find(asked.model)
+        with self._admitted(asked.request_id), self._tracing.span("embed", parent=asked.traceparent or None):
+            deadline_s = began_s + self._limit_s(asked)
+            inputs = await self._embedder.tokens(request, model)
+            permit, usage = self.access.enter(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0), Usage()
+            try:
+                result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
+                usage = result.usage
+            finally:
+                self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
+            self.metrics.prompt_tokens.of(model.name).value += usage.prompt_tokens
+            return result
+
+    def _check_room(self) -> None:
+        retry_after_s = self.settings.retry_after_s
+        if self._refuses:
+            raise UnavailableError("the frontend is shutting down", reason="draining", retry_after_s=retry_after_s)
+        if len(self._in_flight) >= self.settings.requests_max:
+            raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
+
+    @contextmanager
+    def _admitted(self, request_id: str) -> Iterator[None]:
+        """Counts the request as in flight. Raises OverloadedError or UnavailableError if no more are admitted."""
+        self._check_room()
+        if request_id in self._in_flight:
+            raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
+        self._in_flight.add(request_id)
+        try:
+            yield
+        finally:
+            self._in_flight.discard(request_id)
+            if not self._in_flight:
+                self._idle.set()
+
     def _limit_s(self, request: Request) -> float:
         limit_s = self.settings.request_timeout_s
         return limit_s if request.timeout_s is None else min(limit_s, request.timeout_s)
@@ -233,51 +228,37 @@ class Pipeline:
 
 
 def _parser_marks(prepared: Prepared) -> frozenset[str]:
-    """Special tokens that the parsers need in the answer's text."""
+    """Returns the special tokens that the parsers need in the answer's text."""
     prompt = prepared.request.prompt
     if not isinstance(prompt, Conversation):
         return frozenset()
     return prepared.model.text.marks(parses_tools=bool(prompt.tools))
 
 
-def _stop_finder(request: Request) -> StopFinder | None:
-    stops = request.sampling.stop
-    return StopFinder(stops, includes_stop=request.includes_stop) if stops else None
-
-
 class RequestRun:
     """State of one request that outlives its attempts."""
 
     def __init__(
-        self, prepared: Prepared, outlet: AnswerSink, metrics: FrontendMetrics, clock: Clock, began_s: float
+        self, prepared: Prepared, sink: AnswerSink, metrics: ModelMetrics, clock: Clock, began_s: float
     ) -> None:
         self._prepared = prepared
-        self._outlet = outlet
-        self.metrics = metrics.of_model(prepared.model.name)
+        self._sink = sink
+        self.metrics = metrics
         self._clock = clock
         self._began_s = began_s
         self._choices: list[ChoiceSink] = []
         self.ttft_s: float | None = None
-        self.attempt: Attempt | None = None
-        """The newest one. Only the last attempt can have passed on anything; tokens of the others are not usage of the client."""
+        self._attempt: Attempt | None = None
+        """The newest one. Only the last attempt can have passed tokens on; those of the others are not usage of the client."""
 
     @property
     def is_whole(self) -> bool:
         """See AnswerSink."""
-        return self._outlet.is_whole
+        return self._sink.is_whole
 
-    def restart(self) -> None:
-        """Discards what a failed attempt passed to the sink."""
-        if self._outlet.is_whole:
-            for choice in range(self._prepared.request.choices):
-                self._outlet.on_restart(choice)
-
-    def spent(self) -> Usage:
-        """Usage up to now, also of a request that failed; empty before the first placement."""
-        return self.usage(self.attempt) if self.attempt is not None else Usage()
-
-    def choices(self, attempt: Attempt) -> list[ChoiceSink]:
+    def begin_attempt(self, attempt: Attempt) -> list[ChoiceSink]:
         """Creates the sinks of an attempt. The time to first token starts anew: the client saw nothing of an earlier attempt."""
+        self._attempt = attempt
         self.ttft_s = None
 
         def on_first() -> None:
@@ -286,15 +267,15 @@ class RequestRun:
                 self.metrics.ttft.observe(self.ttft_s)
             attempt.on_first()
 
-        prepared, model = self._prepared, self._prepared.model
+        prepared, text = self._prepared, self._prepared.model.text
         sampling = prepared.request.sampling
         kept = _parser_marks(prepared)
         self._choices = [
             ChoiceSink(
                 i,
-                self._outlet,
-                model.text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
-                stops=make_stop_finder(prepared.request, _stop_finder(prepared.request)),
+                self._sink,
+                text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
+                stops=make_stop_finder(prepared.request),
                 stop_ids=prepared.stop_ids,
                 min_tokens=sampling.min_tokens or 0,
                 includes_stop=prepared.request.includes_stop,
@@ -307,8 +288,18 @@ class RequestRun:
         ]
         return self._choices
 
+    def restart(self) -> None:
+        """Discards what a failed attempt passed to the sink."""
+        if self._sink.is_whole:
+            for choice in range(self._prepared.request.choices):
+                self._sink.on_restart(choice)
+
+    def spent(self) -> Usage:
+        """Returns the usage up to now, also of a request that failed; empty before the first placement."""
+        return self.usage(self._attempt) if self._attempt is not None else Usage()
+
     def usage(self, attempt: Attempt) -> Usage:
-        """Totals of the request. The prompt counts once for all choices."""
+        """Returns the totals of the request. The prompt counts once for all choices."""
         finish = self._choices[0].finish if self._choices else None
         decode = finish.usage if finish is not None else Usage()
         return Usage(

@@ -51,9 +51,9 @@ class Prepared:
 
 def check_request(request: Request, model: ServedModel, settings: PipelineSettings) -> None:
     """Checks everything that needs no tokens of the prompt."""
-    check_range(request.choices, request.named("choices"), 1, settings.choices_max)
-    check_range(request.priority, request.named("priority"), -PRIORITY_MAX, PRIORITY_MAX)
-    check_length(len(request.cache_salt.encode()), request.named("cache_salt"), 0, CACHE_SALT_BYTES_MAX, "bytes")
+    check_range(request.choices, request.named("choices"), low=1, high=settings.choices_max)
+    check_range(request.priority, request.named("priority"), low=-PRIORITY_MAX, high=PRIORITY_MAX)
+    check_length(len(request.cache_salt.encode()), request.named("cache_salt"), high=CACHE_SALT_BYTES_MAX, unit="bytes")
     try:
         check_sampling(request.sampling, prefix="")
     except InvalidRequestError as error:
@@ -74,9 +74,9 @@ def _needed_features(sampling: SamplingParams) -> list[tuple[str, str, str]]:
 def _check_token_fields(request: Request, model: ServedModel) -> None:
     last = model.vocabulary_size - 1
     for token_id in request.sampling.stop_token_ids:
-        check_range(token_id, request.named("stop_token_ids"), 0, last)
+        check_range(token_id, request.named("stop_token_ids"), low=0, high=last)
     for token_id, _ in request.sampling.logit_bias:
-        check_range(token_id, request.named("logit_bias"), 0, last)
+        check_range(token_id, request.named("logit_bias"), low=0, high=last)
 
 
 async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> "array[int]":

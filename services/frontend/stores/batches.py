@@ -19,11 +19,12 @@ from services.frontend.stores.batch_rows import (
     FAILED,
     FINALIZING,
     IN_PROGRESS,
+    OUTPUT_PURPOSE,
     VALIDATING,
     Claim,
 )
-from services.frontend.stores.database import Connection, Database
-from services.frontend.stores.files import insert_file, place_of
+from services.frontend.stores.database import Connection, Database, reads, writes
+from services.frontend.stores.files import insert_file, read_page
 
 _CANCELLABLE = (VALIDATING, IN_PROGRESS)
 
@@ -55,13 +56,15 @@ class BatchStore:
     """Batches in SQLite, shared by all frontends with the same directory."""
 
     def __init__(self, database: Database, settings: BatchSettings, clock: Clock, *, instance_id: str) -> None:
-        self._database = database
+        self.database = database
         self._settings = settings
         self._clock = clock
         self._instance_id = instance_id
 
-    async def create(
+    @writes
+    def create(
         self,
+        connection: Connection,
         owner: str,
         batch_id: str,
         *,
@@ -73,78 +76,51 @@ class BatchStore:
         output_ttl_s: float | None,
     ) -> Row:
         """Creates a batch in status validating. Raises OverloadedError if there are too many."""
+        (count,) = connection.execute("SELECT count(*) FROM batches").fetchone()
+        if count >= self._settings.batches_max:
+            raise OverloadedError("too many batches", reason="batches_full", retry_after_s=60.0)
+        metadata_text = orjson.dumps(metadata).decode() if metadata is not None else None
         now_s = self._clock.wall()
-        told = orjson.dumps(metadata).decode() if metadata is not None else None
-        values = (batch_id, owner, endpoint, input_file_id, completion_window, told, output_ttl_s, VALIDATING, now_s,
-                  now_s + window_s)  # fmt: skip
+        connection.execute(
+            "INSERT INTO batches (id, owner, endpoint, input_file_id, completion_window, metadata, output_ttl_s,"
+            " status, created_s, expires_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (batch_id, owner, endpoint, input_file_id, completion_window, metadata_text, output_ttl_s, VALIDATING, now_s,
+             now_s + window_s),
+        )  # fmt: skip
+        return _row(connection, batch_id)
 
-        def work(connection: Connection) -> Row:
-            (count,) = connection.execute("SELECT count(*) FROM batches").fetchone()
-            if count >= self._settings.batches_max:
-                raise OverloadedError("too many batches", reason="batches_full", retry_after_s=60.0)
-            connection.execute(
-                "INSERT INTO batches (id, owner, endpoint, input_file_id, completion_window, metadata, output_ttl_s,"
-                " status, created_s, expires_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                values,
-            )
-            return _row(connection, batch_id)
+    @reads
+    def get(self, connection: Connection, owner: str, batch_id: str) -> Row:
+        """Returns a batch. Raises NotFoundError if it does not exist or belongs to another owner."""
+        return _owned(connection, owner, batch_id)
 
-        return await self._database.call(work)
-
-    async def get(self, owner: str, batch_id: str) -> Row:
-        """Raises NotFoundError if the batch does not exist or belongs to another owner."""
-
-        def work(connection: Connection) -> Row:
-            return _owned(connection, owner, batch_id)
-
-        return await self._database.read(work)
-
-    async def page(self, owner: str, *, limit: int, after: str | None) -> tuple[Sequence[Row], bool]:
+    @reads
+    def page(self, connection: Connection, owner: str, *, limit: int, after: str | None) -> tuple[Sequence[Row], bool]:
         """Returns a page, the newest first, and whether more batches follow."""
+        return read_page(connection, "batches", owner, limit=limit, after=after)
 
-        def work(connection: Connection) -> list[Row]:
-            place = place_of(connection, "batches", owner, after)
-            return connection.execute(
-                "SELECT * FROM batches WHERE owner = ? AND (? IS NULL OR (created_s, id) < (?, ?))"
-                " ORDER BY created_s DESC, id DESC LIMIT ?",
-                (owner, place and place[1], *(place or (None, None)), limit + 1),
-            ).fetchall()
-
-        rows = await self._database.read(work)
-        return rows[:limit], len(rows) > limit
-
-    async def cancel(self, owner: str, batch_id: str) -> Row:
+    @writes
+    def cancel(self, connection: Connection, owner: str, batch_id: str) -> Row:
         """Requests cancellation; the holder of the lease ends the batch. Raises InvalidRequestError if it has ended."""
-        now_s = self._clock.wall()
+        row = _owned(connection, owner, batch_id)
+        if row["status"] in _CANCELLABLE:
+            _update(connection, batch_id, status=CANCELLING, cancelling_s=self._clock.wall())
+        elif row["status"] != CANCELLING:
+            raise InvalidRequestError(
+                f"a batch that is {row['status']} cannot be cancelled", field="batch_id", reason="batch_ended"
+            )
+        return _row(connection, batch_id)
 
-        def work(connection: Connection) -> Row:
-            row = _owned(connection, owner, batch_id)
-            if row["status"] in _CANCELLABLE:
-                connection.execute(
-                    "UPDATE batches SET status = ?, cancelling_s = ? WHERE id = ?", (CANCELLING, now_s, batch_id)
-                )
-            elif row["status"] != CANCELLING:
-                raise InvalidRequestError(
-                    f"a batch that is {row['status']} cannot be cancelled", field="batch_id", reason="batch_ended"
-                )
-            return _row(connection, batch_id)
-
-        return await self._database.call(work)
-
-    async def claim(self) -> Claim | None:
+    @writes
+    def claim(self, connection: Connection) -> Claim | None:
         """Leases the oldest batch without a lease. Returns None if there is none."""
         now_s = self._clock.wall()
-
-        def work(connection: Connection) -> Row | None:
-            found: Row | None = connection.execute(
-                "UPDATE batches SET lease_owner = ?, lease_until_s = ?, lease_epoch = lease_epoch + 1 WHERE id ="
-                " (SELECT id FROM batches WHERE ended_s IS NULL AND lease_until_s <= ? ORDER BY created_s LIMIT 1)"
-                " RETURNING *",
-                (self._instance_id, now_s + self._settings.lease_s, now_s),
-            ).fetchone()
-            return found
-
-        row = await self._database.call(work)
+        row = connection.execute(
+            "UPDATE batches SET lease_owner = ?, lease_until_s = ?, lease_epoch = lease_epoch + 1 WHERE id ="
+            " (SELECT id FROM batches WHERE ended_s IS NULL AND lease_until_s <= ? ORDER BY created_s LIMIT 1)"
+            " RETURNING *",
+            (self._instance_id, now_s + self._settings.lease_s, now_s),
+        ).fetchone()
         if row is None:
             return None
         return Claim(
@@ -159,159 +135,126 @@ class BatchStore:
             output_ttl_s=row["output_ttl_s"],
         )
 
-    async def renew(self, claim: Claim) -> str:
+    @writes
+    def renew(self, connection: Connection, claim: Claim) -> str:
         """Renews the lease and returns the status, which a client may have changed. Raises LeaseLostError."""
-        until_s = self._clock.wall() + self._settings.lease_s
+        _fence(connection, claim)
+        _update(connection, claim.batch_id, lease_until_s=self._clock.wall() + self._settings.lease_s)
+        return str(_row(connection, claim.batch_id)["status"])
 
-        def work(connection: Connection) -> str:
-            _fence(connection, claim)
-            connection.execute("UPDATE batches SET lease_until_s = ? WHERE id = ?", (until_s, claim.batch_id))
-            return str(_row(connection, claim.batch_id)["status"])
-
-        return await self._database.call(work)
-
-    async def release(self, claim: Claim, *, after_defect: bool = False) -> None:
+    @writes
+    def release(self, connection: Connection, claim: Claim, *, after_defect: bool = False) -> None:
         """Ends the lease. After a defect the batch waits for one lease time, and fails after `attempts_max` defects."""
+        _fence(connection, claim)
         now_s = self._clock.wall()
+        defects = _row(connection, claim.batch_id)["defects"] + after_defect
         until_s = now_s + (self._settings.lease_s if after_defect else 0.0)
+        _update(connection, claim.batch_id, lease_until_s=until_s, defects=defects)
+        if defects >= self._settings.attempts_max:
+            problem = [{"code": "internal", "line": None, "message": "internal error", "param": None}]
+            _fail(connection, claim.batch_id, problem, now_s)
 
-        def work(connection: Connection) -> None:
-            _fence(connection, claim)
-            connection.execute(
-                "UPDATE batches SET lease_until_s = ?, defects = defects + ? WHERE id = ?",
-                (until_s, int(after_defect), claim.batch_id),
-            )
-            if _row(connection, claim.batch_id)["defects"] >= self._settings.attempts_max:
-                problem = [{"code": "internal", "line": None, "message": "internal error", "param": None}]
-                _fail(connection, claim.batch_id, problem, now_s)
-
-        await self._database.call(work)
-
-    async def begin(self, claim: Claim, *, total: int, model: str | None) -> None:
+    @writes
+    def begin(self, connection: Connection, claim: Claim, *, total: int, model: str | None) -> None:
         """Records that the input is valid. A batch that was cancelled meanwhile stays cancelling."""
-        now_s = self._clock.wall()
+        _fence(connection, claim)
+        status = _row(connection, claim.batch_id)["status"]
+        _update(
+            connection,
+            claim.batch_id,
+            total=total,
+            model=model,
+            in_progress_s=self._clock.wall(),
+            status=IN_PROGRESS if status == VALIDATING else status,
+        )
 
-        def work(connection: Connection) -> None:
-            _fence(connection, claim)
-            connection.execute(
-                "UPDATE batches SET total = ?, model = ?, in_progress_s = ? WHERE id = ?",
-                (total, model, now_s, claim.batch_id),
-            )
-            connection.execute(
-                "UPDATE batches SET status = ? WHERE id = ? AND status = ?", (IN_PROGRESS, claim.batch_id, VALIDATING)
-            )
-
-        await self._database.call(work)
-
-    async def fail(self, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
+    @writes
+    def fail(self, connection: Connection, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
         """Ends the batch as failed, since its input is not valid."""
-        now_s = self._clock.wall()
+        _fence(connection, claim)
+        _fail(connection, claim.batch_id, problems, self._clock.wall())
 
-        def work(connection: Connection) -> None:
-            _fence(connection, claim)
-            _fail(connection, claim.batch_id, problems, now_s)
-
-        await self._database.call(work)
-
-    async def done_lines(self, claim: Claim) -> set[int]:
+    @reads
+    def done_lines(self, connection: Connection, claim: Claim) -> set[int]:
         """Returns the lines that have a result, from this process or an earlier one."""
+        rows = connection.execute("SELECT line FROM results WHERE batch_id = ?", (claim.batch_id,)).fetchall()
+        return {row["line"] for row in rows}
 
-        def work(connection: Connection) -> set[int]:
-            rows = connection.execute("SELECT line FROM results WHERE batch_id = ?", (claim.batch_id,)).fetchall()
-            return {row["line"] for row in rows}
-
-        return await self._database.read(work)
-
-    async def record(self, claim: Claim, results: Sequence[Result]) -> None:
+    @writes
+    def record(self, connection: Connection, claim: Claim, results: Sequence[Result]) -> None:
         """Stores results and updates the counts. A line keeps its first result."""
+        _fence(connection, claim)
+        for each in results:
+            added = connection.execute(
+                "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)",
+                (claim.batch_id, each.line, int(each.is_error), each.record),
+            ).rowcount
+            if added:
+                _count(connection, claim.batch_id, each)
 
-        def work(connection: Connection) -> None:
-            _fence(connection, claim)
-            for each in results:
-                added = connection.execute(
-                    "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)",
-                    (claim.batch_id, each.line, int(each.is_error), each.record),
-                ).rowcount
-                if added:
-                    _count(connection, claim.batch_id, each)
-
-        await self._database.call(work)
-
-    async def expire(self, claim: Claim) -> None:
+    @writes
+    def expire(self, connection: Connection, claim: Claim) -> None:
         """Records that the completion window has ended."""
-        now_s = self._clock.wall()
+        _fence(connection, claim)
+        _update(connection, claim.batch_id, expired_s=self._clock.wall())
 
-        def work(connection: Connection) -> None:
-            _fence(connection, claim)
-            connection.execute("UPDATE batches SET expired_s = ? WHERE id = ?", (now_s, claim.batch_id))
-
-        await self._database.call(work)
-
-    async def finalise(self, claim: Claim) -> str:
+    @writes
+    def finalise(self, connection: Connection, claim: Claim) -> str:
         """Records that all lines have ended and files are written next. Returns the final status of the batch."""
-        now_s = self._clock.wall()
+        _fence(connection, claim)
+        row = _row(connection, claim.batch_id)
+        if row["finalizing_s"] is None:
+            _update(connection, claim.batch_id, finalizing_s=self._clock.wall())
+        if row["cancelling_s"] is not None:
+            return CANCELLED  # It stays cancelling until the files are there.
+        _update(connection, claim.batch_id, status=FINALIZING)
+        return COMPLETED if row["expired_s"] is None else EXPIRED
 
-        def work(connection: Connection) -> str:
-            _fence(connection, claim)
-            row = _row(connection, claim.batch_id)
-            connection.execute(
-                "UPDATE batches SET finalizing_s = coalesce(finalizing_s, ?) WHERE id = ?", (now_s, claim.batch_id)
-            )
-            if row["cancelling_s"] is not None:
-                return CANCELLED  # It stays cancelling until the files are there.
-            connection.execute("UPDATE batches SET status = ? WHERE id = ?", (FINALIZING, claim.batch_id))
-            return COMPLETED if row["expired_s"] is None else EXPIRED
+    @reads
+    def results(
+        self, connection: Connection, claim: Claim, *, after_line: int, is_error: bool, count: int
+    ) -> list[tuple[int, bytes]]:
+        """Returns up to `count` results behind a line, in the order of the lines."""
+        rows = connection.execute(
+            "SELECT line, record FROM results WHERE batch_id = ? AND line > ? AND is_error = ? ORDER BY line LIMIT ?",
+            (claim.batch_id, after_line, int(is_error), count),
+        ).fetchall()
+        return [(row["line"], row["record"]) for row in rows]
 
-        return await self._database.call(work)
-
-    async def results(self, claim: Claim, *, after_line: int, is_error: bool, count: int) -> list[tuple[int, bytes]]:
-        """Some results in the order of the lines."""
-
-        def work(connection: Connection) -> list[tuple[int, bytes]]:
-            rows = connection.execute(
-                "SELECT line, record FROM results WHERE batch_id = ? AND line > ? AND is_error = ? ORDER BY line LIMIT ?",
-                (claim.batch_id, after_line, int(is_error), count),
-            ).fetchall()
-            return [(row["line"], row["record"]) for row in rows]
-
-        return await self._database.read(work)
-
-    async def end(self, claim: Claim, status: str, output: OutputFile | None, errors: OutputFile | None) -> None:
+    @writes
+    def end(
+        self, connection: Connection, claim: Claim, status: str, output: OutputFile | None, errors: OutputFile | None
+    ) -> None:
         """Ends the batch: adds the rows of its files, which are on the disk, and deletes its results."""
+        _fence(connection, claim)
         now_s = self._clock.wall()
-        ttl_s = self._settings.file_ttl_s if claim.output_ttl_s is None else claim.output_ttl_s
+        expires_s = now_s + (self._settings.file_ttl_s if claim.output_ttl_s is None else claim.output_ttl_s)
+        for file in (output, errors):
+            if file is not None:
+                row = (file.file_id, claim.owner, file.name, OUTPUT_PURPOSE, file.size_bytes, now_s, expires_s)
+                insert_file(connection, row)
+        connection.execute("DELETE FROM results WHERE batch_id = ?", (claim.batch_id,))
+        _update(
+            connection,
+            claim.batch_id,
+            status=status,
+            ended_s=now_s,
+            output_file_id=output and output.file_id,
+            error_file_id=errors and errors.file_id,
+            lease_until_s=0,
+            **{f"{status}_s": now_s},
+        )
 
-        def work(connection: Connection) -> None:
-            _fence(connection, claim)
-            for file in (output, errors):
-                if file is not None:
-                    values = (
-                        file.file_id,
-                        claim.owner,
-                        file.name,
-                        "batch_output",
-                        file.size_bytes,
-                        now_s,
-                        now_s + ttl_s,
-                    )
-                    insert_file(connection, values)
-            connection.execute("DELETE FROM results WHERE batch_id = ?", (claim.batch_id,))
-            connection.execute(
-                f"UPDATE batches SET status = ?, {status}_s = ?, ended_s = ?, output_file_id = ?, error_file_id = ?,"
-                " lease_until_s = 0 WHERE id = ?",
-                (status, now_s, now_s, output and output.file_id, errors and errors.file_id, claim.batch_id),
-            )
-
-        await self._database.call(work)
-
-    async def sweep(self) -> int:
+    @writes
+    def sweep(self, connection: Connection) -> int:
         """Deletes batches that ended more than `batch_ttl_s` ago. Returns their number."""
         oldest_s = self._clock.wall() - self._settings.batch_ttl_s
+        return connection.execute("DELETE FROM batches WHERE ended_s <= ?", (oldest_s,)).rowcount
 
-        def work(connection: Connection) -> int:
-            return connection.execute("DELETE FROM batches WHERE ended_s <= ?", (oldest_s,)).rowcount
 
-        return await self._database.call(work)
+def _update(connection: Connection, batch_id: str, **columns: object) -> None:
+    assignments = ", ".join(f"{name} = ?" for name in columns)
+    connection.execute(f"UPDATE batches SET {assignments} WHERE id = ?", (*columns.values(), batch_id))
 
 
 def _row(connection: Connection, batch_id: str) -> Row:
@@ -336,10 +279,8 @@ def _fence(connection: Connection, claim: Claim) -> None:
 
 def _fail(connection: Connection, batch_id: str, problems: Sequence[Mapping[str, Any]], now_s: float) -> None:
     connection.execute("DELETE FROM results WHERE batch_id = ?", (batch_id,))
-    connection.execute(
-        "UPDATE batches SET status = ?, failed_s = ?, ended_s = ?, errors = ?, lease_until_s = 0 WHERE id = ?",
-        (FAILED, now_s, now_s, orjson.dumps(list(problems)).decode(), batch_id),
-    )
+    errors = orjson.dumps(list(problems)).decode()
+    _update(connection, batch_id, status=FAILED, failed_s=now_s, ended_s=now_s, errors=errors, lease_until_s=0)
 
 
 def _count(connection: Connection, batch_id: str, result: Result) -> None:

@@ -3,14 +3,16 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from kvmesh.errors import OverloadedError, UnavailableError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Connection = sqlite3.Connection
 
 
@@ -29,11 +31,6 @@ class Database:
         self._calls = 0
         self._thread: ThreadPoolExecutor | None = None
         self._connection: Connection | None = None
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._path
 
     async def open(self) -> None:
         """Creates or migrates the file. Raises UnavailableError with the reason if it cannot be used."""
@@ -76,12 +73,8 @@ class Database:
             raise
         connection.execute("COMMIT")
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """As `call`, for work that only reads. Does not wait for writers."""
-        return await self.call(work, begin="BEGIN")
-
-    async def call(self, work: Callable[[Connection], T], *, begin: str = "BEGIN IMMEDIATE") -> T:
-        """Runs `work` in the thread inside one transaction.
+    async def call(self, work: Callable[[Connection], T], is_read_only: bool) -> T:
+        """Runs `work` in the thread inside one transaction. Work that only reads does not wait for writers.
 
         Raises OverloadedError if too many calls wait, UnavailableError if the file is closed or fails.
         """
@@ -91,19 +84,19 @@ class Database:
         if self._calls >= self._calls_max:
             raise OverloadedError("too many calls wait for the store", reason="store_full", retry_after_s=1.0)
         self._calls += 1
-        future = asyncio.get_running_loop().run_in_executor(thread, self._run, work, begin)
+        future = asyncio.get_running_loop().run_in_executor(thread, self._run, work, is_read_only)
         future.add_done_callback(self._on_done)
         return await future
 
-    def _on_done(self, future: "asyncio.Future[T]") -> None:
+    def _on_done(self, future: "asyncio.Future[Any]") -> None:
         self._calls -= 1
 
-    def _run(self, work: Callable[[Connection], T], begin: str) -> T:
+    def _run(self, work: Callable[[Connection], T], is_read_only: bool) -> T:
         connection = self._connection
         if connection is None:
             raise UnavailableError("the store is closed", reason="store_unavailable")
         try:
-            connection.execute(begin)
+            connection.execute("BEGIN" if is_read_only else "BEGIN IMMEDIATE")
             try:
                 result = work(connection)
             except BaseException:
@@ -127,6 +120,35 @@ class Database:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+class Store(Protocol):
+    """An object with methods that are transactions."""
+
+    database: Database
+
+
+S = TypeVar("S", bound=Store)
+Method = Callable[Concatenate[S, Connection, P], T]
+AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def reads(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
+    """Decorates a method that only reads. It runs in the store's database thread inside one transaction; callers await it."""
+    return _transaction(method, is_read_only=True)
+
+
+def writes(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
+    """As `reads`, for a method that writes."""
+    return _transaction(method, is_read_only=False)
+
+
+def _transaction(method: Method[S, P, T], *, is_read_only: bool) -> AsyncMethod[S, P, T]:
+    @wraps(method)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.database.call(lambda connection: method(self, connection, *args, **kwargs), is_read_only)
+
+    return run
 
 
 def state_directory(given: str) -> Path:

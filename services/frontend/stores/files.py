@@ -11,10 +11,10 @@ from typing import BinaryIO
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
 from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.stores.database import Connection, Database
+from services.frontend.stores.database import Connection, Database, reads, writes
 
 _STALE_S = 86_400.0
-"""An older file without a row belongs to a process that died before it added the row."""
+"""Age after which a file without a row is deleted: the process that wrote it died before it added the row."""
 
 
 class FileStore:
@@ -22,12 +22,12 @@ class FileStore:
 
     def __init__(self, directory: Path, database: Database, settings: BatchSettings, clock: Clock) -> None:
         self._directory = directory / "files"
-        self._database = database
+        self.database = database
         self._settings = settings
         self._clock = clock
 
     async def start(self) -> None:
-        """Makes the directory."""
+        """Creates the directory."""
         await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True, mode=0o700)
 
     def path(self, file_id: str) -> Path:
@@ -38,92 +38,94 @@ class FileStore:
         """Starts to write a file."""
         return NewFile(self.path(file_id))
 
-    async def add(
-        self, owner: str, file_id: str, *, name: str, purpose: str, size_bytes: int, ttl_s: float | None
+    @writes
+    def add(
+        self,
+        connection: Connection,
+        owner: str,
+        file_id: str,
+        *,
+        name: str,
+        purpose: str,
+        size_bytes: int,
+        ttl_s: float | None,
     ) -> Row:
         """Adds the row of a file that is on the disk. Raises OverloadedError if the store is full."""
-        now_s = self._clock.wall()
-        expires_s = now_s + (self._settings.file_ttl_s if ttl_s is None else ttl_s)
-        values = (file_id, owner, name, purpose, size_bytes, now_s, expires_s)
-
-        def work(connection: Connection) -> Row:
-            self._check_room(connection, size_bytes)
-            insert_file(connection, values)
-            row: Row = connection.execute("SELECT * FROM files WHERE id = ?", (file_id,)).fetchone()
-            return row
-
-        return await self._database.call(work)
-
-    def _check_room(self, connection: Connection, size_bytes: int) -> None:
         count, total = connection.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM files").fetchone()
         if count >= self._settings.files_max or total + size_bytes > self._settings.files_bytes_max:
             raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
-
-    async def get(self, owner: str, file_id: str, *, field: str = "file_id") -> Row:
-        """Raises NotFoundError if the file does not exist, has expired, or belongs to another owner."""
         now_s = self._clock.wall()
-
-        def work(connection: Connection) -> Row | None:
-            found: Row | None = connection.execute(
-                "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_s > ?", (file_id, owner, now_s)
-            ).fetchone()
-            return found
-
-        row = await self._database.read(work)
-        if row is None:
-            raise NotFoundError(f"there is no file {file_id[:64]!r}", field=field, reason="file_not_found")
+        expires_s = now_s + (self._settings.file_ttl_s if ttl_s is None else ttl_s)
+        insert_file(connection, (file_id, owner, name, purpose, size_bytes, now_s, expires_s))
+        row: Row = connection.execute("SELECT * FROM files WHERE id = ?", (file_id,)).fetchone()
         return row
 
-    async def page(
-        self, owner: str, *, limit: int, after: str | None, purpose: str | None, newest_first: bool
+    @reads
+    def get(self, connection: Connection, owner: str, file_id: str, *, field: str = "file_id") -> Row:
+        """Returns a file. Raises NotFoundError if it does not exist, has expired, or belongs to another owner."""
+        row: Row | None = connection.execute(
+            "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_s > ?", (file_id, owner, self._clock.wall())
+        ).fetchone()
+        if row is None:
+            raise _not_found(file_id, field)
+        return row
+
+    @reads
+    def page(
+        self,
+        connection: Connection,
+        owner: str,
+        *,
+        limit: int,
+        after: str | None,
+        purpose: str | None,
+        newest_first: bool,
     ) -> tuple[Sequence[Row], bool]:
         """Returns a page, and whether more files follow."""
-        now_s = self._clock.wall()
-        compare, order = ("<", "DESC") if newest_first else (">", "ASC")
-
-        def work(connection: Connection) -> list[Row]:
-            place = place_of(connection, "files", owner, after)
-            return connection.execute(
-                f"SELECT * FROM files WHERE owner = ? AND expires_s > ? AND (? IS NULL OR purpose = ?)"
-                f" AND (? IS NULL OR (created_s, id) {compare} (?, ?)) ORDER BY created_s {order}, id {order} LIMIT ?",
-                (owner, now_s, purpose, purpose, place and place[1], *(place or (None, None)), limit + 1),
-            ).fetchall()
-
-        rows = await self._database.read(work)
-        return rows[:limit], len(rows) > limit
+        return read_page(
+            connection,
+            "files",
+            owner,
+            limit=limit,
+            after=after,
+            newest_first=newest_first,
+            condition="expires_s > ? AND (? IS NULL OR purpose = ?)",
+            values=(self._clock.wall(), purpose, purpose),
+        )
 
     async def delete(self, owner: str, file_id: str) -> None:
-        """Raises NotFoundError, or InvalidRequestError while a batch that has not ended reads the file."""
-
-        def work(connection: Connection) -> int:
-            in_use = connection.execute(
-                "SELECT 1 FROM batches WHERE input_file_id = ? AND owner = ? AND ended_s IS NULL", (file_id, owner)
-            ).fetchone()
-            if in_use:
-                raise InvalidRequestError(
-                    "a batch that has not ended reads this file", field="file_id", reason="file_in_use"
-                )
-            return connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount
-
-        if not await self._database.call(work):
-            raise NotFoundError(f"there is no file {file_id[:64]!r}", field="file_id", reason="file_not_found")
+        """Deletes a file. Raises NotFoundError, or InvalidRequestError while a batch that has not ended reads the file."""
+        await self._delete_row(owner, file_id)
         await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+
+    @writes
+    def _delete_row(self, connection: Connection, owner: str, file_id: str) -> None:
+        in_use = connection.execute(
+            "SELECT 1 FROM batches WHERE input_file_id = ? AND owner = ? AND ended_s IS NULL", (file_id, owner)
+        ).fetchone()
+        if in_use:
+            raise InvalidRequestError(
+                "a batch that has not ended reads this file", field="file_id", reason="file_in_use"
+            )
+        if not connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount:
+            raise _not_found(file_id, "file_id")
 
     async def sweep(self) -> int:
         """Deletes expired files and old bytes without a row. Returns the number of files."""
         now_s = self._clock.wall()
-
-        def work(connection: Connection) -> tuple[set[str], set[str]]:
-            gone = connection.execute(
-                "DELETE FROM files WHERE expires_s <= ? AND id NOT IN"
-                " (SELECT input_file_id FROM batches WHERE ended_s IS NULL) RETURNING id",
-                (now_s,),
-            ).fetchall()
-            left = connection.execute("SELECT id FROM files").fetchall()
-            return {row["id"] for row in gone}, {row["id"] for row in left}
-
-        gone, left = await self._database.call(work)
+        gone, left = await self._delete_expired_rows(now_s)
         return await asyncio.to_thread(self._remove, gone, left, now_s)
+
+    @writes
+    def _delete_expired_rows(self, connection: Connection, now_s: float) -> tuple[set[str], set[str]]:
+        """Returns the ids of the deleted rows and of all others."""
+        gone = connection.execute(
+            "DELETE FROM files WHERE expires_s <= ? AND id NOT IN"
+            " (SELECT input_file_id FROM batches WHERE ended_s IS NULL) RETURNING id",
+            (now_s,),
+        ).fetchall()
+        left = connection.execute("SELECT id FROM files").fetchall()
+        return {row["id"] for row in gone}, {row["id"] for row in left}
 
     def _remove(self, gone: set[str], left: set[str], now_s: float) -> int:
         count = 0
@@ -140,16 +142,42 @@ def insert_file(connection: Connection, values: Sequence[object]) -> None:
     connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
 
-def place_of(connection: Connection, table: str, owner: str, after: str | None) -> tuple[float, str] | None:
-    """Returns the position behind which a page begins. Raises InvalidRequestError if the row does not exist."""
-    if after is None:
-        return None
-    row = connection.execute(f"SELECT created_s, id FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
-    if row is None:
-        raise InvalidRequestError(
-            f"after must be an id of the list: {after[:64]!r}", field="after", reason="invalid_value"
-        )
-    return row["created_s"], row["id"]
+def read_page(
+    connection: Connection,
+    table: str,
+    owner: str,
+    *,
+    limit: int,
+    after: str | None,
+    newest_first: bool = True,
+    condition: str = "TRUE",
+    values: Sequence[object] = (),
+) -> tuple[Sequence[Row], bool]:
+    """Returns a page of an owner's rows, and whether more follow. `after`: id of the last row of the page before.
+
+    `values`: the parameters of `condition`. Raises InvalidRequestError if the row `after` does not exist.
+    """
+    compare, order = ("<", "DESC") if newest_first else (">", "ASC")
+    place: tuple[object, ...] = ()
+    if after is not None:
+        row = connection.execute(
+            f"SELECT created_s, id FROM {table} WHERE id = ? AND owner = ?", (after, owner)
+        ).fetchone()
+        if row is None:
+            raise InvalidRequestError(
+                f"after must be an id of the list: {after[:64]!r}", field="after", reason="invalid_value"
+            )
+        place = tuple(row)
+        condition += f" AND (created_s, id) {compare} (?, ?)"
+    rows = connection.execute(
+        f"SELECT * FROM {table} WHERE owner = ? AND {condition} ORDER BY created_s {order}, id {order} LIMIT ?",
+        (owner, *values, *place, limit + 1),
+    ).fetchall()
+    return rows[:limit], len(rows) > limit
+
+
+def _not_found(file_id: str, field: str) -> NotFoundError:
+    return NotFoundError(f"there is no file {file_id[:64]!r}", field=field, reason="file_not_found")
 
 
 class NewFile:

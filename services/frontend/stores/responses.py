@@ -10,7 +10,7 @@ import orjson
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, NotFoundError
 from services.frontend.api.responses.settings import ResponsesSettings
-from services.frontend.stores.database import Connection, Database
+from services.frontend.stores.database import Connection, Database, reads, writes
 
 _FIRST = """
 CREATE TABLE responses (
@@ -65,96 +65,73 @@ class ResponseStore:
     def __init__(self, path: Path, settings: ResponsesSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._database = Database(
-            path, MIGRATIONS, busy_timeout_s=settings.busy_timeout_s, calls_max=settings.calls_max
-        )
+        self.database = Database(path, MIGRATIONS, busy_timeout_s=settings.busy_timeout_s, calls_max=settings.calls_max)
 
     async def open(self) -> None:
         """Opens the file. Raises UnavailableError with the reason if it cannot be used."""
-        await self._database.open()
+        await self.database.open()
 
     async def aclose(self) -> None:
         """Closes the file. Idempotent."""
-        await self._database.aclose()
+        await self.database.aclose()
 
-    async def put(self, owner: str, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
+    @writes
+    def put(
+        self, connection: Connection, owner: str, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Stores a response. All processes find it when this returns."""
         now_s = self._clock.wall()
         body_bytes, items_bytes = orjson.dumps(body), orjson.dumps(items)
         size_bytes = len(body_bytes) + len(items_bytes)
-        row = (body["id"], owner, body["previous_response_id"], now_s, now_s, body_bytes, items_bytes, size_bytes)
+        connection.execute(
+            "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (body["id"], owner, body["previous_response_id"], now_s, now_s, body_bytes, items_bytes, size_bytes),
+        )
+        self._make_room(connection)
 
-        def work(connection: Connection) -> None:
-            connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._make_room(connection)
-
-        await self._database.call(work)
-
-    async def get(self, owner: str, response_id: str) -> StoredResponse:
-        """Raises NotFoundError if the response was never stored, has expired, was deleted, or belongs to another owner."""
-        oldest_s = self._clock.wall() - self._settings.ttl_s
-
-        def work(connection: Connection) -> tuple[bytes, bytes] | None:
-            found: tuple[bytes, bytes] | None = connection.execute(
-                "SELECT body, items FROM responses WHERE id = ? AND owner = ? AND used_s > ?",
-                (response_id, owner, oldest_s),
-            ).fetchone()
-            return found
-
-        row = await self._database.read(work)
+    @reads
+    def get(self, connection: Connection, owner: str, response_id: str) -> StoredResponse:
+        """Returns a response. Raises NotFoundError if it was never stored, has expired, was deleted, or has another owner."""
+        row = connection.execute(
+            "SELECT body, items FROM responses WHERE id = ? AND owner = ? AND used_s > ?",
+            (response_id, owner, self._oldest_s()),
+        ).fetchone()
         if row is None:
             raise _not_found(response_id, "response_id")
-        return StoredResponse(body=orjson.loads(row[0]), items=orjson.loads(row[1]))
+        return StoredResponse(body=orjson.loads(row["body"]), items=orjson.loads(row["items"]))
 
-    async def delete(self, owner: str, response_id: str) -> None:
-        """Raises NotFoundError. Responses that continue the deleted one can no longer be continued."""
-
-        def work(connection: Connection) -> int:
-            return connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount
-
-        if not await self._database.call(work):
+    @writes
+    def delete(self, connection: Connection, owner: str, response_id: str) -> None:
+        """Deletes a response. Responses that continue it can no longer be continued. Raises NotFoundError."""
+        if not connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount:
             raise _not_found(response_id, "response_id")
 
-    async def conversation(self, owner: str, response_id: str) -> list[Mapping[str, Any]]:
+    @writes
+    def conversation(self, connection: Connection, owner: str, response_id: str) -> list[Mapping[str, Any]]:
         """Returns all items up to the response's output, oldest first, and marks the responses as used.
 
         Raises InvalidRequestError if the chain has a gap or is too long, NotFoundError if the response does not exist.
         """
-        now_s = self._clock.wall()
-        settings = self._settings
-        values = {
-            "id": response_id,
-            "owner": owner,
-            "depth_max": settings.chain_max + 1,
-            "bytes_max": settings.chain_bytes_max,
-        }
+        limits = {"depth_max": self._settings.chain_max + 1, "bytes_max": self._settings.chain_bytes_max}
+        chain = connection.execute(_CHAIN, {"id": response_id, "owner": owner, **limits}).fetchall()
+        _check_chain(chain, response_id, self._settings)
+        items: list[Mapping[str, Any]] = []
+        for each_id, *_ in chain:
+            row = connection.execute("SELECT used_s, body, items FROM responses WHERE id = ?", (each_id,)).fetchone()
+            if row["used_s"] <= self._oldest_s():
+                raise _not_found(response_id, "previous_response_id")
+            connection.execute("UPDATE responses SET used_s = ? WHERE id = ?", (self._clock.wall(), each_id))
+            items += [*orjson.loads(row["items"]), *orjson.loads(row["body"])["output"]]
+        return items
 
-        def work(connection: Connection) -> list[tuple[bytes, bytes]]:
-            chain = connection.execute(_CHAIN, values).fetchall()
-            _check_chain(chain, response_id, settings)
-            rows = []
-            for each_id, *_ in chain:
-                (used_s, body, items) = connection.execute(
-                    "SELECT used_s, body, items FROM responses WHERE id = ?", (each_id,)
-                ).fetchone()
-                if used_s <= now_s - settings.ttl_s:
-                    raise _not_found(response_id, "previous_response_id")
-                connection.execute("UPDATE responses SET used_s = ? WHERE id = ?", (now_s, each_id))
-                rows.append((body, items))
-            return rows
-
-        found = await self._database.call(work)
-        return [item for body, items in found for item in (*orjson.loads(items), *orjson.loads(body)["output"])]
-
-    async def sweep(self) -> int:
+    @writes
+    def sweep(self, connection: Connection) -> int:
         """Deletes expired responses, and the least recently used while the store is too large. Returns their number."""
-        oldest_s = self._clock.wall() - self._settings.ttl_s
+        gone = connection.execute("DELETE FROM responses WHERE used_s <= ?", (self._oldest_s(),)).rowcount
+        return gone + self._make_room(connection)
 
-        def work(connection: Connection) -> int:
-            gone = connection.execute("DELETE FROM responses WHERE used_s <= ?", (oldest_s,)).rowcount
-            return gone + self._make_room(connection)
-
-        return await self._database.call(work)
+    def _oldest_s(self) -> float:
+        return self._clock.wall() - self._settings.ttl_s
 
     def _make_room(self, connection: Connection) -> int:
         gone = 0

@@ -18,10 +18,10 @@ from kvmesh.errors import (
     MeshError,
     UnavailableError,
 )
-from kvmesh.settings import setting
-from services.router.health.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
-from services.router.health.overlap import ADVICE, OverlapFault, OverlapSettings, OverlapWatch
-from services.router.health.wedge import StepWatch, WedgeSettings
+from services.router.core_settings import HealthSettings
+from services.router.health.breaker import NEVER_S, Breaker, BreakerState
+from services.router.health.overlap import ADVICE, OverlapFault, OverlapWatch
+from services.router.health.wedge import StepWatch
 from services.router.workers.reservations import Reservation
 from services.router.workers.worker import Target, Worker
 
@@ -36,21 +36,6 @@ WORKER_FAULTS = (UnavailableError, LostError, KvLostError, DeadlineError, Intern
 """Errors that a worker is to blame for; a refusal for load, or of a wrong request, is not among them."""
 NO_FAULT_REASONS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed"})
 """Reasons of such errors that belong to an orderly stop, or to the frontend."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthSettings:
-    """Which workers get no requests although they are there."""
-
-    breaker: BreakerSettings = field(default_factory=BreakerSettings)
-    wedge: WedgeSettings = field(default_factory=WedgeSettings)
-    overlap: OverlapSettings = field(default_factory=OverlapSettings)
-    labelled_workers_max: int = setting(
-        64,
-        "Workers with a label of their own in the metric of prediction errors; the others share one.",
-        min=0,
-        max=10_000,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +160,7 @@ class HealthMonitor:
         )
         if is_stuck and not health.is_wedged:
             health.is_wedged = True
-            self._add_event(worker, "worker_wedged", cause="told_work")
+            self._add_event(worker, "worker_wedged", cause="no_steps")
         elif health.is_wedged and not is_stuck:
             health.is_wedged = False
             if has_stepped:

@@ -25,7 +25,7 @@ class OverlapFault(StrEnum):
 
     BLOCK_SIZE = "block_size_mismatch"
     HASHES = "hash_mismatch"
-    NO_BLOCKS = "no_blocks_told"
+    NO_BLOCKS = "no_blocks_reported"
 
 
 ADVICE = {

@@ -7,37 +7,24 @@ combined. A holder whose cache was cleared gets another bit.
 from collections.abc import Mapping, Sequence
 
 from kvmesh.core import KvTier
+from services.router.core_settings import IndexSettings
 from services.router.index.holder_index import HolderIndex
 from services.router.index.lazy_index import LazyIndex
 from services.router.index.predicted_index import Lifetime, PredictedIndex
-
-PREDICTED = Lifetime(ttl_s=10.0, placements_max=65_536)
-"""Until the worker's event arrives: queue and prefill take so long at most, or the prediction was wrong."""
-
-APPROXIMATE = Lifetime(ttl_s=120.0, placements_max=65_536)
-"""Instead of events: about the time that a prefix stays in a busy cache."""
-
-PREDICTED_BLOCKS_MAX = 1_048_576
 
 
 class KvIndex:
     """The indexes and the bits of their holders. Feeds apply the workers' events; `predict` and `approximate` take placements."""
 
-    def __init__(
-        self,
-        *,
-        predicted: Lifetime = PREDICTED,
-        approximate: Lifetime = APPROXIMATE,
-        predicted_blocks_max: int = PREDICTED_BLOCKS_MAX,
-    ) -> None:
+    def __init__(self, settings: IndexSettings) -> None:
         self.tiers: Mapping[KvTier, LazyIndex] = {tier: LazyIndex() for tier in KvTier}
         self.device = self.tiers[KvTier.DEVICE]
         """The tier whose blocks an engine can use without moving them."""
-        self.predicted = PredictedIndex(blocks_max=predicted_blocks_max)
+        self.predicted = PredictedIndex(blocks_max=settings.predicted_blocks_max)
         """Placements that no event has confirmed yet, and those of engines without events."""
         self._indexes: Sequence[HolderIndex | PredictedIndex] = (*self.tiers.values(), self.predicted)
-        self._predicted_lifetime = predicted
-        self._approximate_lifetime = approximate
+        self._predicted_lifetime = Lifetime(ttl_s=settings.predicted_s, placements_max=settings.placements_max)
+        self._approximate_lifetime = Lifetime(ttl_s=settings.approximate_s, placements_max=settings.placements_max)
         self._bits = 0
         self._retired = 0
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from kvmesh.core import Ask, Handoff, KvTier
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
+from services.router.core_settings import CoreSettings
 from services.router.index.cached_tokens import CachedTokens
 from services.router.index.kv_index import KvIndex
 from services.router.placement.decision import PREFERENCE, Decision
@@ -27,23 +28,11 @@ from services.router.placement.pair_search import Pair, ScoredLeg, Selector, fin
 from services.router.placement.policies import Candidates, LegKind, Policy
 from services.router.placement.pools import Pool, Pools, PoolSide
 from services.router.placement.sessions import Sessions
-from services.router.workers.cost_settings import CostSettings
 from services.router.workers.fleet import Fleet
 from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstimator
 from services.router.workers.reservations import Forecast
 from services.router.workers.target_arrays import NO_DECODE_NUMBERS, NO_PREFILL_NUMBERS, Floats
 from services.router.workers.worker import Target, Worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementLimits:
-    """When a decode worker computes the prompt, how long refused callers wait, and how long sessions are remembered."""
-
-    local_prefill_tokens_max: int = 15
-    congested_s: float = 0.5
-    retry_after_s: float = 1.0
-    sessions_max: int = 65_536
-    session_s: float = 600.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -66,15 +55,14 @@ class Placer:
         index: KvIndex,
         policy: Policy,
         *,
-        limits: PlacementLimits,
-        cost: CostSettings,
+        settings: CoreSettings,
         generator: Random,
     ) -> None:
         self.policy = policy
         self._index = index
         self._fleet = fleet
-        self._limits = limits
-        self._cost = cost
+        self._settings = settings
+        cost = settings.cost
         tier_credits = {
             KvTier.PEER: cost.peer_credit,
             KvTier.HOST: cost.host_credit,
@@ -82,10 +70,10 @@ class Placer:
             KvTier.OBJECT: cost.object_credit,
         }
         self.cached_tokens = CachedTokens(index, tier_credits)
-        self._pools = Pools(fleet, retry_after_s=limits.retry_after_s)
+        self._pools = Pools(fleet, retry_after_s=settings.retry_after_s)
         self._selector = Selector(cost, generator, estimates_time=policy.cost_unit == "s")
         self.handoffs = HandoffEstimator(cost)
-        self.sessions = Sessions(sessions_max=limits.sessions_max, session_s=limits.session_s)
+        self.sessions = Sessions(sessions_max=settings.sessions_max, session_s=settings.session_s)
         self.considered: Pool | None = None
         """The pool of the newest request's kind, before the request's own filters, for explanations."""
 
@@ -114,7 +102,11 @@ class Placer:
                 raise
             return instead
         # Only costs in seconds compare: for other policies a pair costs two draws or turns, and one worker alone costs one.
-        if may_be_alone and self.policy.counts_transfer and decision.forecast.queue_s >= self._limits.congested_s:
+        if (
+            may_be_alone
+            and self.policy.counts_transfer
+            and decision.forecast.queue_s >= self._settings.prefill_congested_s
+        ):
             alone = self._chunked_prefill(query)
             if alone is not None and alone.cost < decision.cost:
                 return alone
@@ -233,7 +225,7 @@ class Placer:
 
     def _local_prefill(self, query: _Query) -> Decision | None:
         """A decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
-        tokens_max = self._limits.local_prefill_tokens_max
+        tokens_max = self._settings.local_prefill_tokens_max
         cached, prompt_tokens = query.decode_cached, query.ask.prompt_tokens
         if prompt_tokens - cached.item(cached.argmax()) > tokens_max:
             return None
@@ -248,7 +240,7 @@ class Placer:
         columns = query.pool.decodes.columns
         s_per_token = self._fleet.arrays.take_prefill(columns).s_per_token
         step_room_s = self._fleet.arrays.take_decode(columns).step_room_s
-        chunk_tokens = np.minimum(query.ask.prompt_tokens - query.decode_cached, self._cost.chunk_tokens)
+        chunk_tokens = np.minimum(query.ask.prompt_tokens - query.decode_cached, self._settings.cost.chunk_tokens)
         try:
             return self._alone(query, "prefill_congested", s_per_token * chunk_tokens > step_room_s)
         except OverloadedError:
@@ -290,7 +282,7 @@ class Placer:
         if ask.preferred_labels:
             preference += self.policy.preference * side.lacking_labels(ask.preferred_labels)
         if ask.adapter and self.policy.counts_transfer:
-            preference += self._cost.adapter_s * side.lacking_adapter(ask.adapter)
+            preference += self._settings.cost.adapter_s * side.lacking_adapter(ask.adapter)
         if (pair := self.sessions.get(ask.session_id, query.now)) is not None:
             position = side.position_of(pair[0] if kind is LegKind.PREFILL else pair[1])
             if position is not None:
@@ -313,7 +305,7 @@ class Placer:
         return OverloadedError(
             f"all workers of model {ask.model!r} are full",
             reason="workers_full",
-            retry_after_s=self._limits.retry_after_s,
+            retry_after_s=self._settings.retry_after_s,
         )
 
     def _filtered(self, pool: Pool, ask: Ask) -> Pool:
@@ -326,7 +318,7 @@ class Placer:
             raise UnavailableError(
                 "no worker that the request allows takes requests",
                 reason="no_worker",
-                retry_after_s=self._limits.retry_after_s,
+                retry_after_s=self._settings.retry_after_s,
             )
         filtered = Pool(prefills, decodes, removed=pool.removed)
         if ask.pinned_prefill_worker_id and not filtered.groups:

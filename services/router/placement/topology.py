@@ -69,7 +69,7 @@ def host_of(target: Target) -> str:
 
 def zone_of(target: Target) -> str:
     """The zone by the worker's label; workers without it are in one zone."""
-    return target.worker.labels.get(target.cost.zone_label, "")
+    return target.worker.labels.get(target.settings.cost.zone_label, "")
 
 
 def sort_key(target: Target) -> tuple[str, str, str, str, int]:

@@ -11,8 +11,9 @@ from heapq import heapify, heappop, heapreplace
 
 from kvmesh.core import Ask, Placement
 from kvmesh.errors import CancelledByCallerError, DeadlineError, MeshError, OverloadedError
+from services.router.core_settings import CoreSettings
 from services.router.queue.ask_queue import AskQueue
-from services.router.queue.subqueues import QueuedAsk, QueueLimits
+from services.router.queue.subqueues import QueuedAsk
 
 PLACEMENTS_PER_DRAIN_MAX = 64
 """About 10 ms of the event loop."""
@@ -39,8 +40,8 @@ class QueueOutcome:
 class Admission:
     """The queue, and the outcomes that the caller has not taken yet."""
 
-    def __init__(self, limits: QueueLimits) -> None:
-        self.queue = AskQueue(limits)
+    def __init__(self, settings: CoreSettings) -> None:
+        self.queue = AskQueue(settings)
         self.has_more = False
         """True when the newest drain stopped at its limit."""
         self._outcomes: list[QueueOutcome] = []

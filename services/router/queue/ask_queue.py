@@ -17,9 +17,10 @@ from math import inf
 
 from kvmesh.core import Ask
 from kvmesh.errors import OverloadedError
+from services.router.core_settings import CoreSettings
 from services.router.queue.drain_rate import DrainRates
-from services.router.queue.round_robin import DeficitRoundRobin, TenantQueue
-from services.router.queue.subqueues import QueuedAsk, QueueLimits, Subqueue, SubqueueKey
+from services.router.queue.round_robin import DeficitRoundRobin, TenantQueue, read_weights
+from services.router.queue.subqueues import QueuedAsk, Subqueue, SubqueueKey
 
 TENANTS_COMPARED_MAX = 256
 """Tenants among whom a full queue looks for the heaviest."""
@@ -30,8 +31,10 @@ DISPLACED_MAX = 16
 class AskQueue:
     """All subqueues."""
 
-    def __init__(self, limits: QueueLimits) -> None:
-        self.limits = limits
+    def __init__(self, settings: CoreSettings) -> None:
+        self._settings = settings.queue
+        self._tenant_weights = read_weights(settings.queue.tenant_weights)
+        self._retry_after_s_min = settings.retry_after_s
         self.requests = 0
         self.prompt_tokens = 0
         self._subqueues: dict[SubqueueKey, Subqueue] = {}
@@ -63,15 +66,14 @@ class AskQueue:
 
     def retry_after_s(self, wait_s: float | None) -> float:
         """The time after which a refused caller should retry, given the wait that its ask would have had."""
-        limits = self.limits
-        return min(limits.retry_after_s_max, max(limits.retry_after_s_min, wait_s or 0.0))
+        return max(self._retry_after_s_min, min(self._settings.retry_after_s_max, wait_s or 0.0))
 
     def add(self, queued: QueuedAsk, now: float) -> tuple[float | None, list[QueuedAsk]]:
         """Adds an ask. Returns the expected wait and the asks that it displaced. Raises OverloadedError when it cannot be added."""
         timeout_s = queued.ask.timeout_s
         self._added += 1
         queued.order = (inf if timeout_s is None else now + timeout_s, self._added)
-        queued.ends_s = now + min(self.limits.wait_s_max, inf if timeout_s is None else timeout_s)
+        queued.ends_s = now + min(self._settings.wait_s_max, inf if timeout_s is None else timeout_s)
         wait_s = self.expected_wait_s(queued, now)
         if wait_s is not None and timeout_s is not None and wait_s > timeout_s:
             raise OverloadedError(
@@ -112,13 +114,13 @@ class AskQueue:
         return sums
 
     def _insert(self, queued: QueuedAsk, now: float) -> None:
-        key, ask, limits = SubqueueKey.of(queued.ask), queued.ask, self.limits
+        key, ask, settings = SubqueueKey.of(queued.ask), queued.ask, self._settings
         subqueue = self._subqueues.get(key)
         if subqueue is None:
             subqueue = self._subqueues[key] = Subqueue(key, self._rates.rate(key.kind))
         if ask.priority not in subqueue.by_priority:
             tenants: DeficitRoundRobin[QueuedAsk] = DeficitRoundRobin(
-                quantum_tokens=limits.quantum_tokens, weights=limits.tenant_weights, tenants_max=limits.tenants_max
+                quantum_tokens=settings.quantum_tokens, weights=self._tenant_weights, tenants_max=settings.tenants_max
             )
             subqueue.add_priority(ask.priority, tenants)
         queued.subqueue = subqueue
@@ -153,8 +155,8 @@ class AskQueue:
 
     def _make_room(self, queued: QueuedAsk, now: float, wait_s: float | None) -> list[QueuedAsk]:
         """Displaces asks to make room for a new one. Raises OverloadedError, and displaces none, when that is not allowed or not enough."""
-        limits, ask = self.limits, queued.ask
-        if len(self._subqueues) >= limits.subqueues_max and SubqueueKey.of(ask) not in self._subqueues:
+        ask = queued.ask
+        if len(self._subqueues) >= self._settings.subqueues_max and SubqueueKey.of(ask) not in self._subqueues:
             raise self._full("requests of too many kinds are queued", wait_s)
         displaced: list[QueuedAsk] = []
         while self.requests and not self._has_room(ask):
@@ -168,10 +170,8 @@ class AskQueue:
         return displaced
 
     def _has_room(self, ask: Ask) -> bool:
-        limits = self.limits
-        return (
-            self.requests < limits.requests_max and self.prompt_tokens + ask.prompt_tokens <= limits.prompt_tokens_max
-        )
+        prompt_tokens = self.prompt_tokens + ask.prompt_tokens
+        return self.requests < self._settings.requests_max and prompt_tokens <= self._settings.prompt_tokens_max
 
     def _victim(self, queued: QueuedAsk) -> QueuedAsk | None:
         """The last ask of the heaviest tenant of the lowest priority. None: no ask may be displaced.
@@ -198,7 +198,7 @@ class AskQueue:
         subqueue = self._subqueues.get(SubqueueKey.of(queued.ask))
         tenants = subqueue.by_priority.get(queued.ask.priority) if subqueue is not None else None
         if tenants is None:
-            weight, tokens = self.limits.tenant_weights.get(queued.ask.tenant, 1.0), 0
+            weight, tokens = self._tenant_weights.get(queued.ask.tenant, 1.0), 0
         else:
             own = tenants.queue_of(queued.ask.tenant)
             weight, tokens = own.weight, own.tokens

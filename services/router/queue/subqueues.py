@@ -1,8 +1,7 @@
 """The parts of the queue: queued asks, and one subqueue for asks that the same workers could serve. Pure."""
 
 from bisect import insort
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from kvmesh.core import Ask
@@ -10,21 +9,6 @@ from services.router.explain import DecisionRecord
 from services.router.placement.pools import RequestKind
 from services.router.queue.drain_rate import DrainRate
 from services.router.queue.round_robin import DeficitRoundRobin, TenantQueue
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
-    """Bounds of the queue. `requests_max` 0: no ask waits, busy workers refuse."""
-
-    requests_max: int = 4096
-    prompt_tokens_max: int = 4_194_304
-    subqueues_max: int = 64
-    wait_s_max: float = 30.0
-    quantum_tokens: int = 4096
-    tenants_max: int = 256
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    retry_after_s_min: float = 1.0
-    retry_after_s_max: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

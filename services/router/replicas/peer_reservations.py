@@ -11,23 +11,13 @@ Invariants:
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvmesh.core import PeerNews, ReservationNews
+from kvmesh.core import PeerReservation, PeerUpdate
 from kvmesh.errors import InvalidRequestError, LostError
 from services.router.core import RouterCore
-from services.router.replicas.peer_updates import CHANGES_MAX, CHANGES_PER_MESSAGE_MAX, PeerUpdates
+from services.router.core_settings import SyncSettings
+from services.router.replicas.peer_updates import PeerUpdates
 from services.router.workers.reservations import Reservation
 from services.router.workers.worker import Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLimits:
-    """Bounds of what is kept for peers and of their reservations."""
-
-    changes_per_message_max: int = CHANGES_PER_MESSAGE_MAX
-    changes_max: int = CHANGES_MAX
-    pending_max: int = 16_384
-    """Reservations on workers that this router does not know: a quarter of all that it may have."""
-    blocks_max: int = 2048
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +38,7 @@ class PeerSession:
 class _PendingReservation:
     """A reservation on a worker that this router does not know, or not yet."""
 
-    news: ReservationNews
+    news: PeerReservation
     origin: str
     ends_at: float
 
@@ -69,10 +59,10 @@ class PeerCounts:
 class PeerReservations:
     """The reservations of all peers. Listens to the reservation book to send changes to the peers."""
 
-    def __init__(self, core: RouterCore, limits: PeerLimits | None = None) -> None:
+    def __init__(self, core: RouterCore, settings: SyncSettings) -> None:
         self._core = core
         self._book = core.book
-        self._limits = limits or PeerLimits()
+        self._settings = settings
         self._sessions: dict[PeerSession, None] = {}
         self._peers: dict[str, PeerSession] = {}
         """Sessions by origin."""
@@ -103,23 +93,15 @@ class PeerReservations:
 
     def open_session(self) -> PeerSession:
         """A stream with a peer is open; its first messages are a snapshot of this router's reservations."""
-        limits = self._limits
-        updates = PeerUpdates(
-            self._book,
-            self._is_ours,
-            blocks_max=limits.blocks_max,
-            changes_per_message_max=limits.changes_per_message_max,
-            changes_max=limits.changes_max,
-        )
-        session = PeerSession(updates)
+        session = PeerSession(PeerUpdates(self._book, self._is_ours, self._settings))
         self._sessions[session] = None
         self.counts.sessions += 1
         return session
 
-    def next_message(self, session: PeerSession, *, now: float) -> PeerNews:
+    def next_message(self, session: PeerSession, *, now: float) -> PeerUpdate:
         return session.updates.next_message(self._core.router_id, self._core.run_id, now=now)
 
-    def on_message(self, session: PeerSession, news: PeerNews, *, now: float) -> None:
+    def on_message(self, session: PeerSession, news: PeerUpdate, *, now: float) -> None:
         """Applies a message of the peer. Raises LostError when one is missing: the stream must be opened again."""
         if news.sequence != session.received + 1:
             message = f"message {news.sequence} of {session.origin or 'a peer'} follows {session.received}"
@@ -191,7 +173,7 @@ class PeerReservations:
 
     # Messages of a peer
 
-    def _introduce(self, session: PeerSession, news: PeerNews, now: float) -> None:
+    def _introduce(self, session: PeerSession, news: PeerUpdate, now: float) -> None:
         if not news.router_id:
             raise InvalidRequestError("the first message must name its router", field="router_id")
         if not news.run_id:
@@ -207,7 +189,7 @@ class PeerReservations:
                 self._on_peer_lost(origin, now)
         self._peers[session.origin] = session
 
-    def _on_reservation(self, session: PeerSession, news: ReservationNews, now: float) -> None:
+    def _on_reservation(self, session: PeerSession, news: PeerReservation, now: float) -> None:
         self.counts.received += 1
         if session.missing_ids is not None:
             session.missing_ids.discard(news.reservation_id)
@@ -266,7 +248,7 @@ class PeerReservations:
     def _on_peer_lost(self, origin: str, now: float) -> None:
         """The peer's frontends report to other routers within moments, which adopt what is in use. The rest ends with the grace."""
         self.counts.lost += 1
-        ends_at = now + self._core.limits.reservation_grace_s
+        ends_at = now + self._core.settings.reservation_grace_s
         for reservation in self._book:
             if reservation.keeper == origin:
                 self._book.orphan(reservation, ends_at=ends_at)
@@ -276,13 +258,13 @@ class PeerReservations:
 
     # Counting
 
-    def _count(self, news: ReservationNews, origin: str, *, ends_at: float, now: float) -> bool:
+    def _count(self, news: PeerReservation, origin: str, *, ends_at: float, now: float) -> bool:
         """False: this router does not know one of its workers."""
         decode = self._target(news.decode_worker_id, news.decode_rank)
         prefill = self._target(news.prefill_worker_id, news.prefill_rank) if news.prefill_worker_id else None
         if decode is None or (news.prefill_worker_id and prefill is None):
             return False
-        if len(self._book) >= self._core.limits.reservations_max:
+        if len(self._book) >= self._core.settings.reservations_max:
             self.counts.ignored += 1
             return True
         reservation = Reservation(
@@ -297,7 +279,7 @@ class PeerReservations:
             choices=news.choices,
             ends_at=ends_at,
             # An orphaned reservation was sent with the end of its grace, not with its latest end.
-            ends_at_latest=now + self._core.limits.reservation_s_max if news.is_orphaned else ends_at,
+            ends_at_latest=now + self._core.settings.reservation_s_max if news.is_orphaned else ends_at,
             is_prefilled=news.is_prefilled,
             due_at=now,
             placed_at=now,
@@ -315,8 +297,8 @@ class PeerReservations:
         worker = self._core.fleet.workers.get(worker_id)
         return worker.targets[rank] if worker is not None and rank < len(worker.targets) else None
 
-    def _add_pending(self, news: ReservationNews, origin: str, ends_at: float) -> None:
-        if news.reservation_id not in self._pending and len(self._pending) >= self._limits.pending_max:
+    def _add_pending(self, news: PeerReservation, origin: str, ends_at: float) -> None:
+        if news.reservation_id not in self._pending and len(self._pending) >= self._settings.pending_max:
             self.counts.ignored += 1
             return
         self._pending[news.reservation_id] = _PendingReservation(news, origin, ends_at)

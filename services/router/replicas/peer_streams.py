@@ -13,11 +13,11 @@ from random import Random
 from typing import Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import PeerNews
+from kvmesh.core import PeerUpdate
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from services.router.core_settings import SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
-from services.router.settings import SyncSettings
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,13 @@ RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 1.0
 
 
 class PeerCall(Protocol):
-    """A stream to a peer; implemented by `kvmesh.rpc.peers_client`."""
+    """A stream to a peer; implemented by `kvmesh.rpc.router.client`."""
 
-    async def send(self, news: PeerNews) -> None:
+    async def send(self, news: PeerUpdate) -> None:
         """Sends a message."""
         ...
 
-    def messages(self) -> AsyncGenerator[PeerNews, None]:
+    def messages(self) -> AsyncGenerator[PeerUpdate, None]:
         """Yields the peer's messages."""
         ...
 
@@ -152,7 +152,7 @@ class PeerStreams:
         for stream in self._streams:
             stream.wakeup.set()
 
-    async def serve(self, messages: AsyncIterator[PeerNews]) -> AsyncGenerator[PeerNews, None]:
+    async def serve(self, messages: AsyncIterator[PeerUpdate]) -> AsyncGenerator[PeerUpdate, None]:
         """The server's half of a stream that a peer opened."""
         if self._closing.is_set():
             raise UnavailableError("the router is stopping", reason="router_stopping")
@@ -230,11 +230,11 @@ class PeerStreams:
                 await call.send(news)
         raise LostError("this router is stopping", reason="router_stopping")
 
-    async def _read_to_end(self, session: PeerSession, messages: AsyncIterator[PeerNews]) -> None:
+    async def _read_to_end(self, session: PeerSession, messages: AsyncIterator[PeerUpdate]) -> None:
         await self._read(session, messages)
         raise LostError("the peer ended the stream", reason="stream_ended")
 
-    async def _read(self, session: PeerSession, messages: AsyncIterator[PeerNews]) -> None:
+    async def _read(self, session: PeerSession, messages: AsyncIterator[PeerUpdate]) -> None:
         """Applies the peer's messages. Raises DeadlineError when the peer is silent."""
         while True:
             try:
@@ -251,7 +251,7 @@ class PeerStreams:
                 self._unreachable.discard(session.router_id)
                 log.info("peer_joined", extra={"data": {"router": session.router_id}})
 
-    async def _outgoing(self, stream: _PeerStream) -> AsyncGenerator[PeerNews, None]:
+    async def _outgoing(self, stream: _PeerStream) -> AsyncGenerator[PeerUpdate, None]:
         """Yields messages when they are to be sent. Ends when this router stops or the peer reads no more."""
         settings, updates = self._settings, stream.session.updates
         sent_at = -settings.heartbeat_s

@@ -1,4 +1,4 @@
-"""What one peer has not been sent yet. Pure; bounded by `CHANGES_MAX`, beyond which the stream ends and the next one starts with a snapshot.
+"""What one peer has not been sent yet. Pure; bounded by `changes_max`, beyond which the stream ends and the next one starts with a snapshot.
 
 A reservation that begins and ends between two messages is never sent.
 """
@@ -6,13 +6,9 @@ A reservation that begins and ends between two messages is never sent.
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from kvmesh.core import PeerNews, ReservationNews
+from kvmesh.core import PeerReservation, PeerUpdate
+from services.router.core_settings import SyncSettings
 from services.router.workers.reservations import Reservation
-
-CHANGES_PER_MESSAGE_MAX = 512
-"""Changes of a kind in one message: 100 kB. So many changes are sent at once."""
-CHANGES_MAX = 65_536
-"""As many as a router has reservations: a snapshot takes less than a longer backlog."""
 
 
 class PeerUpdates:
@@ -25,16 +21,11 @@ class PeerUpdates:
         self,
         snapshot: Iterable[Reservation],
         is_ours: Callable[[Reservation], bool],
-        *,
-        blocks_max: int,
-        changes_per_message_max: int = CHANGES_PER_MESSAGE_MAX,
-        changes_max: int = CHANGES_MAX,
+        settings: SyncSettings,
     ) -> None:
         self._is_ours = is_ours
         self._snapshot: list[Reservation] | None = list(snapshot)
-        self._blocks_max = blocks_max
-        self._changes_per_message_max = changes_per_message_max
-        self._changes_max = changes_max
+        self._settings = settings
         self._added: dict[str, Reservation] = {}
         self._new: set[str] = set()
         """Those of `_added` that the peer does not know at all."""
@@ -52,7 +43,7 @@ class PeerUpdates:
     @property
     def is_due(self) -> bool:
         """True when a message must be sent at once: of the snapshot, or a full one."""
-        return self._snapshot is not None or len(self) >= self._changes_per_message_max
+        return self._snapshot is not None or len(self) >= self._settings.changes_per_message_max
 
     def add(self, reservation: Reservation) -> None:
         """This router made it."""
@@ -92,40 +83,42 @@ class PeerUpdates:
         self._new.discard(reservation.reservation_id)
         self._prefilled.pop(reservation.reservation_id, None)
 
-    def next_message(self, router_id: str, run_id: str, *, now: float) -> PeerNews:
+    def next_message(self, router_id: str, run_id: str, *, now: float) -> PeerUpdate:
         """The next message: a part of the snapshot, changes, or nothing, which is a heartbeat."""
         self._sequence += 1
         if self._sequence > 1:
             router_id = run_id = ""
         if self._snapshot is not None:
-            count = self._changes_per_message_max
+            count = self._settings.changes_per_message_max
             part, self._snapshot = self._snapshot[:count], self._snapshot[count:] or None
-            return PeerNews(
+            return PeerUpdate(
                 sequence=self._sequence,
                 router_id=router_id,
                 run_id=run_id,
-                reservations=[to_news(each, now, self._blocks_max) for each in part if self._is_ours(each)],
+                reservations=[
+                    to_peer_reservation(each, now, self._settings.blocks_max) for each in part if self._is_ours(each)
+                ],
                 is_snapshot=True,
                 is_complete=self._snapshot is None,
             )
-        return PeerNews(
+        return PeerUpdate(
             sequence=self._sequence,
-            reservations=[to_news(each, now, self._blocks_max) for each in self._take_added()],
+            reservations=[to_peer_reservation(each, now, self._settings.blocks_max) for each in self._take_added()],
             prefilled_ids=self._take_ids(self._prefilled),
             settled_ids=self._take_ids(self._settled),
         )
 
     def _on_change(self) -> None:
         changes = len(self)
-        if changes > self._changes_max or self.is_overrun:
+        if changes > self._settings.changes_max or self.is_overrun:
             self.is_overrun = True
             for each in (self._added, self._new, self._prefilled, self._settled):
                 each.clear()
-        if changes in (1, self._changes_per_message_max):
+        if changes in (1, self._settings.changes_per_message_max):
             self.on_change()
 
     def _take_added(self) -> Sequence[Reservation]:
-        ids = list(islice(self._added, self._changes_per_message_max))
+        ids = list(islice(self._added, self._settings.changes_per_message_max))
         self._new.difference_update(ids)
         return [self._added.pop(each) for each in ids]
 
@@ -133,7 +126,7 @@ class PeerUpdates:
         # A peer must know a reservation before its end.
         if self._added:
             return ()
-        taken = list(islice(ids, self._changes_per_message_max))
+        taken = list(islice(ids, self._settings.changes_per_message_max))
         for each in taken:
             del ids[each]
         return taken
@@ -143,7 +136,7 @@ def _ignore() -> None:
     """Until a stream sets `on_change`."""
 
 
-def to_news(reservation: Reservation, now: float, blocks_max: int) -> ReservationNews:
+def to_peer_reservation(reservation: Reservation, now: float, blocks_max: int) -> PeerReservation:
     """A reservation as it is sent to peers, with up to `blocks_max` blocks of its prompt that peers do not learn from the workers.
 
     A worker has named all blocks of a prompt that is computed, or of which less than a block is to be computed.
@@ -151,7 +144,7 @@ def to_news(reservation: Reservation, now: float, blocks_max: int) -> Reservatio
     prefill, decode, block_hashes = reservation.prefill, reservation.decode, reservation.block_hashes
     if not block_hashes and reservation.uncached_tokens >= reservation.working.block_size_tokens:
         block_hashes = reservation.predicted_hashes
-    return ReservationNews(
+    return PeerReservation(
         reservation_id=reservation.reservation_id,
         request_id=reservation.request_id,
         frontend_id=reservation.frontend_id,

@@ -7,33 +7,25 @@ pool.
 from collections.abc import Iterable, Mapping
 
 from kvmesh.core import LoadRecord, Role, WorkerDescription, WorkerRef
-from services.router.health.monitor import HealthMonitor, HealthSettings
+from services.router.core_settings import CoreSettings
+from services.router.health.monitor import HealthMonitor
 from services.router.index.kv_feed import KvFeed
 from services.router.index.kv_index import KvIndex
 from services.router.workers.coefficients import Coefficients
-from services.router.workers.cost_settings import CostSettings
 from services.router.workers.target_arrays import TargetArrays
-from services.router.workers.worker import Target, TargetLimits, Worker
+from services.router.workers.worker import Target, Worker
 
 
 class Fleet:
     """All known workers."""
 
-    def __init__(
-        self,
-        index: KvIndex,
-        *,
-        cost: CostSettings | None = None,
-        target_limits: TargetLimits | None = None,
-        health: HealthSettings | None = None,
-    ) -> None:
+    def __init__(self, index: KvIndex, settings: CoreSettings) -> None:
         self.index = index
         self.arrays = TargetArrays()
-        self._cost = cost or CostSettings()
-        self._target_limits = target_limits or TargetLimits()
+        self._settings = settings
         self.workers: dict[str, Worker] = {}
         self.version = 0
-        self.health = HealthMonitor(health or HealthSettings(), self.workers, self._increase_version)
+        self.health = HealthMonitor(settings.health, self.workers, self._increase_version)
 
     def targets(self) -> Iterable[Target]:
         """All ranks of all described workers."""
@@ -142,9 +134,8 @@ class Fleet:
                 block_size_tokens=description.block_size_tokens,
                 bits=worker.feed.bits,
                 arrays=self.arrays,
-                cost=self._cost,
-                limits=self._target_limits,
-                coefficients=Coefficients(description.profile, self._cost),
+                settings=self._settings,
+                coefficients=Coefficients(description.profile, self._settings.cost),
                 ref=WorkerRef(
                     worker_id=ref.worker_id,
                     address=worker.address,

@@ -10,23 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvmesh.core import Handoff, LoadRecord, Role, WorkerDescription, WorkerRef
+from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import KvFeed
 from services.router.workers.coefficients import Coefficients
-from services.router.workers.cost_settings import CostSettings
 from services.router.workers.target_arrays import TargetArrays
 
 INFINITE = float("inf")
 CONNECTING = "unreachable"
 """Why a worker gets no requests before its streams are open, and after one of them breaks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetLimits:
-    """When a target takes no more. A target without work takes any prompt, however long."""
-
-    requests_per_decode_max: int = 1024
-    prompt_tokens_per_prefill_max: int = 262_144
-    kv_used_ratio_max: float = 0.95
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +76,7 @@ class Target:
     bits: list[int]
     """The index holders of the worker's ranks. The feed changes the list in place."""
     arrays: TargetArrays
-    cost: CostSettings
-    limits: TargetLimits
+    settings: CoreSettings
     coefficients: Coefficients
     load: LoadRecord | None = None
     """The newest load record. The fields below repeat what decisions read of it."""
@@ -139,7 +129,7 @@ class Target:
 
     @property
     def takes_prompts(self) -> bool:
-        tokens_max = self.limits.prompt_tokens_per_prefill_max
+        tokens_max = self.settings.prompt_tokens_per_prefill_max
         return not self.prompt_tokens_in_flight or self.prompt_tokens_queued < tokens_max
 
     @property
@@ -150,12 +140,12 @@ class Target:
         """
         if not self.requests_in_flight:
             return True
-        return not self.is_short_of_blocks and self.requests_in_flight < self.limits.requests_per_decode_max
+        return not self.is_short_of_blocks and self.requests_in_flight < self.settings.requests_per_decode_max
 
     @property
     def queue_s_min(self) -> float:
         """The shortest that the queue is taken to be: promised prompts that are overdue are not computed yet."""
-        return self.cost.overdue_ratio * self.prefill_s_in_flight
+        return self.settings.cost.overdue_ratio * self.prefill_s_in_flight
 
     def queue_s(self, now: float) -> float:
         """Seconds of prefill work ahead of a new request."""
@@ -166,7 +156,7 @@ class Target:
         slots, active = self.decode_slots, self.requests_active
         if not slots or active < slots:
             return 0.0
-        request_s = self.cost.output_tokens * self.coefficients.step_s(slots, self.kv_tokens_active)
+        request_s = self.settings.cost.output_tokens * self.coefficients.step_s(slots, self.kv_tokens_active)
         return request_s * (active - slots + 1) / slots
 
     def add_prompt(self, tokens: int, *, prefill_s: float, now: float | None) -> None:
@@ -193,14 +183,14 @@ class Target:
         self.write_queue()
 
     def on_load_record(self, record: LoadRecord, now: float | None) -> None:
-        if self.cost.learning and self.load is not None:
+        if self.settings.cost.learning and self.load is not None:
             self._learn(self.load, record)
         self.load = record
         self.reported_prompt_tokens = record.waiting_prompt_tokens
         self.reported_requests = record.running_requests + record.waiting_requests
         self.reported_kv_blocks = record.kv_blocks_used
         self.decode_slots = record.running_requests_max
-        self.is_short_of_blocks = record.kv_blocks_used >= self.limits.kv_used_ratio_max * record.kv_blocks_total > 0
+        self.is_short_of_blocks = record.kv_blocks_used >= self.settings.kv_used_ratio_max * record.kv_blocks_total > 0
         self.foreign_prefill_s = self._foreign_prefill_s(record)
         now = self._advance(now)
         self.done_s = now + self.foreign_prefill_s + max(0.0, min(self.done_s - now, self.prefill_s_in_flight))
@@ -210,7 +200,7 @@ class Target:
         """A request with an adapter was placed here."""
         self.adapters.pop(adapter, None)
         self.adapters[adapter] = None
-        if len(self.adapters) > self.cost.adapters_warm:
+        if len(self.adapters) > self.settings.cost.adapters_warm:
             del self.adapters[next(iter(self.adapters))]
 
     def leave(self) -> None:

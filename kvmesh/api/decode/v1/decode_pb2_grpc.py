@@ -28,7 +28,7 @@ if _version_not_supported:
 class DecodeServiceStub:
     """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
+    Tasks: GENERATE; and EMBED, if the engine has the feature `embeddings`.
     """
 
     def __init__(self, channel):
@@ -57,7 +57,7 @@ class DecodeServiceStub:
 class DecodeServiceServicer:
     """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
+    Tasks: GENERATE; and EMBED, if the engine has the feature `embeddings`.
     """
 
     def Attach(self, request_iterator, context):
@@ -75,7 +75,7 @@ class DecodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseKv(self, request, context):
-        """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error.
+        """Releases a handle's blocks before its lease ends. Idempotent; unknown handles are not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,7 +110,7 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 class DecodeService:
     """Served by decode workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: GENERATE; and EMBED, where the engine has the feature `embeddings`.
+    Tasks: GENERATE; and EMBED, if the engine has the feature `embeddings`.
     """
 
     @staticmethod

@@ -28,10 +28,10 @@ if _version_not_supported:
 class InferenceServiceStub:
     """Served by frontends.
 
-    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream carries one message
-    per choice, each complete, and ends; with `stream` true the messages are increments. The last message of every choice has a finish
-    reason. Usage comes in a message of its own at the end. Cancelling the call, or its deadline, stops the request on every
-    worker. A failure ends the stream with a status whose details hold an ErrorDetail.
+    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream has one complete message per
+    choice; with `stream` true the messages are increments. The last message of each choice has a finish reason. Usage comes in a
+    separate message at the end. A cancel, or the call's deadline, stops the request on all workers. A failure ends the stream with a
+    status whose details contain an ErrorDetail.
 
     Errors: INVALID_ARGUMENT (with the field), NOT_FOUND (model), RESOURCE_EXHAUSTED and UNAVAILABLE (with RetryInfo),
     DEADLINE_EXCEEDED, ABORTED (a worker was lost).
@@ -103,10 +103,10 @@ class InferenceServiceStub:
 class InferenceServiceServicer:
     """Served by frontends.
 
-    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream carries one message
-    per choice, each complete, and ends; with `stream` true the messages are increments. The last message of every choice has a finish
-    reason. Usage comes in a message of its own at the end. Cancelling the call, or its deadline, stops the request on every
-    worker. A failure ends the stream with a status whose details hold an ErrorDetail.
+    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream has one complete message per
+    choice; with `stream` true the messages are increments. The last message of each choice has a finish reason. Usage comes in a
+    separate message at the end. A cancel, or the call's deadline, stops the request on all workers. A failure ends the stream with a
+    status whose details contain an ErrorDetail.
 
     Errors: INVALID_ARGUMENT (with the field), NOT_FOUND (model), RESOURCE_EXHAUSTED and UNAVAILABLE (with RetryInfo),
     DEADLINE_EXCEEDED, ABORTED (a worker was lost).
@@ -127,64 +127,64 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Turns texts into vectors.
+        """Computes embeddings of texts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text into tokens, or a conversation into the tokens that the model would see.
+        """Converts a text to tokens, or a conversation to the tokens of its prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Turns tokens into text.
+        """Converts tokens to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Models that can be asked now.
+        """Lists the models that are available now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateBatch(self, request, context):
-        """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
-        here is seen there, and the other way round. A caller sees its own batches only.
+        """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
+        batches. A caller sees its own batches only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetBatch(self, request, context):
-        """A batch as it is now.
+        """Returns a batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBatches(self, request, context):
-        """The caller's batches, the newest first.
+        """Lists the caller's batches, the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelBatch(self, request, context):
-        """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended.
+        """Starts to cancel a batch; existing answers are kept. INVALID_ARGUMENT if it has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListBatchResults(self, request, context):
-        """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before.
+        """Returns the answers of a batch that has ended, one per line. FAILED_PRECONDITION before that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -259,10 +259,10 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 class InferenceService:
     """Served by frontends.
 
-    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream carries one message
-    per choice, each complete, and ends; with `stream` true the messages are increments. The last message of every choice has a finish
-    reason. Usage comes in a message of its own at the end. Cancelling the call, or its deadline, stops the request on every
-    worker. A failure ends the stream with a status whose details hold an ErrorDetail.
+    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream has one complete message per
+    choice; with `stream` true the messages are increments. The last message of each choice has a finish reason. Usage comes in a
+    separate message at the end. A cancel, or the call's deadline, stops the request on all workers. A failure ends the stream with a
+    status whose details contain an ErrorDetail.
 
     Errors: INVALID_ARGUMENT (with the field), NOT_FOUND (model), RESOURCE_EXHAUSTED and UNAVAILABLE (with RetryInfo),
     DEADLINE_EXCEEDED, ABORTED (a worker was lost).

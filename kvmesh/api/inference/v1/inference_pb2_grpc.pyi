@@ -29,10 +29,10 @@ GRPC_VERSION: str
 class InferenceServiceStub:
     """Served by frontends.
 
-    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream carries one message
-    per choice, each complete, and ends; with `stream` true the messages are increments. The last message of every choice has a finish
-    reason. Usage comes in a message of its own at the end. Cancelling the call, or its deadline, stops the request on every
-    worker. A failure ends the stream with a status whose details hold an ErrorDetail.
+    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream has one complete message per
+    choice; with `stream` true the messages are increments. The last message of each choice has a finish reason. Usage comes in a
+    separate message at the end. A cancel, or the call's deadline, stops the request on all workers. A failure ends the stream with a
+    status whose details contain an ErrorDetail.
 
     Errors: INVALID_ARGUMENT (with the field), NOT_FOUND (model), RESOURCE_EXHAUSTED and UNAVAILABLE (with RetryInfo),
     DEADLINE_EXCEEDED, ABORTED (a worker was lost).
@@ -47,34 +47,34 @@ class InferenceServiceStub:
     Chat: _grpc.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]
     """Answers a conversation."""
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
-    """Turns texts into vectors."""
+    """Computes embeddings of texts."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
-    """Turns text into tokens, or a conversation into the tokens that the model would see."""
+    """Converts a text to tokens, or a conversation to the tokens of its prompt."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
-    """Turns tokens into text."""
+    """Converts tokens to text."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
-    """Models that can be asked now."""
+    """Lists the models that are available now."""
     CreateBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CreateBatchRequest, _inference_pb2.CreateBatchResponse]
-    """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
-    here is seen there, and the other way round. A caller sees its own batches only.
+    """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
+    batches. A caller sees its own batches only.
     """
     GetBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetBatchRequest, _inference_pb2.GetBatchResponse]
-    """A batch as it is now."""
+    """Returns a batch."""
     ListBatches: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListBatchesRequest, _inference_pb2.ListBatchesResponse]
-    """The caller's batches, the newest first."""
+    """Lists the caller's batches, the newest first."""
     CancelBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelBatchRequest, _inference_pb2.CancelBatchResponse]
-    """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended."""
+    """Starts to cancel a batch; existing answers are kept. INVALID_ARGUMENT if it has ended."""
     ListBatchResults: _grpc.UnaryStreamMultiCallable[_inference_pb2.ListBatchResultsRequest, _inference_pb2.ListBatchResultsResponse]
-    """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before."""
+    """Returns the answers of a batch that has ended, one per line. FAILED_PRECONDITION before that."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
     """Served by frontends.
 
-    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream carries one message
-    per choice, each complete, and ends; with `stream` true the messages are increments. The last message of every choice has a finish
-    reason. Usage comes in a message of its own at the end. Cancelling the call, or its deadline, stops the request on every
-    worker. A failure ends the stream with a status whose details hold an ErrorDetail.
+    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream has one complete message per
+    choice; with `stream` true the messages are increments. The last message of each choice has a finish reason. Usage comes in a
+    separate message at the end. A cancel, or the call's deadline, stops the request on all workers. A failure ends the stream with a
+    status whose details contain an ErrorDetail.
 
     Errors: INVALID_ARGUMENT (with the field), NOT_FOUND (model), RESOURCE_EXHAUSTED and UNAVAILABLE (with RetryInfo),
     DEADLINE_EXCEEDED, ABORTED (a worker was lost).
@@ -86,33 +86,33 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Chat: _aio.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
     """Answers a conversation."""
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Turns texts into vectors."""
+    """Computes embeddings of texts."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """Turns text into tokens, or a conversation into the tokens that the model would see."""
+    """Converts a text to tokens, or a conversation to the tokens of its prompt."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
-    """Turns tokens into text."""
+    """Converts tokens to text."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """Models that can be asked now."""
+    """Lists the models that are available now."""
     CreateBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.CreateBatchRequest, _inference_pb2.CreateBatchResponse]  # type: ignore[assignment]
-    """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
-    here is seen there, and the other way round. A caller sees its own batches only.
+    """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
+    batches. A caller sees its own batches only.
     """
     GetBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetBatchRequest, _inference_pb2.GetBatchResponse]  # type: ignore[assignment]
-    """A batch as it is now."""
+    """Returns a batch."""
     ListBatches: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListBatchesRequest, _inference_pb2.ListBatchesResponse]  # type: ignore[assignment]
-    """The caller's batches, the newest first."""
+    """Lists the caller's batches, the newest first."""
     CancelBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelBatchRequest, _inference_pb2.CancelBatchResponse]  # type: ignore[assignment]
-    """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended."""
+    """Starts to cancel a batch; existing answers are kept. INVALID_ARGUMENT if it has ended."""
     ListBatchResults: _aio.UnaryStreamMultiCallable[_inference_pb2.ListBatchResultsRequest, _inference_pb2.ListBatchResultsResponse]  # type: ignore[assignment]
-    """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before."""
+    """Returns the answers of a batch that has ended, one per line. FAILED_PRECONDITION before that."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by frontends.
 
-    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream carries one message
-    per choice, each complete, and ends; with `stream` true the messages are increments. The last message of every choice has a finish
-    reason. Usage comes in a message of its own at the end. Cancelling the call, or its deadline, stops the request on every
-    worker. A failure ends the stream with a status whose details hold an ErrorDetail.
+    Generate and Chat: the client sends one request and reads a stream. With `stream` false the stream has one complete message per
+    choice; with `stream` true the messages are increments. The last message of each choice has a finish reason. Usage comes in a
+    separate message at the end. A cancel, or the call's deadline, stops the request on all workers. A failure ends the stream with a
+    status whose details contain an ErrorDetail.
 
     Errors: INVALID_ARGUMENT (with the field), NOT_FOUND (model), RESOURCE_EXHAUSTED and UNAVAILABLE (with RetryInfo),
     DEADLINE_EXCEEDED, ABORTED (a worker was lost).
@@ -140,7 +140,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
-        """Turns texts into vectors."""
+        """Computes embeddings of texts."""
 
     @_abc_1.abstractmethod
     def Tokenize(
@@ -148,7 +148,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.TokenizeResponse, _abc.Awaitable[_inference_pb2.TokenizeResponse]]:
-        """Turns text into tokens, or a conversation into the tokens that the model would see."""
+        """Converts a text to tokens, or a conversation to the tokens of its prompt."""
 
     @_abc_1.abstractmethod
     def Detokenize(
@@ -156,7 +156,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.DetokenizeResponse, _abc.Awaitable[_inference_pb2.DetokenizeResponse]]:
-        """Turns tokens into text."""
+        """Converts tokens to text."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -164,7 +164,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
-        """Models that can be asked now."""
+        """Lists the models that are available now."""
 
     @_abc_1.abstractmethod
     def CreateBatch(
@@ -172,8 +172,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CreateBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CreateBatchResponse, _abc.Awaitable[_inference_pb2.CreateBatchResponse]]:
-        """Takes many requests at once, to be answered within a day or another time, in the store that the HTTP API has: a batch made
-        here is seen there, and the other way round. A caller sees its own batches only.
+        """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
+        batches. A caller sees its own batches only.
         """
 
     @_abc_1.abstractmethod
@@ -182,7 +182,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetBatchResponse, _abc.Awaitable[_inference_pb2.GetBatchResponse]]:
-        """A batch as it is now."""
+        """Returns a batch."""
 
     @_abc_1.abstractmethod
     def ListBatches(
@@ -190,7 +190,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ListBatchesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListBatchesResponse, _abc.Awaitable[_inference_pb2.ListBatchesResponse]]:
-        """The caller's batches, the newest first."""
+        """Lists the caller's batches, the newest first."""
 
     @_abc_1.abstractmethod
     def CancelBatch(
@@ -198,7 +198,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CancelBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelBatchResponse, _abc.Awaitable[_inference_pb2.CancelBatchResponse]]:
-        """Begins to cancel a batch; what was answered by then is kept. INVALID_ARGUMENT when it has ended."""
+        """Starts to cancel a batch; existing answers are kept. INVALID_ARGUMENT if it has ended."""
 
     @_abc_1.abstractmethod
     def ListBatchResults(
@@ -206,6 +206,6 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ListBatchResultsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ListBatchResultsResponse], _abc.AsyncIterator[_inference_pb2.ListBatchResultsResponse]]:
-        """The answers of a batch that has ended, each line of it once; FAILED_PRECONDITION before."""
+        """Returns the answers of a batch that has ended, one per line. FAILED_PRECONDITION before that."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class PlannerServiceStub:
-    """Served by planners. A planner observes each interval; one that does not act says so in `mode`. GetPlan is cheap and
-    answers from the newest observation. SetTargets and Simulate are FAILED_PRECONDITION on a planner that only observes.
+    """Served by planners. A planner observes the pools at each interval; `mode` shows whether it acts. GetPlan returns the latest
+    observation. SetTargets and Simulate return FAILED_PRECONDITION on a planner that only observes.
     """
 
     def __init__(self, channel):
@@ -54,26 +54,26 @@ class PlannerServiceStub:
 
 
 class PlannerServiceServicer:
-    """Served by planners. A planner observes each interval; one that does not act says so in `mode`. GetPlan is cheap and
-    answers from the newest observation. SetTargets and Simulate are FAILED_PRECONDITION on a planner that only observes.
+    """Served by planners. A planner observes the pools at each interval; `mode` shows whether it acts. GetPlan returns the latest
+    observation. SetTargets and Simulate return FAILED_PRECONDITION on a planner that only observes.
     """
 
     def GetPlan(self, request, context):
-        """What is seen and planned.
+        """Returns the latest observation and plan.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetTargets(self, request, context):
-        """Changes the targets.
+        """Changes targets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Simulate(self, request, context):
-        """What a load would need.
+        """Computes the pools that a load would need.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,8 +106,8 @@ def add_PlannerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlannerService:
-    """Served by planners. A planner observes each interval; one that does not act says so in `mode`. GetPlan is cheap and
-    answers from the newest observation. SetTargets and Simulate are FAILED_PRECONDITION on a planner that only observes.
+    """Served by planners. A planner observes the pools at each interval; `mode` shows whether it acts. GetPlan returns the latest
+    observation. SetTargets and Simulate return FAILED_PRECONDITION on a planner that only observes.
     """
 
     @staticmethod

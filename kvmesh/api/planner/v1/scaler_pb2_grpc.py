@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ScalerServiceStub:
-    """Implemented by whoever can start and stop workers; called by the planner. Calls are idempotent: they name the size wanted.
+    """Implemented by an external scaler; called by the planner. Calls are idempotent, because they state the desired size.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class ScalerServiceStub:
 
 
 class ScalerServiceServicer:
-    """Implemented by whoever can start and stop workers; called by the planner. Calls are idempotent: they name the size wanted.
+    """Implemented by an external scaler; called by the planner. Calls are idempotent, because they state the desired size.
     """
 
     def Scale(self, request, context):
-        """Sets a pool's size. Returns when accepted, not when reached.
+        """Sets a pool's size. Returns when the size is accepted, not when it is reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPools(self, request, context):
-        """Pools and their limits.
+        """Lists pools and their limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ScalerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScalerService:
-    """Implemented by whoever can start and stop workers; called by the planner. Calls are idempotent: they name the size wanted.
+    """Implemented by an external scaler; called by the planner. Calls are idempotent, because they state the desired size.
     """
 
     @staticmethod

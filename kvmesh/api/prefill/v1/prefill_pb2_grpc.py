@@ -28,8 +28,8 @@ if _version_not_supported:
 class PrefillServiceStub:
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
-    prompt, so nothing has to be handed over.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
+    to be transferred.
     """
 
     def __init__(self, channel):
@@ -58,8 +58,8 @@ class PrefillServiceStub:
 class PrefillServiceServicer:
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
-    prompt, so nothing has to be handed over.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
+    to be transferred.
     """
 
     def Attach(self, request_iterator, context):
@@ -77,7 +77,7 @@ class PrefillServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseKv(self, request, context):
-        """Gives a handle's blocks back before its lease ends. Idempotent; unknown handles are not an error.
+        """Releases a handle's blocks before its lease ends. Idempotent; unknown handles are not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,8 +112,8 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 class PrefillService:
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, where the engine can: the worker has that token when it has computed the
-    prompt, so nothing has to be handed over.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
+    to be transferred.
     """
 
     @staticmethod

@@ -66,40 +66,20 @@ BREAKER_STATE_OPEN: BreakerState
 BREAKER_STATE_HALF_OPEN: BreakerState
 
 class RouteRequest(_message.Message):
-    __slots__ = ("hello", "ask", "report", "reports", "batch")
+    __slots__ = ("hello", "reports", "asks")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
-    REPORT_FIELD_NUMBER: _ClassVar[int]
-    REPORTS_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    hello: Hello
-    ask: Ask
-    report: Report
-    reports: ReportBatch
-    batch: RouteBatch
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., reports: _Optional[_Union[ReportBatch, _Mapping]] = ..., batch: _Optional[_Union[RouteBatch, _Mapping]] = ...) -> None: ...
-
-class RouteBatch(_message.Message):
-    __slots__ = ("reports", "asks")
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
     reports: _containers.RepeatedCompositeFieldContainer[Report]
     asks: _containers.RepeatedCompositeFieldContainer[Ask]
-    def __init__(self, reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ...) -> None: ...
-
-class ReportBatch(_message.Message):
-    __slots__ = ("reports",)
-    REPORTS_FIELD_NUMBER: _ClassVar[int]
-    reports: _containers.RepeatedCompositeFieldContainer[Report]
-    def __init__(self, reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., asks: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("frontend_id", "takes_batches")
+    __slots__ = ("frontend_id",)
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
-    TAKES_BATCHES_FIELD_NUMBER: _ClassVar[int]
     frontend_id: str
-    takes_batches: bool
-    def __init__(self, frontend_id: _Optional[str] = ..., takes_batches: _Optional[bool] = ...) -> None: ...
+    def __init__(self, frontend_id: _Optional[str] = ...) -> None: ...
 
 class Ask(_message.Message):
     __slots__ = ("ask_id", "request_id", "model", "prompt_tokens", "expected_output_tokens", "block_hashes", "block_size_tokens", "adapter", "tenant", "priority", "timeout", "session_id", "choices", "required_features", "required_labels", "preferred_labels", "excluded_worker_ids", "pinned_prefill_worker_id", "pinned_decode_worker_id", "attempt", "traceparent")
@@ -162,18 +142,6 @@ class Ask(_message.Message):
     def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
-    __slots__ = ("placement", "refusal", "queued", "answers")
-    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    placement: Placement
-    refusal: Refusal
-    queued: Queued
-    answers: AnswerBatch
-    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., answers: _Optional[_Union[AnswerBatch, _Mapping]] = ...) -> None: ...
-
-class AnswerBatch(_message.Message):
     __slots__ = ("placements", "refusals", "queued_ask_ids")
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
@@ -182,12 +150,6 @@ class AnswerBatch(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     queued_ask_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., queued_ask_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Queued(_message.Message):
-    __slots__ = ("ask_ids",)
-    ASK_IDS_FIELD_NUMBER: _ClassVar[int]
-    ask_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ask_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("ask_id", "reservation_id", "prefill", "decode", "handoff", "rendezvous_address", "cached_tokens", "expected_ttft", "reasons", "queued", "decode_cached_tokens")
@@ -224,7 +186,7 @@ class Refusal(_message.Message):
     def __init__(self, ask_id: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id", "reservation_id", "transferred_tokens", "is_answered_by_prefill")
+    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id", "reservation_id", "is_answered_by_prefill")
     ASK_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
@@ -233,7 +195,6 @@ class Report(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FAILED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
-    TRANSFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_ANSWERED_BY_PREFILL_FIELD_NUMBER: _ClassVar[int]
     ask_id: int
     kind: ReportKind
@@ -243,9 +204,8 @@ class Report(_message.Message):
     error: _errors_pb2.ErrorDetail
     failed_worker_id: str
     reservation_id: str
-    transferred_tokens: int
     is_answered_by_prefill: bool
-    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., transferred_tokens: _Optional[int] = ..., is_answered_by_prefill: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., is_answered_by_prefill: _Optional[bool] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -368,51 +328,43 @@ class TierBlocks(_message.Message):
     def __init__(self, tier: _Optional[_Union[_kv_pb2.KvTier, str]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class SyncPeersRequest(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete", "run_id")
-    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
-    SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
-    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    router_id: str
-    reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
-    settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
-    sequence: int
-    prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
-    is_snapshot: bool
-    is_complete: bool
-    run_id: str
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
+    __slots__ = ("update",)
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    update: PeerUpdate
+    def __init__(self, update: _Optional[_Union[PeerUpdate, _Mapping]] = ...) -> None: ...
 
 class SyncPeersResponse(_message.Message):
-    __slots__ = ("router_id", "reservations", "settled_reservation_ids", "sequence", "prefilled_reservation_ids", "is_snapshot", "is_complete", "run_id")
+    __slots__ = ("update",)
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    update: PeerUpdate
+    def __init__(self, update: _Optional[_Union[PeerUpdate, _Mapping]] = ...) -> None: ...
+
+class PeerUpdate(_message.Message):
+    __slots__ = ("router_id", "run_id", "sequence", "reservations", "prefilled_ids", "settled_ids", "is_snapshot", "is_complete")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
-    SETTLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    PREFILLED_RESERVATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_IDS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     router_id: str
-    reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
-    settled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
+    run_id: str
     sequence: int
-    prefilled_reservation_ids: _containers.RepeatedScalarFieldContainer[str]
+    reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
+    prefilled_ids: _containers.RepeatedScalarFieldContainer[str]
+    settled_ids: _containers.RepeatedScalarFieldContainer[str]
     is_snapshot: bool
     is_complete: bool
-    run_id: str
-    def __init__(self, router_id: _Optional[str] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., settled_reservation_ids: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., prefilled_reservation_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, router_id: _Optional[str] = ..., run_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., prefilled_ids: _Optional[_Iterable[str]] = ..., settled_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_prompt_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_data_parallel_rank", "decode_data_parallel_rank", "session_id", "block_hashes", "is_orphaned")
+    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_rank", "decode_rank", "session_id", "block_hashes", "is_orphaned")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    UNCACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     IS_PREFILLED_FIELD_NUMBER: _ClassVar[int]
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
@@ -420,15 +372,15 @@ class Reservation(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     ENDS_AFTER_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
-    DECODE_DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_RANK_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RANK_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     IS_ORPHANED_FIELD_NUMBER: _ClassVar[int]
     reservation_id: str
     prefill_worker_id: str
     decode_worker_id: str
-    uncached_prompt_tokens: int
+    uncached_tokens: int
     kv_blocks: int
     is_prefilled: bool
     frontend_id: str
@@ -436,9 +388,9 @@ class Reservation(_message.Message):
     request_id: str
     choices: int
     ends_after: _duration_pb2.Duration
-    prefill_data_parallel_rank: int
-    decode_data_parallel_rank: int
+    prefill_rank: int
+    decode_rank: int
     session_id: str
     block_hashes: _containers.RepeatedScalarFieldContainer[int]
     is_orphaned: bool
-    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_prompt_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_data_parallel_rank: _Optional[int] = ..., decode_data_parallel_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., is_orphaned: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_rank: _Optional[int] = ..., decode_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., is_orphaned: _Optional[bool] = ...) -> None: ...

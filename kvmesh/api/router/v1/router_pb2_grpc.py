@@ -26,36 +26,36 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """Served by routers.
+    """Places requests on workers. Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come. The router sends its initial metadata at
-    once, before any answer: a frontend asks only where it came.
+    1. The frontend sends a message with `hello`. The router sends its initial metadata at once, before any response: a frontend
+    sends asks only after it has received them.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
-    3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-    then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled. A router with
-    the key `kvmesh-route-batches` in its initial metadata understands RouteBatch; others get each ask in a message of its own.
-    4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
-    back under the same id and reports.
+    3. A placement reserves the decode slot and the prefill work. The frontend reports on the request: prefilled, first token,
+    then exactly one of finished, failed, cancelled, which settles the reservation.
+    4. When the stream ends, the router settles its reservations after `reservation_grace`, unless the frontend reconnects under
+    the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
-    the router names them in Queued, at once and then at least each second: an ask that is neither answered nor named for
-    longer was asked of a router that hangs.
-    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
+    the router lists them in `queued_ask_ids`, at once and then at least each second. A frontend treats a router as hung when an
+    ask is neither answered nor listed for longer.
+    To cancel an Ask, also while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
 
-    A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and has it adopt what the lost one had placed: a report each, `prefilled` or `progress`.
+    A frontend keeps Route streams to two routers under one id and uses each ask_id once for both. When it loses one router, it sends
+    the unanswered asks to the other, and reports `prefilled` or `progress` there for each placed request, so that this router adopts
+    the reservation.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
-    2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
-    3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells of the reservations that it keeps: those that it made, those that it adopted last, and those
-    whose keeper it has no stream with. It tells the ends of these, and of what it kept before; a receiver
-    believes the one that it takes for the keeper. Ids that are not known are ignored.
-    5. A reservation that is told although it is known, and not as orphaned, is in use: its frontend spoke of it to the sender, who
-    is its keeper from now on.
-    6. When a stream ends, what the peer kept stays counted until a frontend's report or its own end settles it, or, unless a
-    router adopts it, `reservation_grace`.
+    2. From then on each side sends changes, batched, within its `sync_interval`. A message without changes is a heartbeat.
+    3. A gap in the sequence numbers means that messages were lost: the receiver ends the stream, and the pair opens a new one.
+    4. A router is the keeper of the reservations that it made, that it adopted last, or whose keeper it has no stream with. It sends
+    their changes and ends, also the end of a reservation that it kept before. A receiver accepts an end from the router that it
+    takes for the keeper, and ignores unknown ids.
+    5. A reservation that is sent again and not as orphaned is in use: its frontend reports to the sender, which is its keeper from
+    now on.
+    6. When a stream ends, the receiver still counts the reservations that the peer kept, until a frontend reports their end, their
+    own end comes, or `reservation_grace` is over and no router has adopted them.
     """
 
     def __init__(self, channel):
@@ -87,36 +87,36 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """Served by routers.
+    """Places requests on workers. Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come. The router sends its initial metadata at
-    once, before any answer: a frontend asks only where it came.
+    1. The frontend sends a message with `hello`. The router sends its initial metadata at once, before any response: a frontend
+    sends asks only after it has received them.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
-    3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-    then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled. A router with
-    the key `kvmesh-route-batches` in its initial metadata understands RouteBatch; others get each ask in a message of its own.
-    4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
-    back under the same id and reports.
+    3. A placement reserves the decode slot and the prefill work. The frontend reports on the request: prefilled, first token,
+    then exactly one of finished, failed, cancelled, which settles the reservation.
+    4. When the stream ends, the router settles its reservations after `reservation_grace`, unless the frontend reconnects under
+    the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
-    the router names them in Queued, at once and then at least each second: an ask that is neither answered nor named for
-    longer was asked of a router that hangs.
-    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
+    the router lists them in `queued_ask_ids`, at once and then at least each second. A frontend treats a router as hung when an
+    ask is neither answered nor listed for longer.
+    To cancel an Ask, also while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
 
-    A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and has it adopt what the lost one had placed: a report each, `prefilled` or `progress`.
+    A frontend keeps Route streams to two routers under one id and uses each ask_id once for both. When it loses one router, it sends
+    the unanswered asks to the other, and reports `prefilled` or `progress` there for each placed request, so that this router adopts
+    the reservation.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
-    2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
-    3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells of the reservations that it keeps: those that it made, those that it adopted last, and those
-    whose keeper it has no stream with. It tells the ends of these, and of what it kept before; a receiver
-    believes the one that it takes for the keeper. Ids that are not known are ignored.
-    5. A reservation that is told although it is known, and not as orphaned, is in use: its frontend spoke of it to the sender, who
-    is its keeper from now on.
-    6. When a stream ends, what the peer kept stays counted until a frontend's report or its own end settles it, or, unless a
-    router adopts it, `reservation_grace`.
+    2. From then on each side sends changes, batched, within its `sync_interval`. A message without changes is a heartbeat.
+    3. A gap in the sequence numbers means that messages were lost: the receiver ends the stream, and the pair opens a new one.
+    4. A router is the keeper of the reservations that it made, that it adopted last, or whose keeper it has no stream with. It sends
+    their changes and ends, also the end of a reservation that it kept before. A receiver accepts an end from the router that it
+    takes for the keeper, and ignores unknown ids.
+    5. A reservation that is sent again and not as orphaned is in use: its frontend reports to the sender, which is its keeper from
+    now on.
+    6. When a stream ends, the receiver still counts the reservations that the peer kept, until a frontend reports their end, their
+    own end comes, or `reservation_grace` is over and no router has adopted them.
     """
 
     def Route(self, request_iterator, context):
@@ -134,14 +134,14 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """Workers as the router sees them.
+        """The workers as the router sees them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SyncPeers(self, request_iterator, context):
-        """In-flight state between routers.
+        """Reservations of the other router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,36 +179,36 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """Served by routers.
+    """Places requests on workers. Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend speaks first, with Hello, then sends Asks and Reports as they come. The router sends its initial metadata at
-    once, before any answer: a frontend asks only where it came.
+    1. The frontend sends a message with `hello`. The router sends its initial metadata at once, before any response: a frontend
+    sends asks only after it has received them.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
-    3. A placement reserves the decode slot and the prefill work. The frontend reports how it went: prefilled, first token,
-    then exactly one of finished, failed, cancelled, which settles the reservation. Reports may come bundled. A router with
-    the key `kvmesh-route-batches` in its initial metadata understands RouteBatch; others get each ask in a message of its own.
-    4. When the stream ends, the router settles what was placed on it after `reservation_grace`, unless the frontend comes
-    back under the same id and reports.
+    3. A placement reserves the decode slot and the prefill work. The frontend reports on the request: prefilled, first token,
+    then exactly one of finished, failed, cancelled, which settles the reservation.
+    4. When the stream ends, the router settles its reservations after `reservation_grace`, unless the frontend reconnects under
+    the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
-    the router names them in Queued, at once and then at least each second: an ask that is neither answered nor named for
-    longer was asked of a router that hangs.
-    Cancelling an Ask is a Report `cancelled` with its ask_id, also while it waits; its answer is then a Refusal.
+    the router lists them in `queued_ask_ids`, at once and then at least each second. A frontend treats a router as hung when an
+    ask is neither answered nor listed for longer.
+    To cancel an Ask, also while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
 
-    A frontend keeps Route streams to two routers under one id and numbers its asks once for both. When one router is lost it asks
-    the other again what was not answered, and has it adopt what the lost one had placed: a report each, `prefilled` or `progress`.
+    A frontend keeps Route streams to two routers under one id and uses each ask_id once for both. When it loses one router, it sends
+    the unanswered asks to the other, and reports `prefilled` or `progress` there for each placed request, so that this router adopts
+    the reservation.
 
     SyncPeers, one stream per pair of routers, opened by the one whose id is smaller:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
-    2. From then on each side sends what changed, batched, within its `sync_interval`. A message without changes is a sign of life.
-    3. A sequence that is not the next one means loss: the stream is ended and opened anew.
-    4. Each side tells of the reservations that it keeps: those that it made, those that it adopted last, and those
-    whose keeper it has no stream with. It tells the ends of these, and of what it kept before; a receiver
-    believes the one that it takes for the keeper. Ids that are not known are ignored.
-    5. A reservation that is told although it is known, and not as orphaned, is in use: its frontend spoke of it to the sender, who
-    is its keeper from now on.
-    6. When a stream ends, what the peer kept stays counted until a frontend's report or its own end settles it, or, unless a
-    router adopts it, `reservation_grace`.
+    2. From then on each side sends changes, batched, within its `sync_interval`. A message without changes is a heartbeat.
+    3. A gap in the sequence numbers means that messages were lost: the receiver ends the stream, and the pair opens a new one.
+    4. A router is the keeper of the reservations that it made, that it adopted last, or whose keeper it has no stream with. It sends
+    their changes and ends, also the end of a reservation that it kept before. A receiver accepts an end from the router that it
+    takes for the keeper, and ignores unknown ids.
+    5. A reservation that is sent again and not as orphaned is in use: its frontend reports to the sender, which is its keeper from
+    now on.
+    6. When a stream ends, the receiver still counts the reservations that the peer kept, until a frontend reports their end, their
+    own end comes, or `reservation_grace` is over and no router has adopted them.
     """
 
     @staticmethod

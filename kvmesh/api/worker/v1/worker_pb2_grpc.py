@@ -26,18 +26,19 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """Served by every prefill and decode worker beside its own service.
+    """Served by every prefill and decode worker, in addition to its own service.
 
-    1. A router that meets a worker calls Describe, then opens WatchKv and WatchLoad and keeps both open while the worker is
-    registered. A broken stream means the worker is not to be used until a new one stands.
-    2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
-    `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
-    3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
-    a longer silence means that the worker hangs. Where only steps were made and few blocks filled, a worker may tell less often.
-    4. Drain marks the worker as draining here and in the registry; requests in flight go on.
+    1. A router calls Describe on a new worker, then opens WatchKv and WatchLoad and keeps both open while the worker is registered. If a
+    stream breaks, the router does not use the worker until it has a new one.
+    2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
+    increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
+    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
+    silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
+    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
 
-    Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
+    Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
+    subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
+    need no deadline: keepalive detects dead peers.
     """
 
     def __init__(self, channel):
@@ -99,78 +100,79 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """Served by every prefill and decode worker beside its own service.
+    """Served by every prefill and decode worker, in addition to its own service.
 
-    1. A router that meets a worker calls Describe, then opens WatchKv and WatchLoad and keeps both open while the worker is
-    registered. A broken stream means the worker is not to be used until a new one stands.
-    2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
-    `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
-    3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
-    a longer silence means that the worker hangs. Where only steps were made and few blocks filled, a worker may tell less often.
-    4. Drain marks the worker as draining here and in the registry; requests in flight go on.
+    1. A router calls Describe on a new worker, then opens WatchKv and WatchLoad and keeps both open while the worker is registered. If a
+    stream breaks, the router does not use the worker until it has a new one.
+    2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
+    increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
+    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
+    silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
+    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
 
-    Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
+    Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
+    subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
+    need no deadline: keepalive detects dead peers.
     """
 
     def Describe(self, request, context):
-        """Who the worker is, what it can do and holds.
+        """Describes the worker: id, role, model, capabilities.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchKv(self, request, context):
-        """KV-cache contents and changes.
+        """Streams the contents and changes of the KV cache.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """Load.
+        """Streams the load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Makes an adapter usable. Idempotent by name and source.
+        """Loads an adapter. Idempotent by name and source.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Forgets an adapter. Idempotent.
+        """Unloads an adapter. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Refuses new requests and waits for those in flight. Idempotent.
+        """Rejects new requests and waits for those in flight. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """Changes the pool that the worker serves. FAILED_PRECONDITION if its engine cannot.
+        """Changes the role of the worker. FAILED_PRECONDITION if the worker does not support it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetCache(self, request, context):
-        """Forgets cached blocks that no request holds.
+        """Evicts cached blocks that no request holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Frees what the engine can free and refuses requests until Wake.
+        """Frees the memory that the engine can free, and rejects requests until Wake.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,18 +247,19 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """Served by every prefill and decode worker beside its own service.
+    """Served by every prefill and decode worker, in addition to its own service.
 
-    1. A router that meets a worker calls Describe, then opens WatchKv and WatchLoad and keeps both open while the worker is
-    registered. A broken stream means the worker is not to be used until a new one stands.
-    2. WatchKv gives a snapshot first unless the caller resumes within the worker's history; after it, every change in order.
-    `sequence` counts up by one per response within an `epoch`; a gap means loss and the caller subscribes again.
-    3. WatchLoad gives the newest record at once, then one per interval in which something changed, and at least one per second:
-    a longer silence means that the worker hangs. Where only steps were made and few blocks filled, a worker may tell less often.
-    4. Drain marks the worker as draining here and in the registry; requests in flight go on.
+    1. A router calls Describe on a new worker, then opens WatchKv and WatchLoad and keeps both open while the worker is registered. If a
+    stream breaks, the router does not use the worker until it has a new one.
+    2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
+    increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
+    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
+    silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
+    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
 
-    Cancelling a watch frees its buffer. A watcher that falls behind its bounded buffer is ended with RESOURCE_EXHAUSTED
-    and subscribes again. All watches end with UNAVAILABLE when the engine dies or the worker stops. Deadlines on watches are not needed; keepalive finds dead peers.
+    Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
+    subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
+    need no deadline: keepalive detects dead peers.
     """
 
     @staticmethod

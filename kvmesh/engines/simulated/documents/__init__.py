@@ -1,5 +1,12 @@
-"""Documents that match a constraint, made up from a seed: what a simulated engine answers where a real one masks its logits."""
+"""Makes up documents that match a constraint, from a seed, where a real engine masks its logits."""
 
-from kvmesh.engines.simulated.documents.document import make_document
+from kvmesh.errors import InvalidRequestError, UnsupportedError
 
-__all__ = ["make_document"]
+FIELD = "generation.sampling.constraint"
+
+
+def refused(what: str, *, is_wrong: bool = False) -> InvalidRequestError | UnsupportedError:
+    """The error for a constraint that is not supported; `is_wrong`: that no document could match."""
+    if is_wrong:
+        return InvalidRequestError(f"the constraint has {what}", field=FIELD)
+    return UnsupportedError(f"the simulated engine makes up no document for {what}", field=FIELD)

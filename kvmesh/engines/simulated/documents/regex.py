@@ -1,4 +1,4 @@
-"""Texts that match a regular expression, from Python's own parse of it."""
+"""Makes up texts that match a regular expression, from the parse tree of Python's `re`."""
 
 import re
 import string
@@ -9,7 +9,7 @@ from re import _constants as codes  # type: ignore[attr-defined]  # the parser i
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from kvmesh.engines.simulated.documents.refusal import refused
+from kvmesh.engines.simulated.documents import refused
 
 REPEATS_MORE = 3
 CHARACTERS_MAX = 65_536
@@ -23,14 +23,14 @@ _CATEGORIES: Mapping[Any, str] = {
     codes.CATEGORY_NOT_WORD: "".join(each for each in _PRINTABLE if each not in _WORD),
     codes.CATEGORY_NOT_SPACE: "".join(each for each in _PRINTABLE if each != " "),
 }
-"""All printable characters of each, since a class may also be what is left of them."""
+"""All printable characters of each category; negated classes subtract them."""
 
 
 def make_match(pattern: str, random: Random) -> str:
-    """A text that the whole expression matches. It is built to match and not tried: expressions can take for ever."""
+    """A text that the whole expression matches. The text is not verified, since matching can take exponential time."""
     try:
         with warnings.catch_warnings():
-            # What Python may once read in another way it reads in one way now.
+            # Warnings about syntax that a later Python may read differently.
             warnings.simplefilter("ignore", FutureWarning)
             tree = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -39,9 +39,9 @@ def make_match(pattern: str, random: Random) -> str:
 
 
 class _Maker:
-    """Walks the parse; groups are remembered for references to them.
+    """Walks the parse tree. Keeps the texts of groups for back-references.
 
-    `is_first` and `is_last`: the text begins or ends with this part, so that an anchor there holds. Elsewhere it is refused.
+    `is_first` and `is_last`: the text begins or ends with this part, so an anchor holds here. Other anchors are refused.
     """
 
     def __init__(self, random: Random) -> None:
@@ -126,7 +126,7 @@ class _Maker:
 
     def reference(self, argument: int) -> str:
         if argument not in self._groups:
-            raise refused("a regular expression with a reference to a group that was not taken")
+            raise refused("a regular expression with a reference to a group that did not match")
         return self._groups[argument]
 
 

@@ -1,25 +1,22 @@
-"""Instances of JSON Schemas, made up.
-
-What is not in `KNOWN` is refused by name instead of ignored: an instance that breaks a rule would be called valid.
-"""
+"""Makes up instances of JSON Schemas. Keywords outside `KNOWN` are refused: an instance might violate one that was ignored."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from kvmesh.engines.simulated.documents.refusal import refused
+from kvmesh.engines.simulated.documents import refused
 from kvmesh.engines.simulated.documents.regex import make_match
 from kvmesh.engines.simulated.documents.words import FORMATS, WORDS, make_words
 from kvmesh.errors import MeshError
 
 DEPTH_MAX = 64
 OPTIONAL_DEPTH_MAX = 4
-"""Deeper than this nothing optional is made, so that recursive schemas end."""
+"""Below this depth optional parts are left out, so that recursive schemas end."""
 ITEMS_MORE = 2
 SIZE_MAX = 4096
 VALUES_MAX = 20_000
-"""Values tried for one document: schemas can ask for more of them than there are atoms."""
+"""Values per document: nested schemas can require astronomically many."""
 ANNOTATIONS = frozenset(
     "title description default examples $schema $id $comment $defs definitions deprecated readOnly writeOnly strict".split()
 )
@@ -34,12 +31,11 @@ Schema = Mapping[str, Any]
 
 
 def make_instance(schema: Any, random: Random) -> Any:
-    """A value that the schema allows."""
     return _Maker(schema, random).make(schema, 0)
 
 
 class _Maker:
-    """One document; `root` is what references point into."""
+    """Makes one document. References point into `root`."""
 
     def __init__(self, root: Any, random: Random) -> None:
         self._root = root
@@ -67,7 +63,7 @@ class _Maker:
         return _TYPES[self._type(schema)](self, schema, depth)
 
     def _merged(self, schema: Schema, depth: int) -> Schema:
-        """With what `$ref` and `allOf` point to in one object."""
+        """The schema with `$ref` and `allOf` merged into it."""
         unknown = sorted(set(schema) - KNOWN)
         if unknown:
             raise refused(f"a schema with {unknown[0][:64]!r}")
@@ -93,7 +89,7 @@ class _Maker:
         return value
 
     def _any_of(self, schema: Schema, word: str, depth: int) -> Any:
-        """One alternative; close to the end of recursion the first that needs no more of it."""
+        """A random alternative; from OPTIONAL_DEPTH_MAX on the first one that can be made."""
         rest = {key: value for key, value in schema.items() if key != word}
         options = _list(schema, word)
         first = self._random.randrange(len(options))
@@ -109,8 +105,8 @@ class _Maker:
     def _type(self, schema: Schema) -> str:
         kinds = schema.get("type")
         if isinstance(kinds, list):
-            allowed = [kind for kind in kinds if kind != "null" or depth_is_over(kinds)]
-            kinds = self._random.choice(allowed or kinds)
+            # Null only if nothing else is allowed: other values test clients better.
+            kinds = self._random.choice([kind for kind in kinds if kind != "null"] or kinds)
         if kinds is None:
             kinds = next((kind for kind, words in _IMPLIED.items() if words & schema.keys()), "string")
         if kinds not in _TYPES:
@@ -170,7 +166,10 @@ class _Maker:
         if low > SIZE_MAX:
             raise refused(f"strings of more than {SIZE_MAX} characters")
         if "pattern" in schema:
-            text = make_match(_anchored(schema["pattern"]), self._random)
+            if not isinstance(schema["pattern"], str):
+                raise refused("a pattern that is no string", is_wrong=True)
+            # A JSON Schema pattern may match anywhere, so a text that matches as a whole is valid.
+            text = make_match(schema["pattern"], self._random)
         elif schema.get("format") in FORMATS:
             text = FORMATS[schema["format"]](self._random)
         elif "format" in schema:
@@ -189,7 +188,7 @@ class _Maker:
         return int(value) if float(value).is_integer() else value
 
     def _number(self, schema: Schema, step: float) -> float:
-        """A multiple of the step within the bounds; small where they leave the choice."""
+        """A multiple of the step within the bounds, near zero or near a bound."""
         step = schema.get("multipleOf", step)
         low = _bound(schema, "minimum", "exclusiveMinimum", max, step)
         high = _bound(schema, "maximum", "exclusiveMaximum", min, -step)
@@ -216,23 +215,11 @@ class _Maker:
         return depth < OPTIONAL_DEPTH_MAX and self._random.random() < 0.5
 
 
-def depth_is_over(kinds: Sequence[str]) -> bool:
-    """Null is taken only where nothing else is offered: an answer with content tests more."""
-    return list(kinds) == ["null"]
-
-
 def _list(schema: Schema, word: str) -> list[Any]:
     value = schema[word]
     if not isinstance(value, list) or not value:
         raise refused(f"{word} that is no list", is_wrong=True)
     return value
-
-
-def _anchored(pattern: Any) -> str:
-    """JSON Schema's patterns may match anywhere; one that matches everything does so too."""
-    if not isinstance(pattern, str):
-        raise refused("a pattern that is no string", is_wrong=True)
-    return pattern
 
 
 def _bound(
@@ -249,7 +236,7 @@ def _bound(
 
 
 def _merge(parts: Sequence[Schema]) -> Schema:
-    """All rules together; where two say the same word, both must hold."""
+    """One schema with the keywords of all. Where two have the same keyword, both hold."""
     merged: dict[str, Any] = {}
     for part in parts:
         for word, value in part.items():

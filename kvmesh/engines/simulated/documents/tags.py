@@ -1,11 +1,11 @@
-"""Texts of structural tags (xgrammar's format): literals, schemas and expressions in a tree."""
+"""Makes up texts of structural tags (xgrammar's format): a tree of literals, schemas and expressions."""
 
 import json
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
-from kvmesh.engines.simulated.documents.refusal import refused
+from kvmesh.engines.simulated.documents import refused
 from kvmesh.engines.simulated.documents.regex import make_match
 from kvmesh.engines.simulated.documents.schema import make_instance
 from kvmesh.engines.simulated.documents.words import make_words
@@ -14,7 +14,6 @@ Format = Mapping[str, Any]
 
 
 def make_tagged(document: Any, random: Random) -> str:
-    """A text that the document's `format` allows."""
     form = document.get("format") if isinstance(document, dict) else None
     return _make(form, random)
 
@@ -42,7 +41,7 @@ def _tags(form: Format, random: Random) -> str:
     return separator.join(_make({"type": "tag", **random.choice(form["tags"])}, random) for _ in range(count))
 
 
-# How xgrammar's styles of arguments write a parameter: its key, a word that says whether it is text, its value.
+# xgrammar's styles of tool arguments: one parameter with its key, whether it is text, and its value.
 _STYLES = {
     "qwen_xml": "<parameter={key}>\n{value}\n</parameter>\n",
     "minimax_xml": '<parameter name="{key}">{value}</parameter>\n',

@@ -1,4 +1,4 @@
-"""Texts of a wanted length and form."""
+"""Makes up texts of a given length or format."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ CHARACTERS_DEFAULT = 24
 
 
 def make_words(random: Random, low: int, high: int | None) -> str:
-    """Words of `low` to `high` characters together."""
+    """Words with `low` to `high` characters in total."""
     limit = max(low, CHARACTERS_DEFAULT) if high is None else high
     text = random.choice(WORDS)
     while len(text) < low or (len(text) < limit // 2 and random.random() < 0.5):
@@ -44,4 +44,4 @@ FORMATS: Mapping[str, Callable[[Random], str]] = {
     "uuid": lambda random: str(uuid.UUID(int=random.getrandbits(128), version=4)),
     "uri": lambda random: f"https://{_word(random)}.example/{_word(random)}",
 }
-"""JSON Schema's formats."""
+"""JSON Schema formats."""

@@ -1,21 +1,22 @@
-"""Buffers of step outputs and of KV events between the engine and their consumers."""
+"""Bounded buffers between an engine and the consumers of its step outputs and KV events. All methods run on one event loop."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from kvmesh.core import KvEvent
+from kvmesh.core import KvCleared, KvEvent
 from kvmesh.engines.base import StepOutput
 from kvmesh.errors import MeshError
 
 
-class StepOutlet:
-    """A bounded buffer of step outputs; the engine pauses while it is full."""
+class StepOutputBuffer:
+    """Step outputs for one consumer. `taken` counts the outputs that the consumer has taken. Engines pause while it is full."""
 
     def __init__(self, steps_max: int) -> None:
         self._steps_max = steps_max
+        self.taken = 0
         self._outputs: deque[StepOutput] = deque()
-        self._closed = False
+        self._is_closed = False
         self._error: MeshError | None = None
         self._filled: asyncio.Future[None] | None = None
         self._emptied: asyncio.Future[None] | None = None
@@ -23,7 +24,6 @@ class StepOutlet:
 
     @property
     def has_room(self) -> bool:
-        """True when the engine may go on."""
         return len(self._outputs) < self._steps_max
 
     def put_nowait(self, output: StepOutput) -> None:
@@ -33,21 +33,21 @@ class StepOutlet:
             _resolve(self._filled)
             return
         try:
+            self.taken += 1
             self._take(output)
-        except Exception as error:  # noqa: BLE001  # The consumer's own, raised in its `deliver`.
+        except Exception as error:  # noqa: BLE001  # The consumer's own error, which its `deliver` raises.
             self._take = None
             if self._filled is not None and not self._filled.done():
                 self._filled.set_exception(error)
 
     def close_nowait(self, error: MeshError | None = None) -> None:
-        """Ends the outputs after those in the buffer, with `error` if given."""
-        self._closed, self._error = True, error
+        """Ends the iteration after the buffered outputs, with `error` if given."""
+        self._is_closed, self._error = True, error
         _resolve(self._filled)
         _resolve(self._emptied)
 
     async def wait_room(self) -> None:
-        """Until the consumer has taken enough."""
-        while not self.has_room and not self._closed:
+        while not self.has_room and not self._is_closed:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
 
@@ -56,9 +56,10 @@ class StepOutlet:
         while True:
             while self._outputs:
                 output = self._outputs.popleft()
+                self.taken += 1
                 _resolve(self._emptied)
                 yield output
-            if self._closed:
+            if self._is_closed:
                 if self._error is not None:
                     raise self._error
                 return
@@ -68,11 +69,12 @@ class StepOutlet:
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
         """Passes all outputs to `take` in order: the buffered ones now, later ones as they are added."""
         while self._outputs:
+            self.taken += 1
             take(self._outputs.popleft())
         _resolve(self._emptied)
         self._take = take
         try:
-            if not self._closed:
+            if not self._is_closed:
                 self._filled = asyncio.get_running_loop().create_future()
                 await self._filled
         finally:
@@ -81,28 +83,40 @@ class StepOutlet:
             raise self._error
 
 
-class EventOutlet:
-    """KV events for one reader. Events that a slow reader has not taken are replaced by a snapshot when they become too many."""
+class KvEventBuffer:
+    """KV events for one reader. A snapshot replaces events that a slow reader has not taken when they exceed `blocks_max` blocks.
 
-    def __init__(self, blocks_max: int, snapshot: Callable[[], list[KvEvent]]) -> None:
+    `make_snapshot` returns the snapshot. None: the engine passes it to `replace` later, and events until then are in it.
+    """
+
+    def __init__(self, blocks_max: int, make_snapshot: Callable[[], list[KvEvent] | None]) -> None:
         self._blocks_max = blocks_max
-        self._snapshot = snapshot
+        self._make_snapshot = make_snapshot
         self._events: list[KvEvent] = []
         self._blocks = 0
-        self._closed = False
+        self._awaits_snapshot = False
+        self._is_closed = False
         self._filled: asyncio.Future[None] | None = None
 
-    def put_nowait(self, events: list[KvEvent], blocks: int) -> None:
-        """Adds changes of so many blocks."""
+    def put_nowait(self, events: Sequence[KvEvent]) -> None:
+        if self._awaits_snapshot:
+            return
         self._events += events
-        self._blocks += blocks
+        self._blocks += sum(1 if isinstance(event, KvCleared) else len(event.block_hashes) for event in events)
         if self._blocks > self._blocks_max:
-            self._events, self._blocks = self._snapshot(), 0
+            snapshot = self._make_snapshot()
+            self._awaits_snapshot = snapshot is None
+            self._events, self._blocks = snapshot or [], 0
+        _resolve(self._filled)
+
+    def replace(self, snapshot: list[KvEvent]) -> None:
+        """Continues with a snapshot that `make_snapshot` announced."""
+        self._events, self._blocks, self._awaits_snapshot = snapshot, 0, False
         _resolve(self._filled)
 
     def close_nowait(self) -> None:
-        """Ends the reader after what is there."""
-        self._closed = True
+        """Ends the iteration after the buffered events."""
+        self._is_closed = True
         _resolve(self._filled)
 
     async def batches(self) -> AsyncIterator[Sequence[KvEvent]]:
@@ -111,7 +125,7 @@ class EventOutlet:
             if self._events:
                 events, self._events, self._blocks = self._events, [], 0
                 yield events
-            elif self._closed:
+            elif self._is_closed:
                 return
             else:
                 self._filled = asyncio.get_running_loop().create_future()

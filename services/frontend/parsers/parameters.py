@@ -1,6 +1,6 @@
-"""Argument values written as plain text between marks, made JSON by the tool's schema.
+"""Parameters of calls that are written as plain text between marks, converted to JSON by the tool's schema.
 
-Text is handed out as it comes; other types when they are whole. What does not fit its type is text.
+Text is delivered as it comes; values of other types when they are whole. A value that does not fit its type is text.
 """
 
 import ast
@@ -12,18 +12,17 @@ from typing import Any
 
 import orjson
 
-from services.frontend.parsers.feed import Doubts, Feed, Found, Malformed, ToPart
+from services.frontend.parsers.feed import Feed, Malformed, Steps, ToPart, ValueEnds
 from services.frontend.parsers.json_text import inner, quoted
-from services.frontend.parsers.marks import Marks
 from services.frontend.parsers.parts import TRUNCATED
 
 TEXT = frozenset({"string"})
+ANYTHING: frozenset[str] = frozenset()
+"""The type is not known: a value that is JSON stays as it is, any other is text."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z")
 _NUMBER_CHARACTERS_MAX = 64
-ANYTHING: frozenset[str] = frozenset()
-"""Nothing is known of the type: JSON if it is that, else text."""
-
-
+_SCHEMA_DEPTH_MAX = 4
+# Names that clients' schemas give to types, beside those of JSON schema.
 _JSON_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("str", "text", "char", "varchar", "enum"), "string"),
     **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
@@ -33,30 +32,25 @@ _JSON_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("list", "arr", "tuple", "set", "sequence"), "array"),
     **dict.fromkeys(("none", "nil"), "null"),
 }
-"""Names that clients' schemas give to types, beside those of JSON schema."""
-
-
-def _json_type(name: str) -> str:
-    word = name.strip().lower()
-    return _JSON_TYPES.get(word, word)
 
 
 def types_of(feed: Feed, function: str, parameter: str, *, unknown: frozenset[str] = TEXT) -> frozenset[str]:
-    """The JSON types that a parameter may have; `unknown` where its schema does not say."""
+    """Returns the JSON types that a parameter may have; `unknown` if its schema does not say."""
     properties = feed.tools.get(function, {}).get("properties")
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
     return schema_types(schema) or unknown
 
 
 def schema_types(schema: Any, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows; empty where it does not say."""
-    if not isinstance(schema, Mapping) or depth > 4:
+    """Returns the JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, Mapping) or depth > _SCHEMA_DEPTH_MAX:
         return frozenset()
     found = schema.get("type")
     if isinstance(found, str):
-        return frozenset({_json_type(found)})
+        found = [found]
     if isinstance(found, list):
-        return frozenset(_json_type(each) for each in found if isinstance(each, str))
+        words = [each.strip().lower() for each in found if isinstance(each, str)]
+        return frozenset(_JSON_TYPES.get(word, word) for word in words)
     values = schema.get("enum")
     if isinstance(values, list):
         return TEXT if all(isinstance(value, str) for value in values) else frozenset()
@@ -64,30 +58,49 @@ def schema_types(schema: Any, depth: int = 0) -> frozenset[str]:
     return frozenset().union(*(schema_types(each, depth + 1) for each in choices))
 
 
-def stream_typed(
-    feed: Feed, ends: Marks, types: frozenset[str], doubts: Doubts | None = None, *, is_padded: bool = False
-) -> Found:
-    """The value at the cursor, up to a mark, which stays and is returned, as a piece of the last call's arguments.
+def begin_parameter(feed: Feed, name: str) -> None:
+    """Delivers the name of the call's next parameter."""
+    feed.add_arguments(f"{', ' if feed.has_arguments else '{'}{quoted(name)}: ")
+    feed.has_arguments = True
 
-    `doubts`: which of the marks may be text. `is_padded`: one line end before and one behind the value are layout.
+
+def end_parameters(feed: Feed) -> None:
+    """Delivers the end of the call's arguments."""
+    feed.add_arguments("}" if feed.has_arguments else "{}")
+
+
+def stream_parameter(
+    feed: Feed, name: str, ends: ValueEnds, types: frozenset[str], *, is_padded: bool = False
+) -> Steps:
+    """Delivers a parameter whose value is at the cursor, and consumes the closing mark, which may be missing.
+
+    `is_padded`: one line break before and one behind the value are layout.
     """
+    begin_parameter(feed, name)
     if is_padded:
         yield from feed.has("\n")
+    yield from stream_value(feed, ends, types, is_padded=is_padded)
+    yield from feed.has(ends.closing)
+    feed.settle()
+
+
+def stream_value(feed: Feed, ends: ValueEnds, types: frozenset[str], *, is_padded: bool = False) -> Steps:
+    """Delivers a value as JSON of one of the types, from the cursor up to a mark. `is_padded`: its last line break is layout."""
     if types == TEXT or types == {"string", "null"}:
-        return (yield from _stream_text(feed, ends, types, doubts, is_padded=is_padded))
+        yield from _stream_text(feed, ends, types, is_padded=is_padded)
+        return
     held: list[str] = []
-    mark = yield from feed.stream_until(ends, held.append, doubts=doubts)
+    mark = yield from feed.stream_until(ends.marks, held.append, ends=ends)
     text = "".join(held)
     if not mark:
-        # Cut off: the arguments are incomplete, and all that the model said of them is in them.
+        # The arguments are incomplete, and contain all that the model wrote of them.
         feed.add_arguments(text)
         raise Malformed(TRUNCATED)
     feed.add_arguments(to_json(text.removesuffix("\n") if is_padded else text, types))
-    return mark
 
 
-def _stream_text(feed: Feed, ends: Marks, types: frozenset[str], doubts: Doubts | None, *, is_padded: bool) -> Found:
-    """Text at once; a lone `null` where it may be one, and the last line end, wait for what follows."""
+def _stream_text(feed: Feed, ends: ValueEnds, types: frozenset[str], *, is_padded: bool) -> Steps:
+    """Delivers text at once, except what the next text decides: a lone `null` where it may be one, and the last line break."""
     begun = False
     held = ""
 
@@ -96,30 +109,29 @@ def _stream_text(feed: Feed, ends: Marks, types: frozenset[str], doubts: Doubts 
         held += text
         if "null" in types and not begun and "null\n".startswith(held):
             return
-        said = held.removesuffix("\n") if is_padded else held
-        held = held[len(said) :]
-        if said:
-            feed.add_arguments(("" if begun else '"') + inner(said))
+        certain = held.removesuffix("\n") if is_padded else held
+        held = held[len(certain) :]
+        if certain:
+            feed.add_arguments(("" if begun else '"') + inner(certain))
             begun = True
 
     def quick() -> ToPart | None:
         return (lambda text: feed.to_arguments(inner(text))) if begun and not held else None
 
-    mark = yield from feed.stream_until(ends, emit, quick, doubts)
+    mark = yield from feed.stream_until(ends.marks, emit, quick, ends)
     if not begun and held.removesuffix("\n") == "null" and mark:
         feed.add_arguments("null")
-        return mark
+        return
     rest = "" if is_padded and held == "\n" else held
     feed.add_arguments(("" if begun else '"') + inner(rest) + ('"' if mark else ""))
     if not mark:
         raise Malformed(TRUNCATED)
-    return mark
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
-    """A whole value as JSON text of one of the types; a JSON string where it is none of them."""
+    """Converts a whole value to JSON text of one of the types; to a JSON string if it is none of them."""
     word = text.strip()
-    if types <= ANYTHING:
+    if not types:
         return word if _kind(word) else quoted(text)
     if "null" in types and word.lower() in ("null", "none"):
         return "null"
@@ -131,24 +143,26 @@ def to_json(text: str, types: frozenset[str]) -> str:
     if kind == "number" and "integer" in types and float(word).is_integer():
         return str(int(float(word)))
     if types & {"object", "array"} and not kind:
-        return _from_python(word, types) or _from_escaped(word, types) or quoted(text)
+        # Models escape the quotes of JSON where no quotes are needed.
+        unescaped = word.replace('\\"', '"')
+        return _from_python(word, types) or (unescaped if _kind(unescaped) in types else quoted(text))
     return _from_digits(word, types) or quoted(text)
 
 
 def _kind(word: str) -> str:
-    """The JSON type of a JSON document; empty when it is none."""
+    """Returns the JSON type of a JSON document; empty if it is none."""
     try:
         value = orjson.loads(word)
     except orjson.JSONDecodeError:
         return ""
-    if isinstance(value, bool):
-        return "boolean"
-    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    kinds: Mapping[type, str] = {
+        bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object", type(None): "null",
+    }  # fmt: skip
     return kinds[type(value)]
 
 
 def _from_digits(word: str, types: frozenset[str]) -> str:
-    """Numbers that JSON does not allow, such as `+5` and `.5`, and digits for truth values."""
+    """Converts numbers that JSON does not allow, such as `+5` and `.5`, and digits for booleans. Empty if it is neither."""
     if "boolean" in types and word in ("0", "1"):
         return "true" if word == "1" else "false"
     if len(word) > _NUMBER_CHARACTERS_MAX or not _NUMBER.match(word):
@@ -159,17 +173,10 @@ def _from_digits(word: str, types: frozenset[str]) -> str:
     return repr(number) if "number" in types and math.isfinite(number) else ""
 
 
-def _from_escaped(word: str, types: frozenset[str]) -> str:
-    """Models escape the quotes of JSON that stands where no quotes are needed."""
-    document = word.replace('\\"', '"')
-    return document if _kind(document) in types else ""
-
-
 def _from_python(word: str, types: frozenset[str]) -> str:
-    """Models write Python's literals where they mean JSON."""
+    """Converts a Python literal, which models write in place of JSON. Empty if it is none of these types."""
     try:
-        value = ast.literal_eval(word)
-        document = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        document = json.dumps(ast.literal_eval(word), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ""
     return document if _kind(document) in types else ""

@@ -1,0 +1,52 @@
+"""The line of a log that says why a process ended."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+LINES = 200
+BYTES_MAX = 256 << 10
+CHARACTERS_MAX = 300
+_EXCEPTION = re.compile(
+    r"^(?:\([^)]*\)\s*)?(?:ERROR [^\]]*\]\s*)?([\w.]*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?)$"
+)
+"""The last line of a traceback, also behind the prefixes of vLLM's log."""
+_VAGUE = re.compile(r"Engine core initialization failed|See (?:root cause|stack trace) above")
+"""Messages that point to another one further up."""
+
+
+def log_tail(path: Path) -> Sequence[str]:
+    """The last lines of a file; none when it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - BYTES_MAX))
+        return file.read().decode(errors="replace").splitlines()[-LINES:]
+    return ()
+
+
+def failure_line(lines: Sequence[str]) -> str:
+    """The line that names the failure: a process's last words, else its newest exception or event at level error."""
+    texts = [text for line in lines if (text := _text(line))]
+    if not texts:
+        return ""
+    failures = [text for text, is_failure in texts if is_failure and not _VAGUE.search(text)]
+    last = texts[-1][0]
+    has_last_words = not lines[-1].startswith("{") and not _VAGUE.search(last) and "Warning" not in last
+    return (last if has_last_words or not failures else failures[-1])[:CHARACTERS_MAX]
+
+
+def _text(line: str) -> tuple[str, bool] | None:
+    """A line for people, and whether it names a failure. None: a frame of a traceback, or nothing."""
+    if line.startswith("{"):
+        with suppress(ValueError, AttributeError):
+            event = json.loads(line)
+            cause = event.get("error") or event.get("message") or ""
+            text = f"{event.get('event', '')}: {cause}" if cause else str(event.get("event", ""))
+            return text, event.get("level") in ("error", "critical")
+    if found := _EXCEPTION.match(line.strip()):
+        return found[1], True
+    if not line.strip() or line.startswith((" ", "Traceback ")):
+        return None
+    return line.strip(), False

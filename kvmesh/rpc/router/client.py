@@ -1,0 +1,83 @@
+"""Clients of RouterService for tools and for other routers; frontends use `link.py`. Failures are raised as MeshError."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from grpc.aio import EOF, AioRpcError
+
+from kvmesh.api.router.v1 import router_pb2 as pb
+from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
+from kvmesh.core import PeerUpdate
+from kvmesh.rpc.channels import Channels
+from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
+from kvmesh.rpc.codec.router import Explanation, WorkerView, from_explanation, from_worker_view
+from kvmesh.rpc.status import from_rpc_error
+
+__all__ = ["Explanation", "GrpcPeersClient", "GrpcRouterClient", "PeerCall", "WorkerView"]
+
+
+class GrpcRouterClient:
+    """One router."""
+
+    def __init__(self, channels: Channels, address: str) -> None:
+        self._channels = channels
+        self._address = address
+
+    async def list_workers(self, *, model: str = "", timeout_s: float) -> Sequence[WorkerView]:
+        """The workers as the router sees them, by id."""
+        try:
+            response = await self._stub().ListWorkers(pb.ListWorkersRequest(model=model), timeout=timeout_s)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=self._address) from error
+        return [from_worker_view(view) for view in response.workers]
+
+    async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
+        """The decision on a request. Raises NotFoundError when it has left the router's history."""
+        try:
+            response = await self._stub().Explain(pb.ExplainRequest(request_id=request_id), timeout=timeout_s)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=self._address) from error
+        return from_explanation(response)
+
+    def _stub(self) -> Any:
+        return RouterServiceStub(self._channels.channel(self._address))
+
+
+class PeerCall:
+    """An open SyncPeers stream."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+
+    async def send(self, update: PeerUpdate) -> None:
+        """Does nothing on a broken stream: `messages` raises the error."""
+        try:
+            await self._call.write(pb.SyncPeersRequest(update=to_peer_update(update)))
+        except (AioRpcError, asyncio.InvalidStateError):
+            return
+
+    async def messages(self) -> AsyncGenerator[PeerUpdate, None]:
+        """The peer's messages, until it ends the stream. Raises MeshError when the stream breaks."""
+        try:
+            while (message := await self._call.read()) is not EOF:
+                yield from_peer_update(message.update)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=self._address, has_begun=True) from error
+
+    def cancel(self) -> None:
+        """Ends the stream. Idempotent."""
+        self._call.cancel()
+
+
+class GrpcPeersClient:
+    """All other routers."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    def open(self, address: str) -> PeerCall:
+        """Opens SyncPeers to the router at `address`; `PeerCall.messages` raises if that fails."""
+        stub: Any = RouterServiceStub(self._channels.channel(address))
+        return PeerCall(stub.SyncPeers(), address)

@@ -1,0 +1,235 @@
+"""Runs the README's two commands from a bare clone on a bare Debian: python3, make, git and certificates only.
+
+    python3 scripts/try_in_container.py                           both commands, as root and as a normal user
+    python3 scripts/try_in_container.py --part up --user root     `make up` only, as root
+    python3 scripts/try_in_container.py --run "KVMESH_ENGINE_BUILD=none make up ARGS=--once"    any other command
+
+Each user gets a fresh container, with Docker where a daemon answers and otherwise with debootstrap and chroot (as root; mount and
+process namespaces of their own, the network is the machine's). The clone holds what is committed. This machine's settings of pip,
+apt, proxies and certificates hold inside too. The normal user runs the command that set-up prints for missing system packages
+as root, then the same command again, as a person would.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from apt_sources import archives_of, release
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("python3", "make", "git", "ca-certificates")
+DEBIAN = "http://deb.debian.org/debian"
+USER_ID = 4242
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+ADVICE = re.compile(r"^ +sudo (apt-get install .+)$", re.MULTILINE)
+"""The command that set-up prints when system packages are missing."""
+PARTS = {"up": 'make up ARGS="--once {up}"', "test": 'make test ARGS="{test}"'}
+
+
+class Container(Protocol):
+    """A bare Debian that runs shell commands."""
+
+    def run(self, command: str, *, user: str) -> tuple[int, str]:
+        """Exit status and output, which is printed too."""
+        ...
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="bookworm", help="Debian release (default: bookworm)")
+    parser.add_argument("--part", choices=("up", "test", "both"), default="both")
+    parser.add_argument("--user", choices=("root", "normal", "both"), default="both")
+    parser.add_argument("--up", default="", metavar="ARGS", help="more flags of kvmesh up, such as '--port 0'")
+    parser.add_argument("--test", default="", metavar="ARGS", help="arguments of pytest, such as tests/unit")
+    parser.add_argument("--run", action="append", metavar="COMMAND", help="run this instead; may be repeated")
+    parser.add_argument("--packages", default="", help="more Debian packages to install first, comma-separated")
+    parser.add_argument(
+        "--base", type=Path, help="a tar archive of a bootstrapped system, used if it exists, else written"
+    )
+    options = parser.parse_args()
+    parts = list(PARTS) if options.part == "both" else [options.part]
+    commands = options.run or [PARTS[part].format(up=options.up, test=options.test) for part in parts]
+    packages = (*PACKAGES, *options.packages.split(",")) if options.packages else PACKAGES
+    failed = False
+    for user in ("root", "normal") if options.user == "both" else (options.user,):
+        with ExitStack() as stack:
+            if has_docker():
+                container: Container = stack.enter_context(docker(options.suite, packages))
+            else:
+                container = stack.enter_context(chroot(options.suite, packages, options.base))
+            failed = not all(run_as_newcomer(container, command, user) for command in commands) or failed
+    return int(failed)
+
+
+def run_as_newcomer(container: Container, command: str, user: str) -> bool:
+    """Runs a command in the clone; installs the packages that it asks for and runs it once more. Whether it succeeded."""
+    started = time.monotonic()
+    status, output = container.run(f"cd /home/kvmesh/clone && {command}", user=user)
+    if status != 0 and (advice := ADVICE.search(output)):
+        container.run(f"apt-get update -qq && {advice[1]}", user="root")
+        status, _ = container.run(f"cd /home/kvmesh/clone && {command}", user=user)
+    result = "passed" if status == 0 else f"FAILED (status {status})"
+    print(f"== {user}: {command}: {result} after {time.monotonic() - started:.0f} s", flush=True)
+    return status == 0
+
+
+def has_docker() -> bool:
+    return (
+        bool(shutil.which("docker"))
+        and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+    )
+
+
+class Chroot:
+    """A system in a folder. Every command has its own mounts and process ids, so nothing stays when it ends."""
+
+    def __init__(self, folder: Path, shared: Sequence[Path]) -> None:
+        self._folder = folder
+        self._shared = shared
+
+    def run(self, command: str, *, user: str) -> tuple[int, str]:
+        folder = shlex.quote(str(self._folder))
+        binds = [
+            f"mkdir -p {folder}{path} && mount --rbind {path} {folder}{path}"
+            for path in ("/dev", "/sys", *self._shared)
+        ]
+        identity = "0:0" if user == "root" else f"{USER_ID}:{USER_ID}"
+        home = "/root" if user == "root" else "/home/kvmesh"
+        inner = f"env -i HOME={home} {shlex.join(environment())} sh -c {shlex.quote(command)}"
+        script = " && ".join(
+            [*binds, f"mount -t proc proc {folder}/proc", f"exec chroot --userspec={identity} {folder} {inner}"]
+        )
+        return printed_run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script], command)
+
+
+class Docker:
+    """A container that waits for commands."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def run(self, command: str, *, user: str) -> tuple[int, str]:
+        who = "0" if user == "root" else str(USER_ID)
+        home = "/root" if user == "root" else "/home/kvmesh"
+        variables = [word for pair in (f"HOME={home}", *environment()) for word in ("--env", pair)]
+        return printed_run(["docker", "exec", "--user", who, *variables, self._name, "sh", "-c", command], command)
+
+
+@contextmanager
+def chroot(suite: str, packages: Sequence[str], base: Path | None) -> Iterator[Chroot]:
+    """A new system by debootstrap, or from `base`; removed at the end."""
+    if os.geteuid() != 0 or not shutil.which("debootstrap"):
+        sys.exit(
+            "no Docker daemon answers; without one this script needs root and debootstrap (apt-get install debootstrap)"
+        )
+    with tempfile.TemporaryDirectory(prefix="kvmesh-container-") as name:
+        # TemporaryDirectory creates 0700 folders, which a normal user inside could not enter.
+        folder = Path(name) / "root"
+        folder.mkdir(mode=0o755)
+        if base and base.exists():
+            subprocess.run(["tar", "-C", folder, "-xf", base], check=True)
+        else:
+            include = f"--include={','.join(packages)}"
+            subprocess.run(["debootstrap", "--variant=minbase", include, suite, folder, debian_mirror()], check=True)
+            if base:
+                subprocess.run(["tar", "-C", folder, "-cf", base, "."], check=True)
+        shared = copy_machine_settings(folder)
+        clone_into(folder / "home" / "kvmesh")
+        container = Chroot(folder, shared)
+        container.run(f"useradd --uid {USER_ID} --no-create-home kvmesh && chown -R kvmesh /home/kvmesh", user="root")
+        yield container
+
+
+@contextmanager
+def docker(suite: str, packages: Sequence[str]) -> Iterator[Docker]:
+    """A new container of Debian's slim image; removed at the end."""
+    name = f"kvmesh-newcomer-{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="kvmesh-container-") as folder:
+        shared = copy_machine_settings(Path(folder))
+        clone_into(Path(folder) / "home" / "kvmesh")
+        volumes = [word for path in shared for word in ("--volume", f"{path}:{path}:ro")]
+        start = ["docker", "run", "--detach", "--init", "--network", "host", "--name", name, *volumes]
+        subprocess.run([*start, f"debian:{suite}-slim", "sleep", "infinity"], check=True)
+        try:
+            container = Docker(name)
+            container.run(f"apt-get update -qq && apt-get install -y -qq {' '.join(packages)}", user="root")
+            subprocess.run(["docker", "cp", f"{folder}/.", f"{name}:/"], check=True)
+            container.run(f"useradd --uid {USER_ID} kvmesh; chown -R kvmesh /home/kvmesh", user="root")
+            yield container
+        finally:
+            subprocess.run(["docker", "rm", "--force", name], check=False, stdout=subprocess.DEVNULL)
+
+
+def clone_into(home: Path) -> None:
+    """The bare clone, without this machine's hooks and settings of git."""
+    home.mkdir(parents=True)
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, home / "clone"], check=True)
+
+
+def debian_mirror() -> str:
+    """The machine's own mirror where it is a Debian."""
+    codename = release().get("VERSION_CODENAME", "") if release().get("ID") == "debian" else ""
+    return next((archive.uri for archive in archives_of(codename)), DEBIAN)
+
+
+def environment() -> Sequence[str]:
+    """What a person's shell has, and this machine's proxies."""
+    proxies = [f"{name}={value}" for name, value in os.environ.items() if name.lower().endswith("_proxy")]
+    return ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", *proxies)
+
+
+def copy_machine_settings(folder: Path) -> list[Path]:
+    """Gives a system this machine's name servers, certificates and pip settings. Returns local folders that pip's settings name."""
+    for path in (Path("/etc/resolv.conf"), CERTIFICATES):
+        if path.exists():
+            (folder / path.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / path.relative_to("/"))
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    settings: dict[str, str] = {}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        # ":env:" are PIP_* variables; settings of one command go to all.
+        settings[key.rpartition(".")[2]] = str(json.loads(value.replace("'", '"')))
+    text = "".join(f"{key} = {value}\n" for key, value in settings.items())
+    (folder / "etc").mkdir(exist_ok=True)
+    (folder / "etc" / "pip.conf").write_text(f"[global]\n{text}")
+    folders = []
+    for word in " ".join(settings.values()).split():
+        path = Path(urlsplit(word).path)
+        if path.is_absolute() and path.is_dir() and urlsplit(word).scheme in ("", "file"):
+            # The pages of an index in a folder link to files beside it.
+            folders.append(path.parent if word.startswith("file:") else path)
+    return sorted(set(folders))
+
+
+def printed_run(command: Sequence[str], text: str) -> tuple[int, str]:
+    """Runs a command, prints its output as it comes, and returns the exit status and the output."""
+    print(f"== {text}", flush=True)
+    output = []
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"   {line}", end="", flush=True)
+            output.append(line)
+    return process.returncode, "".join(output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

