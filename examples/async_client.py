@@ -31,7 +31,7 @@ async def main() -> None:
             first_words(client, model, f"Once upon a time there was a {animal}") for animal in ("fox", "rabbit", "owl")
         )
         answer, *begun = await asyncio.gather(whole, *stories)
-        print("whole:", answer.choices[0].text)
+        print("whole:", answer.text)
         for words in begun:
             print("begun:", words)
 

@@ -60,6 +60,26 @@ def about(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
         "inputs": [each.name for each in metadata.inputs],
         "outputs": [each.name for each in metadata.outputs],
         "absent": failure(client.get_model_metadata, "absent"),
+        "config": client.get_model_config(model, as_json=True)["config"],
+        "absent_config": failure(client.get_model_config, "absent"),
+    }
+
+
+def statistics(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
+    """Statistics before and after an answer and a failure that comes while the request runs."""
+
+    def of_model() -> dict[str, Any]:
+        (found,) = client.get_inference_statistics(model, as_json=True)["model_stats"]
+        return dict(found)
+
+    before = of_model()
+    client.infer(model, ask(max_tokens=2))
+    failure(client.infer, model, ask(max_tokens=2), outputs=[triton.InferRequestedOutput("absent")])
+    return {
+        "before": before,
+        "after": of_model(),
+        "all": [each["name"] for each in client.get_inference_statistics(as_json=True)["model_stats"]],
+        "absent": failure(client.get_inference_statistics, "absent"),
     }
 
 
@@ -163,6 +183,7 @@ def main() -> None:
             "unary": unary(client, model),
             "streaming": streaming(client, model),
             "asynchronous": asyncio.run(asynchronous(address, model)),
+            "statistics": statistics(client, model),
         }
     print(json.dumps(seen))
 

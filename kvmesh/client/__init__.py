@@ -2,7 +2,7 @@
 
 with Client("127.0.0.1:50051") as client:
     answer = client.chat("demo", [{"role": "user", "content": "Hello"}], sampling=SamplingParams(max_tokens=32))
-    print(answer.choices[0].text)
+    print(answer.text)
 """
 
 from kvmesh.client.aio import AsyncClient

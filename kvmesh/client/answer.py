@@ -57,6 +57,11 @@ class Answer:
     choices: Sequence[Choice]
     usage: Usage
 
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
 
 def gathered(pieces: Iterable[Piece]) -> Answer:
     """The answer. LostError when its end is missing."""

@@ -61,6 +61,10 @@ class HttpSettings:
     model_is_optional: bool = setting(
         True, "Whether a request may omit `model` if exactly one model is served, as with vLLM."
     )
+    refuses_unknown_fields: bool = setting(
+        False,
+        "Whether fields of request bodies that no API declares are refused. Else they are ignored, and named in X-Kvmesh-Warning.",
+    )
     allows_pins: bool = setting(
         False,
         "Whether requests may have x-kvmesh-pin-prefill, -pin-decode, x-kvmesh-labels and -preferred-labels; else they are refused.",

@@ -115,7 +115,13 @@ async def test_keys_open_the_door_and_nothing_else_does(model: ServedModel, tmp_
         )
         assert (await post(session, url, Authorization="Bearer good"))[0] == 200
         assert (await post(session, url, **{"x-api-key": "good"}))[0] == 200
-        for path, status in (("/live", 200), ("/health", 200), ("/metrics", 200), ("/v1/models", 401)):
+        for path, status in (
+            ("/live", 200),
+            ("/version", 200),
+            ("/health", 200),
+            ("/metrics", 200),
+            ("/v1/models", 401),
+        ):
             async with session.get(url + path) as response:
                 assert response.status == status
         assert (

@@ -183,6 +183,31 @@ async def test_structured_output_reaches_the_worker(running: RunningApps) -> Non
     assert (constraint.kind, constraint.text) == (ConstraintKind.JSON_SCHEMA, '{"type":"object"}')
 
 
+async def test_a_limit_beyond_the_context_is_reduced(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
+    """Clients send 4096 and more by default. The worker gets what the context leaves, and a header says how much that is."""
+    context = running.pipeline.models.find("tiny").context_tokens_max
+    raw = await client.messages.with_raw_response.create(model="tiny", max_tokens=4096, messages=USER)
+    sent = running.mesh.generations[-1]
+    assert sent.sampling.max_tokens == context - len(sent.token_ids)
+    assert raw.headers["x-kvmesh-max-tokens"] == str(sent.sampling.max_tokens)
+    raw = await client.messages.with_raw_response.create(model="tiny", max_tokens=10, messages=USER)
+    assert running.mesh.generations[-1].sampling.max_tokens == 10
+    assert "x-kvmesh-max-tokens" not in raw.headers
+    status, answer, _ = await running.call(
+        "POST", PATH, {**BODY, "messages": [{"role": "user", "content": "word " * context}]}
+    )
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_unknown_routes_have_anthropics_error_shape(running: RunningApps) -> None:
+    """Also elsewhere if the client says that it speaks this API."""
+    for path, headers in ((PATH + "/absent", {}), ("/v1/absent", {"anthropic-version": "2023-06-01"})):
+        status, answer, _ = await running.call("GET", path, None, headers=headers)
+        assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
+    status, answer, _ = await running.call("GET", PATH, None)
+    assert (status, answer["error"]["type"]) == (405, "not_found_error")
+
+
 async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path) -> None:
     """Statuses that its client knows, and an error event inside a stream."""
     cases: list[tuple[Faults, int, str, type[anthropic.APIStatusError]]] = [
@@ -221,7 +246,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, "thinking.budget_tokens"),
     ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
     ({"container": "c"}, "container"), ({"mcp_servers": [{}]}, "mcp_servers"), ({"n": 2}, "n"),
-    ({"service_tier": "x"}, "service_tier"), ({"stream": 1}, "stream"), ({"max_tokens": 10_000}, "max_tokens"),
+    ({"service_tier": 1}, "service_tier"), ({"stream": 1}, "stream"),
     ({"cache_control": {"type": "x"}}, "cache_control.type"),
 ]  # fmt: skip
 

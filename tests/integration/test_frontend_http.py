@@ -394,7 +394,11 @@ BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
     (message(role="user", content=["x"]), 400, "messages[0].content[0]", "invalid_value"),
     (message(role="user", content=[{"type": "text"}]), 400, "messages[0].content[0].text", "invalid_value"),
     (message(role="user", content=[{"type": "image_url"}]), 400, "messages[0].content[0].type", "unsupported"),
-    (message(role="user", content="x", mood="sad"), 400, "messages[0].mood", "unknown_field"),
+    (message(role="user", content="x", tool_calls_=[]), 400, "messages[0].tool_calls_", "unknown_field"),
+    (chat_with(**{f"zz{i}": 1 for i in range(17)}), 400, "zz16", "unknown_field"),
+    (chat_with(**{"a\r\nb": 1}), 400, "a\r\nb", "unknown_field"),
+    (chat_with(prompt="x"), 400, "prompt", "unknown_field"),
+    (chat_with(response_format={"type": "text", "zz": 1}), 400, "response_format.zz", "unknown_field"),
     (message(role="user", content="x", tool_calls=[{}]), 400, "messages[0].tool_calls[0].function", "invalid_value"),
     (message(role="tool", content="x"), 400, "messages", "chat_template_refused"),
     (chat_with(messages=[{"role": "user", "content": "word " * 4000}]), 400, "messages", "context_length_exceeded"),
@@ -476,8 +480,9 @@ BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
     (chat_with(truncate_prompt_tokens=0), 400, "truncate_prompt_tokens", "invalid_value"),
     (chat_with(bad_words=["x"]), 400, "bad_words", "unsupported"),
     (chat_with(allowed_token_ids=[1]), 400, "allowed_token_ids", "unsupported"),
-    (chat_with(store=True), 400, "store", "unsupported"),
-    (chat_with(service_tier="flex"), 400, "service_tier", "unsupported"),
+    (chat_with(store=1), 400, "store", "invalid_value"),
+    (chat_with(service_tier=7), 400, "service_tier", "invalid_value"),
+    (chat_with(verbosity="loud"), 400, "verbosity", "invalid_value"),
     (chat_with(metadata={"a": 1}), 400, "metadata", "invalid_value"),
     (chat_with(user=7), 400, "user", "invalid_value"),
     (chat_with(session_id="x" * 300), 400, "session_id", "invalid_value"),
@@ -520,6 +525,22 @@ BAD_COMPLETIONS: list[tuple[bytes, int, str | None, str]] = [
 ]
 
 
+async def test_unknown_fields_are_ignored_with_a_warning(running: Running) -> None:
+    """Fields that no API declares, at the top level and in messages; the header names them."""
+    content = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
+    body = chat_with(
+        messages=[{"role": "user", "content": content, "mood": "sad"}], provider={"order": []}, max_tokens=1
+    )
+    for _ in range(2):
+        status, _, headers = await running.post(CHAT, body)
+        assert status == 200
+        what, *fields = headers["X-Kvmesh-Warning"].split()
+        assert what == "ignored:"
+        assert sorted(fields) == ["messages[0].content[0].cache_control", "messages[0].mood", "provider"]
+    _, answer, _ = await running.post(CHAT, chat_with(temprature=0.5))
+    assert answer["error"]["message"].endswith("did you mean temperature?")
+
+
 async def test_bad_input_is_refused_with_the_fields_name(running: Running) -> None:
     """Status, field and code; the mesh is never asked and nothing is counted as a defect."""
     for path, cases in ((CHAT, BAD_CHAT), (COMPLETIONS, BAD_COMPLETIONS)):
@@ -541,7 +562,7 @@ async def test_neutral_values_of_unsupported_fields_pass(running: Running) -> No
     body = chat_with(
         best_of=1, use_beam_search=False, functions=None, include_stop_str_in_output=False, stop=None, n=None,
         parallel_tool_calls=True, tools=None, response_format={"type": "text"}, modalities=["text"], logit_bias={},
-        service_tier="auto", store=False, top_k=-1,
+        service_tier="flex", store=True, verbosity="low", top_k=-1,
     )  # fmt: skip
     assert (await running.post(CHAT, body))[0] == 200
 

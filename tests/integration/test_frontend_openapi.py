@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from services.frontend.api.apps import AppSettings
 from services.frontend.api.openapi.document import REQUESTS, openapi_document
 from services.frontend.models import ServedModel
+from services.frontend.settings import HttpSettings
 from tests.batch_process import QUICK, answering
 from tests.frontend_apps import RunningApps, running_apps
 from tests.frontend_mesh import served_model, write_model
@@ -54,7 +55,9 @@ def served(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     async def serve() -> None:
         apps = AppSettings(batches=QUICK)
-        async with running_apps([model], answering(model), directory, apps=apps, seed=1) as running:
+        # The document says what is declared; by default a frontend also takes fields that no API declares.
+        http = HttpSettings(refuses_unknown_fields=True)
+        async with running_apps([model], answering(model), directory, apps=apps, http=http, seed=1) as running:
             ready.put_nowait(running)
             await stop.wait()
             assert 'code="500"' not in running.metrics()

@@ -320,9 +320,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 10_000}, "max_output_tokens"), ({"top_logprobs": 21}, "top_logprobs"),
     ({"metadata": {"a": 1}}, "metadata"), ({"previous_response_id": "x"}, "previous_response_id"),
     ({"background": True}, "background"), ({"conversation": "c"}, "conversation"), ({"prompt": {"id": "p"}}, "prompt"),
-    ({"truncation": "auto"}, "truncation"), ({"max_tool_calls": 1}, "max_tool_calls"), ({"store": 1}, "store"),
+    ({"truncation": "middle"}, "truncation"), ({"max_tool_calls": 1}, "max_tool_calls"), ({"store": 1}, "store"),
     ({"include": ["file_search_call.results"]}, "include[0]"), ({"stream_options": {"x": 1}}, "stream_options.x"),
-    ({"service_tier": "flex"}, "service_tier"), ({"messages": []}, "messages"), ({"n": 2}, "n"),
+    ({"service_tier": 1}, "service_tier"), ({"messages": []}, "messages"), ({"n": 2}, "n"),
     ({"reasoning": {"generate_summary": "auto"}}, "reasoning.generate_summary"), ({"top_k": -5}, "top_k"),
 ]  # fmt: skip
 

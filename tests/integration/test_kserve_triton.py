@@ -67,6 +67,31 @@ async def test_questions_about_server_and_model(seen: dict[str, Any]) -> None:
     assert about["absent"][0] == "StatusCode.NOT_FOUND"
 
 
+async def test_configuration(seen: dict[str, Any]) -> None:
+    """Clients such as perf_analyzer read the tensors and whether a request may have several responses."""
+    config = seen["about"]["config"]
+    inputs = {each["name"]: each for each in config["input"]}
+    assert config["name"] == MODEL and config["model_transaction_policy"] == {"decoupled": True}
+    assert inputs["text_input"]["data_type"] == "TYPE_STRING" and not inputs["text_input"].get("optional")
+    assert inputs["stream"]["data_type"] == "TYPE_BOOL" and inputs["stream"]["optional"]
+    assert {"name": "text_output", "data_type": "TYPE_STRING", "dims": ["-1"]} in config["output"]
+    assert seen["about"]["absent_config"][0] == "StatusCode.NOT_FOUND"
+
+
+async def test_statistics(seen: dict[str, Any]) -> None:
+    """An answered request is counted with its duration; one that is refused before it runs is not."""
+    before, after = seen["statistics"]["before"], seen["statistics"]["after"]
+    assert int(after["inference_count"]) == int(before["inference_count"]) + 1 == int(after["execution_count"])
+    success = {name: int(before["inference_stats"]["success"][name]) for name in ("count", "ns")}
+    assert int(after["inference_stats"]["success"]["count"]) == success["count"] + 1
+    assert int(after["inference_stats"]["success"]["ns"]) > success["ns"]
+    # The cancelled stream of the asyncio client.
+    assert int(after["inference_stats"]["fail"]["count"]) >= 1
+    assert int(after["last_inference"]) >= int(before["last_inference"]) > 0
+    assert seen["statistics"]["all"] == [MODEL]
+    assert seen["statistics"]["absent"][0] == "StatusCode.NOT_FOUND"
+
+
 async def test_one_answer(seen: dict[str, Any]) -> None:
     """The prompt comes first unless it is excluded; choices, counts and reasons are tensors of their own."""
     unary = seen["unary"]

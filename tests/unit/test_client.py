@@ -127,7 +127,7 @@ async def test_whole_answers(served: Served) -> None:
         assert [len(choice.logprobs or ()) for choice in answer.choices] == [len(ids)] * 2
         assert answer.usage.output_tokens == 2 * len(ids) and answer.request_id
     for answer in chats:
-        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (TEXT, FinishReason.STOP)
+        assert (answer.text, answer.choices[0].finish_reason) == (TEXT, FinishReason.STOP)
 
 
 async def test_streams(served: Served) -> None:

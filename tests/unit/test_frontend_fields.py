@@ -10,8 +10,8 @@ from kvmesh.core import SamplingParams
 from kvmesh.core.sampling import RANGES
 from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
 from services.frontend.api.openai.chat_request import ChatRequest
-from services.frontend.api.openai.fields import Body, FieldError, read_body, refuse_fields, refused
 from services.frontend.api.openai.sampling import CommonSampling, SamplingFields, sampling_params
+from services.frontend.api.request_body import Body, FieldError, read_body, refuse_fields, refused
 
 
 class Text(Body, kw_only=True, tag_field="type", tag="text"):

@@ -54,6 +54,10 @@ class GRPCInferenceServiceStub:
     """Name, version and extensions of the server."""
     ModelMetadata: _grpc.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelMetadataRequest, _grpc_service_pb2.ModelMetadataResponse]
     """Inputs and outputs of a model."""
+    ModelConfig: _grpc.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelConfigRequest, _grpc_service_pb2.ModelConfigResponse]
+    """Triton's extension: a model's tensors in the form of Triton's model configuration."""
+    ModelStatistics: _grpc.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelStatisticsRequest, _grpc_service_pb2.ModelStatisticsResponse]
+    """Triton's extension: how many requests of this service have ended, and how long they took."""
     ModelInfer: _grpc.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelInferRequest, _grpc_service_pb2.ModelInferResponse]
     """One request, one answer."""
     ModelStreamInfer: _grpc.StreamStreamMultiCallable[_grpc_service_pb2.ModelInferRequest, _grpc_service_pb2.ModelStreamInferResponse]
@@ -82,6 +86,10 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     """Name, version and extensions of the server."""
     ModelMetadata: _aio.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelMetadataRequest, _grpc_service_pb2.ModelMetadataResponse]  # type: ignore[assignment]
     """Inputs and outputs of a model."""
+    ModelConfig: _aio.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelConfigRequest, _grpc_service_pb2.ModelConfigResponse]  # type: ignore[assignment]
+    """Triton's extension: a model's tensors in the form of Triton's model configuration."""
+    ModelStatistics: _aio.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelStatisticsRequest, _grpc_service_pb2.ModelStatisticsResponse]  # type: ignore[assignment]
+    """Triton's extension: how many requests of this service have ended, and how long they took."""
     ModelInfer: _aio.UnaryUnaryMultiCallable[_grpc_service_pb2.ModelInferRequest, _grpc_service_pb2.ModelInferResponse]  # type: ignore[assignment]
     """One request, one answer."""
     ModelStreamInfer: _aio.StreamStreamMultiCallable[_grpc_service_pb2.ModelInferRequest, _grpc_service_pb2.ModelStreamInferResponse]  # type: ignore[assignment]
@@ -137,6 +145,22 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_grpc_service_pb2.ModelMetadataResponse, _abc.Awaitable[_grpc_service_pb2.ModelMetadataResponse]]:
         """Inputs and outputs of a model."""
+
+    @_abc_1.abstractmethod
+    def ModelConfig(
+        self,
+        request: _grpc_service_pb2.ModelConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_grpc_service_pb2.ModelConfigResponse, _abc.Awaitable[_grpc_service_pb2.ModelConfigResponse]]:
+        """Triton's extension: a model's tensors in the form of Triton's model configuration."""
+
+    @_abc_1.abstractmethod
+    def ModelStatistics(
+        self,
+        request: _grpc_service_pb2.ModelStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_grpc_service_pb2.ModelStatisticsResponse, _abc.Awaitable[_grpc_service_pb2.ModelStatisticsResponse]]:
+        """Triton's extension: how many requests of this service have ended, and how long they took."""
 
     @_abc_1.abstractmethod
     def ModelInfer(

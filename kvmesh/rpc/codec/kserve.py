@@ -203,3 +203,58 @@ def to_model_metadata(name: str, inputs: Mapping[str, str], outputs: Mapping[str
         inputs=[tensor(name=each, datatype=kind, shape=[1]) for each, kind in inputs.items()],
         outputs=[tensor(name=each, datatype=kind, shape=[-1]) for each, kind in outputs.items()],
     )
+
+
+_DATA_TYPES: Mapping[str, pb.DataType] = {
+    "BOOL": pb.TYPE_BOOL,
+    "UINT32": pb.TYPE_UINT32,
+    "FP32": pb.TYPE_FP32,
+    _BYTES: pb.TYPE_STRING,
+}
+
+
+def to_model_config(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> pb.ModelConfigResponse:
+    """The tensors in the form of Triton's model configuration; both arguments map names to types."""
+    config = pb.ModelConfig(
+        name=name,
+        platform="kvmesh",
+        backend="kvmesh",
+        input=[
+            pb.ModelInput(name=each, data_type=_DATA_TYPES[kind], dims=[1], optional=each != TEXT_INPUT)
+            for each, kind in inputs.items()
+        ],
+        output=[pb.ModelOutput(name=each, data_type=_DATA_TYPES[kind], dims=[-1]) for each, kind in outputs.items()],
+        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
+    )
+    return pb.ModelConfigResponse(config=config)
+
+
+@dataclass(slots=True)
+class InferCounts:
+    """Requests to one model that have ended. Durations in seconds, `last_began_s` in seconds since 1970."""
+
+    answered: int = 0
+    answered_s: float = 0.0
+    failed: int = 0
+    failed_s: float = 0.0
+    last_began_s: float = 0.0
+
+
+def to_model_statistics(counts: Mapping[str, InferCounts]) -> pb.ModelStatisticsResponse:
+    """The statistics by model."""
+    return pb.ModelStatisticsResponse(
+        model_stats=[
+            pb.ModelStatistics(
+                name=name,
+                version=VERSION,
+                last_inference=int(each.last_began_s * 1e3),
+                inference_count=each.answered,
+                execution_count=each.answered,
+                inference_stats=pb.InferStatistics(
+                    success=pb.StatisticDuration(count=each.answered, ns=int(each.answered_s * 1e9)),
+                    fail=pb.StatisticDuration(count=each.failed, ns=int(each.failed_s * 1e9)),
+                ),
+            )
+            for name, each in counts.items()
+        ]
+    )

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
+from services.frontend.api.answer_reader import Reading, reading_of
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.bodies import sum_usage
-from services.frontend.api.reading import Reading, reading_of
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import AnswerSink, Conversation, Ending, RequestResult

@@ -210,6 +210,8 @@ def _sampling_for(request: Request, model: ServedModel, prompt_tokens: int) -> S
     if room < 1:
         raise _too_long(f"the prompt has {prompt_tokens} tokens", field, model)
     wanted = request.sampling.max_tokens
+    if wanted is not None and wanted > room and request.shortens_answer:
+        wanted = None
     if wanted is not None and wanted > room:
         raise _too_long(
             f"the prompt has {prompt_tokens} tokens and {wanted} are asked for", request.named("max_tokens"), model

@@ -75,7 +75,8 @@ class Request:
 
     `fields` maps names of SamplingParams and of this class to the names that the client used, for error messages.
     `timeout_s` None: the frontend's limit. `max_tokens` None: what the context leaves. `prompt_tokens_kept`: the prompt's
-    last tokens that are used, -1 as many as fit; None refuses a prompt that does not. `includes_stop`: the stop string or
+    last tokens that are used, -1 as many as fit; None refuses a prompt that does not. `shortens_answer`: a `max_tokens` that
+    the context does not leave is reduced instead of refused. `includes_stop`: the stop string or
     stop token is part of the text. `adds_special_tokens`: those that the tokenizer puts around a text prompt.
     """
 
@@ -93,6 +94,7 @@ class Request:
     pinned_prefill_worker_id: str = ""
     pinned_decode_worker_id: str = ""
     prompt_tokens_kept: int | None = None
+    shortens_answer: bool = False
     includes_stop: bool = False
     adds_special_tokens: bool = True
     timeout_s: float | None = None

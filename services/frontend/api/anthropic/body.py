@@ -7,10 +7,12 @@ import orjson
 
 from kvmesh.core import FinishReason, Usage
 from kvmesh.errors import MeshError
-from services.frontend.api.blocks import Block, BlockKind
+from services.frontend.api.answer_blocks import Block, BlockKind
 from services.frontend.api.http.exchange import status_of
 from services.frontend.pipeline.request import Ending
 
+MESSAGES_PATH = "/v1/messages"
+VERSION_HEADER = "anthropic-version"
 _ERROR_WORDS: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from kvmesh.errors import UnsupportedError
 from services.frontend.api.openai.chat_request import CalledName, template_call
-from services.frontend.api.openai.fields import AnyObject, Body, FieldError, refuse_fields, refused
+from services.frontend.api.request_body import AnyObject, Body, FieldError, refuse_fields, refused
 from services.frontend.pipeline.request import content_of
 
 BLOCKS_MAX = 1024

@@ -7,6 +7,7 @@ import orjson
 
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
+from services.frontend.api.answer_blocks import Block, Blocks, Pieces, PlainPieces
 from services.frontend.api.anthropic.body import (
     begun_block,
     delta_body,
@@ -15,7 +16,6 @@ from services.frontend.api.anthropic.body import (
     stop_of,
     usage_body,
 )
-from services.frontend.api.blocks import Block, Blocks, Pieces, PlainPieces
 from services.frontend.api.http.stream import EventStream
 from services.frontend.pipeline.request import Ending
 

@@ -11,7 +11,8 @@ from services.frontend.api.anthropic.content import CacheControl, Message, TextB
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.chat_request import TOOLS_MAX, JsonSchema, ToolName, template_tool
 from services.frontend.api.openai.constraints import json_schema
-from services.frontend.api.openai.fields import (
+from services.frontend.api.openai.sampling import ServiceTier, StopString, UserName, sampling_params
+from services.frontend.api.request_body import (
     TOKENS_MAX,
     AnyObject,
     Body,
@@ -23,7 +24,6 @@ from services.frontend.api.openai.fields import (
     refused,
     wrong,
 )
-from services.frontend.api.openai.sampling import StopString, UserName, sampling_params
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
 BUDGET_WARNING = "thinking.budget_tokens is not enforced; max_tokens bounds thinking and answer together"
@@ -125,7 +125,7 @@ class MessageRequest(CountRequest, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] | None = None
     stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
     metadata: MessageMetadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: ServiceTier | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,7 @@ def read_message(values: Mapping[str, Any], request_id: str, *, counts_only: boo
             continues_final_message=continues,
         ),
         sampling=sampling_params(body, **given),
+        shortens_answer=True,
         fields={"prompt": "messages", "constraint": "output_config.format", "stop": "stop_sequences"},
     )
     is_stream = isinstance(body, MessageRequest) and bool(body.stream)

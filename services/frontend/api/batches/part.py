@@ -7,13 +7,13 @@ from aiohttp import web
 
 from kvmesh.errors import NotFoundError, UnavailableError
 from kvmesh.telemetry import Instruments, event_logger
-from services.frontend.api.batches.answer import Endpoints, LineRunner
-from services.frontend.api.batches.calls import BatchCalls
+from services.frontend.api.batches.batch_run import BatchResources, LineSlots
 from services.frontend.api.batches.file_routes import FileRoutes
+from services.frontend.api.batches.line_runner import Endpoints, LineRunner
 from services.frontend.api.batches.routes import BatchRoutes
 from services.frontend.api.batches.runner import BatchRunner
+from services.frontend.api.batches.service import BatchCalls
 from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.api.batches.work import BatchResources, LineSlots
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.responses.serve import Responses

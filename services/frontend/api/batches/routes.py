@@ -7,14 +7,14 @@ from aiohttp import web
 from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.api.batches.answer import ENDPOINTS
 from services.frontend.api.batches.file_routes import is_file_id, refuse_unknown
+from services.frontend.api.batches.line_runner import ENDPOINTS
 from services.frontend.api.batches.runner import BatchRunner
 from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.api.batches.upload import check_ttl
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange, json_response
-from services.frontend.api.openai.fields import Body, read_body, wrong
+from services.frontend.api.request_body import Body, read_body, wrong
 from services.frontend.api.responses.pages import list_body, read_limit
 from services.frontend.api.responses.read import StoredMetadata
 from services.frontend.stores.batch_rows import INPUT_PURPOSE, batch_body

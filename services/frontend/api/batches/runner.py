@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import event_logger
-from services.frontend.api.batches.answer import DrainingError
-from services.frontend.api.batches.work import BatchResources, BatchRun
+from services.frontend.api.batches.batch_run import BatchResources, BatchRun
+from services.frontend.api.batches.line_runner import DrainingError
 from services.frontend.stores.batch_rows import Claim
 from services.frontend.stores.batches import LeaseLostError
 from services.frontend.stores.files import FileStore

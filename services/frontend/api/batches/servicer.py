@@ -12,7 +12,7 @@ from kvmesh.api.inference.v1 import inference_pb2_grpc
 from kvmesh.errors import NotFoundError
 from kvmesh.rpc.codec.batch import batch_id_of, from_create_batch, to_batch, to_batch_result
 from services.frontend.access.caller import current_caller
-from services.frontend.api.batches.calls import BatchCalls
+from services.frontend.api.batches.service import BatchCalls
 from services.frontend.stores.batch_rows import batch_body
 
 Context = ServicerContext[Any, Any]

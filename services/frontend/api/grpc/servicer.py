@@ -26,11 +26,11 @@ from kvmesh.rpc.codec.inference import (
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
 from services.frontend.access.caller import current_caller
-from services.frontend.api.batches.calls import BatchCalls
+from services.frontend.api.answer_reader import Reading, reading_of
+from services.frontend.api.batches.service import BatchCalls
 from services.frontend.api.batches.servicer import BatchServicer
 from services.frontend.api.grpc.requests import chat_request, conversation_of, embed_request, generate_request
 from services.frontend.api.grpc.running import AnswerUpdate, RunningRequest, accounted
-from services.frontend.api.reading import Reading, reading_of
 from services.frontend.models import ServedModel
 from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.pipeline.pipeline import Pipeline

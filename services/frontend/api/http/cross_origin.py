@@ -5,7 +5,7 @@ from aiohttp import web
 from services.frontend.settings import HttpSettings
 
 _METHODS = "GET, POST, DELETE, OPTIONS"
-_EXPOSED = "x-request-id, x-kvmesh-request-id, request-id, retry-after, x-kvmesh-warning"
+_EXPOSED = "x-request-id, x-kvmesh-request-id, request-id, retry-after, x-kvmesh-warning, x-kvmesh-max-tokens"
 
 
 class CrossOrigin:

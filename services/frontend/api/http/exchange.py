@@ -1,9 +1,9 @@
 """One HTTP request on its way through an API: its body, its answer so far, and what is logged of it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import StreamReader, web
 
@@ -14,7 +14,9 @@ from kvmesh.rpc.http_status import http_status
 from services.frontend.access.caller import ANYBODY, Caller
 from services.frontend.api.http.event_pace import EventPace
 from services.frontend.api.openai.bodies import to_json
-from services.frontend.api.openai.fields import read_object
+from services.frontend.api.request_body import read_object
+from services.frontend.api.run import WARNING_HEADER
+from services.frontend.api.unknown_fields import read_tolerantly
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
@@ -22,6 +24,8 @@ _log = logging.getLogger(__name__)
 BODY_TOO_LARGE = "body_too_large"
 CLIENT_GONE = 499
 """nginx's status for a client that closed its connection before the answer was complete."""
+
+Read = TypeVar("Read")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +63,21 @@ class Exchange:
             if len(served) == 1:
                 values["model"] = served[0].name
         return values
+
+    async def read_request(self, read: Callable[[dict[str, Any]], Read]) -> Read:
+        """Reads the body as `read` does. Unless the settings refuse them, fields that no API knows become a warning."""
+        values = await self.read_object()
+        if self.settings.refuses_unknown_fields:
+            return read(values)
+        request, ignored = read_tolerantly(read, values)
+        if ignored:
+            self.warn(f"ignored: {' '.join(ignored)}")
+        return request
+
+    def warn(self, *warnings: str) -> None:
+        """Adds warnings to the answer's header."""
+        if warnings:
+            self.headers[WARNING_HEADER] = ", ".join([*filter(None, [self.headers.get(WARNING_HEADER)]), *warnings])
 
     async def _read_body(self) -> bytes:
         request = self.request

@@ -3,6 +3,7 @@
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -11,6 +12,8 @@ from prometheus_client.exposition import choose_encoder
 
 from kvmesh.errors import MeshError, NotFoundError
 from kvmesh.rpc.http_status import http_status
+from services.frontend.api.anthropic.body import MESSAGES_PATH, VERSION_HEADER
+from services.frontend.api.anthropic.body import error_body as messages_error_body
 from services.frontend.api.http.boundary import REQUEST_ID_HEADER, Boundary, Serve, client_id_of
 from services.frontend.api.http.exchange import json_response
 from services.frontend.api.http.half_close import HalfClosingRunner
@@ -78,6 +81,7 @@ class HttpServer:
         app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_get("/health", self._health)
         app.router.add_get("/live", self._live)
+        app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
         for extension in self._extensions:
             extension.add_routes(app, self._boundary)
@@ -145,6 +149,9 @@ class HttpServer:
     async def _live(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok"})
 
+    async def _version(self, _: web.Request) -> web.Response:
+        return json_response({"version": version("kvmesh")})
+
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
@@ -159,13 +166,13 @@ class HttpServer:
         what = f"has no {request.method}, only {', '.join(methods)}" if methods else "does not exist"
         error = NotFoundError(f"{request.path[:128]} {what}", reason="method_not_allowed" if methods else "not_found")
         headers = self._common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
-        return _error_response(error, code=405 if methods else 404, headers=headers)
+        is_anthropic = request.path.startswith(MESSAGES_PATH) or VERSION_HEADER in request.headers
+        body = messages_error_body(error) if is_anthropic else error_body(error)
+        return json_response(body, status=405 if methods else 404, headers=headers | error_headers(error))
 
 
-def _error_response(error: MeshError, *, code: int = 0, headers: Mapping[str, str]) -> web.Response:
-    return json_response(
-        error_body(error), status=code or http_status(error)[0], headers={**headers, **error_headers(error)}
-    )
+def _error_response(error: MeshError, *, headers: Mapping[str, str]) -> web.Response:
+    return json_response(error_body(error), status=http_status(error)[0], headers={**headers, **error_headers(error)})
 
 
 def _entries(model: ServedModel) -> list[dict[str, Any]]:

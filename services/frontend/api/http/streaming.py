@@ -11,11 +11,11 @@ from aiohttp.abc import AbstractStreamWriter
 from kvmesh.core import Usage
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
+from services.frontend.api.answer_reader import Reading
 from services.frontend.api.http.exchange import CLIENT_GONE, Exchange, internal_error
 from services.frontend.api.http.half_close import STREAM
 from services.frontend.api.http.stream import EventStream
 from services.frontend.api.openai.chunks import Chunks
-from services.frontend.api.reading import Reading
 from services.frontend.api.run import run_all
 from services.frontend.pipeline.prepare import Prepared
 

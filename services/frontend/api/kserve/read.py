@@ -13,8 +13,8 @@ from kvmesh.rpc.codec.kserve import TEXT_INPUT, InferCall
 from kvmesh.telemetry import current_traceparent
 from services.frontend.api.grpc.requests import timeout_s
 from services.frontend.api.openai.completion_request import MAX_TOKENS_DEFAULT
-from services.frontend.api.openai.fields import INTEGER_MAX, TOKENS_MAX, Ignored, read_body, refused, wrong
 from services.frontend.api.openai.sampling import SamplingFields, sampling_params
+from services.frontend.api.request_body import INTEGER_MAX, TOKENS_MAX, Ignored, read_body, refused, wrong
 from services.frontend.pipeline.request import Request
 
 SAMPLING = "sampling_parameters"

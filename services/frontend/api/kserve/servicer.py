@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,10 +14,13 @@ from kvmesh.errors import MeshError, NotFoundError, UnavailableError, Unsupporte
 from kvmesh.rpc.codec.kserve import (
     MODEL_CHARACTERS_MAX,
     InferCall,
+    InferCounts,
     check_version,
     from_infer_request,
     to_infer_response,
+    to_model_config,
     to_model_metadata,
+    to_model_statistics,
     to_stream_error,
     to_stream_response,
 )
@@ -43,6 +47,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     def __init__(self, pipeline: Pipeline, settings: KserveSettings) -> None:
         self._pipeline = pipeline
         self._settings = settings
+        self._counts: dict[str, InferCounts] = {}
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
@@ -63,6 +68,18 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         self._model(request.name, request.version)
         return to_model_metadata(request.name, INPUTS, OUTPUTS)
+
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        self._model(request.name, request.version)
+        return to_model_config(request.name, INPUTS, OUTPUTS)
+
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+        if request.name:
+            names = [self._model(request.name, request.version).name]
+        else:
+            caller = current_caller.get()
+            names = [model.name for model in self._pipeline.models.served() if caller.allows(model.name)]
+        return to_model_statistics({name: self._counts.get(name, InferCounts()) for name in names})
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         call = from_infer_request(request)
@@ -126,11 +143,25 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         pipeline = self._pipeline
         return read_inference(call, pipeline.new_id(), remaining_s(context), pipeline.settings.choices_max)
 
-    def _running(self, inference: Inference) -> RunningRequest:
-        began_s = self._pipeline.clock.now()
-        return RunningRequest(
+    @asynccontextmanager
+    async def _running(self, inference: Inference) -> AsyncIterator[RunningRequest]:
+        """Runs the request and counts it for ModelStatistics. A request that is refused before it runs is not counted."""
+        clock = self._pipeline.clock
+        began_s, began_wall_s = clock.now(), clock.wall()
+        running = RunningRequest(
             self._pipeline, inference.request, is_stream=inference.is_stream, began_s=began_s, path="kserve"
         )
+        async with running:
+            counts = self._counts.setdefault(running.prepared.model.name, InferCounts())
+            counts.last_began_s = began_wall_s
+            try:
+                yield running
+            except BaseException:
+                counts.failed += 1
+                counts.failed_s += clock.now() - began_s
+                raise
+            counts.answered += 1
+            counts.answered_s += clock.now() - began_s
 
     @property
     def _is_ready(self) -> bool:

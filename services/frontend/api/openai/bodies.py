@@ -9,6 +9,7 @@ import orjson
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import WORKER_LOST_TWICE, MeshError, UnauthenticatedError
 from kvmesh.rpc.http_status import http_status
+from services.frontend.api.answer_reader import ReadCall, Reading, ReadMessage
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.logprobs import (
     AnswerOffsets,
@@ -17,7 +18,6 @@ from services.frontend.api.openai.logprobs import (
     echoed_logprobs,
     prompt_logprobs,
 )
-from services.frontend.api.reading import ReadCall, Reading, ReadMessage
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Ending
 

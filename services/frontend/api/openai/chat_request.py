@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.fields import AnyObject, Body, Count, FieldError, Ignored, read_body, refused, wrong
-from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, sampling_params, top_logprobs
+from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, Verbosity, sampling_params, top_logprobs
+from services.frontend.api.request_body import AnyObject, Body, Count, FieldError, Ignored, read_body, refused, wrong
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
 TOOLS_MAX = 128
@@ -135,6 +135,7 @@ class ChatRequest(OpenAiRequest, kw_only=True):
     include_reasoning: Annotated[bool | None, Meta(description="False: the answer without its reasoning.")] = None
     documents: Documents | None = None
     reasoning_effort: Annotated[Effort | None, Meta(description="For chat templates that know it.")] = None
+    verbosity: Verbosity | None = None
     chat_template_kwargs: Annotated[AnyObject | None, Meta(description="Variables of the chat template.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[
@@ -146,7 +147,6 @@ class ChatRequest(OpenAiRequest, kw_only=True):
     modalities: Annotated[Any, refused("only text comes out", ["text"])] = None
     prediction: Annotated[Any, refused("not yet")] = None
     web_search_options: Annotated[Any, refused("there is no web search")] = None
-    verbosity: Annotated[Any, refused("not yet")] = None
     chat_template: Annotated[Any, refused("templates come with the model")] = None
     add_special_tokens: Annotated[Any, refused("the chat template adds them", False)] = None
     echo: Annotated[Any, refused("only for completions", False)] = None
@@ -199,6 +199,7 @@ class ConversationFields(Protocol):
 
     documents: Documents | None
     reasoning_effort: Effort | None
+    verbosity: Verbosity | None
     chat_template_kwargs: AnyObject | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
@@ -215,17 +216,22 @@ def conversation_of(body: ConversationFields, tools: Sequence[AnyObject], tool_c
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and adds_prompt:
         raise wrong("continue_final_message", "false when add_generation_prompt is true")
-    # A variable of templates that know it; what `chat_template_kwargs` says of it wins.
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    advice = template_advice(effort=body.reasoning_effort, verbosity=body.verbosity)
     return Conversation(
         messages=[_template_message(each, i) for i, each in enumerate(body.messages or ())],
         tools=tools,
         tool_choice=tool_choice,
         documents=body.documents or (),
-        arguments=effort | (body.chat_template_kwargs or {}),
+        arguments=advice | (body.chat_template_kwargs or {}),
         adds_generation_prompt=adds_prompt,
         continues_final_message=continues,
     )
+
+
+def template_advice(*, effort: Effort | None, verbosity: Verbosity | None) -> AnyObject:
+    """Variables for templates that know them. The request's `chat_template_kwargs` take precedence."""
+    values = {"reasoning_effort": effort, "verbosity": verbosity}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _template_message(message: ChatMessage, i: int) -> AnyObject:

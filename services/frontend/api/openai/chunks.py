@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import orjson
 
 from kvmesh.core import TokenLogprob, Usage
+from services.frontend.api.answer_reader import Reading
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.bodies import (
     CHAT_CHUNK_OBJECT,
@@ -16,7 +17,6 @@ from services.frontend.api.openai.bodies import (
     usage_body,
 )
 from services.frontend.api.openai.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
-from services.frontend.api.reading import Reading
 from services.frontend.models import ServedModel
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
 from services.frontend.pipeline.request import Ending

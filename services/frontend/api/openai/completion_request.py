@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.fields import TOKENS_MAX, read_body, refused, wrong
 from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, Prompts, prompt_list, sampling_params
+from services.frontend.api.request_body import TOKENS_MAX, read_body, refused, wrong
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 from kvmesh.core import Constraint, ConstraintKind
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX, OPTION_CHARACTERS_MAX, OPTIONS_MAX, REGEX_BYTES_MAX
-from services.frontend.api.openai.fields import AnyObject, Body, FieldError, Ignored, refuse_fields, refused, wrong
+from services.frontend.api.request_body import AnyObject, Body, FieldError, Ignored, refuse_fields, refused, wrong
 
 Document = Annotated[AnyObject | str, Meta(description="A JSON object, as it is or in a string.")]
 Options = Annotated[

@@ -12,7 +12,6 @@ from kvmesh.rpc.clients import EmbedResult
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
 from services.frontend.api.openai.bodies import to_json
-from services.frontend.api.openai.fields import Count, ModelBody, read_body, refused
 from services.frontend.api.openai.sampling import (
     Priority,
     Prompts,
@@ -21,13 +20,14 @@ from services.frontend.api.openai.sampling import (
     checked_truncation,
     prompt_list,
 )
+from services.frontend.api.request_body import Count, ModelBody, read_body, refused
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.request import Request
 
 
 async def serve_embeddings(exchange: Exchange) -> web.StreamResponse:
     """POST /v1/embeddings."""
-    request, form = read_embeddings(await exchange.read_object(), exchange.request_id)
+    request, form = await exchange.read_request(lambda values: read_embeddings(values, exchange.request_id))
     request = replace(request, asked=steer(request.asked, exchange.request.headers, exchange.settings))
     exchange.model_name = exchange.pipeline.models.find(request.asked.model).name
     result = await exchange.pipeline.embed(request, began_s=exchange.began_s)

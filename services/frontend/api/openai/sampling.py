@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -27,7 +27,7 @@ from services.frontend.api.openai.constraints import (
     StructuredOutputs,
     one_constraint,
 )
-from services.frontend.api.openai.fields import (
+from services.frontend.api.request_body import (
     TOKENS_MAX,
     Body,
     FieldGroup,
@@ -71,6 +71,8 @@ Prompts = Annotated[
 ]
 SessionId = Annotated[str, Meta(max_length=256, description="Requests of one session go to where its prefix is.")]
 SessionKey = Annotated[str, Meta(max_length=256, description="As session_id, in OpenAI's word.")]
+ServiceTier = Annotated[str, Meta(max_length=64, description="Checked; there is one tier.")]
+Verbosity = Annotated[Literal["low", "medium", "high"], Meta(description="For chat templates that know it.")]
 UserName = Annotated[str, Meta(max_length=512)]
 
 
@@ -117,8 +119,8 @@ class SamplingFields(CommonSampling, kw_only=True):
     prompt_cache_retention: Ignored = None
     guided_decoding_backend: Annotated[Any, refused("the engine chooses")] = None
     guided_whitespace_pattern: Annotated[Any, refused("the engine chooses")] = None
-    store: Annotated[Any, refused("answers of this endpoint are not kept", False)] = None
-    service_tier: Annotated[Any, refused("there is one", "auto", "default")] = None
+    store: Annotated[bool | None, Meta(description="Checked; answers of this endpoint are not kept.")] = None
+    service_tier: ServiceTier | None = None
     use_beam_search: Annotated[Any, refused("there is no beam search", False)] = None
     best_of: Annotated[Any, refused("ask for n choices", 1)] = None
     length_penalty: Annotated[Any, refused("there is no beam search", 1, 1.0)] = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from services.frontend.api.answer_reader import Reading
 from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import stream_answer
@@ -14,21 +15,21 @@ from services.frontend.api.openai.bodies import Collected, chat_body, completion
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.chunks import ChatChunks, Chunks, CompletionChunks
 from services.frontend.api.openai.completion_request import read_completion
-from services.frontend.api.reading import Reading
-from services.frontend.api.run import RunContext, reading_for, run_all, warning_headers
+from services.frontend.api.run import RunContext, reading_for, run_all
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import Conversation
 
 
 async def serve_chat(exchange: Exchange) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    return await _serve(exchange, read_chat(await exchange.read_object(), exchange.request_id))
+    return await _serve(exchange, await exchange.read_request(lambda values: read_chat(values, exchange.request_id)))
 
 
 async def serve_completion(exchange: Exchange) -> web.StreamResponse:
     """POST /v1/completions."""
-    values = await exchange.read_object()
-    return await _serve(exchange, read_completion(values, exchange.request_id, exchange.pipeline.settings))
+    settings = exchange.pipeline.settings
+    asked = await exchange.read_request(lambda values: read_completion(values, exchange.request_id, settings))
+    return await _serve(exchange, asked)
 
 
 async def _serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
@@ -40,7 +41,8 @@ async def _serve(exchange: Exchange, asked: Asked) -> web.StreamResponse:
     reading = reading_for(asked, prepared)
     if not asked.is_stream:
         body = await whole_body(exchange, asked, prepared, created_s, reading)
-        return json_response(body, headers=exchange.headers | warning_headers(reading))
+        exchange.warn(*(reading.warnings if reading is not None else ()))
+        return json_response(body, headers=exchange.headers)
     model, prompt_ids = prepared[0].model, [each.generation.token_ids for each in prepared]
     chunks: Chunks
     if _is_chat(asked):

@@ -17,7 +17,8 @@ from services.frontend.api.openai.chat_request import (
     conversation_of,
     template_tools,
 )
-from services.frontend.api.openai.fields import AnyObject, ModelBody, TokenId, read_body, wrong
+from services.frontend.api.openai.sampling import Verbosity
+from services.frontend.api.request_body import AnyObject, ModelBody, TokenId, read_body, wrong
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.prepare import checked_ids, tokens_of
 from services.frontend.pipeline.request import Prompt, Request, ToolChoice
@@ -31,6 +32,7 @@ class TokenizeRequest(ModelBody, kw_only=True):
     tools: Tools | None = None
     documents: Documents | None = None
     reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
     chat_template_kwargs: AnyObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -48,7 +50,7 @@ class DetokenizeRequest(ModelBody, kw_only=True):
 
 async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
     """A text's tokens, or those that the model would see of a conversation."""
-    body = read_body(TokenizeRequest, await exchange.read_object())
+    body = await exchange.read_request(lambda values: read_body(TokenizeRequest, values))
     model = _model(exchange, body)
     prompt, name = _prompt(body)
     request = Request(
@@ -86,13 +88,14 @@ def _prompt(body: TokenizeRequest) -> tuple[Prompt, str]:
 
 
 _OF_CONVERSATION = (
-    "tools", "documents", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+    "tools", "documents", "reasoning_effort", "verbosity", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message",
 )  # fmt: skip
 
 
 async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
     """The text of token ids, special tokens included."""
-    body = read_body(DetokenizeRequest, await exchange.read_object())
+    body = await exchange.read_request(lambda values: read_body(DetokenizeRequest, values))
     model = _model(exchange, body)
     text = model.text.decode(checked_ids(body.tokens, "tokens", model), skip_special_tokens=False)
     return web.Response(body=to_json({"prompt": text}), headers=exchange.headers, content_type="application/json")

@@ -10,11 +10,11 @@ from services.frontend.api.batches.routes import BatchRequest
 from services.frontend.api.openai.chat_request import ChatRequest
 from services.frontend.api.openai.completion_request import CompletionRequest
 from services.frontend.api.openai.embeddings import EmbeddingRequest
-from services.frontend.api.openai.fields import Body
 from services.frontend.api.openai.tokens import DetokenizeRequest, TokenizeRequest
-from services.frontend.api.openapi import answers
+from services.frontend.api.openapi import response_schemas
+from services.frontend.api.openapi.json_schema import Schema, constant, page, reference, text, told
 from services.frontend.api.openapi.operations import OPERATIONS, TAGS, Operation
-from services.frontend.api.openapi.shapes import Schema, constant, page, reference, told
+from services.frontend.api.request_body import Body
 from services.frontend.api.responses.items import MessageItem
 from services.frontend.api.responses.read import ResponseRequest
 
@@ -70,28 +70,29 @@ def schemas() -> dict[str, Schema]:
     models = told({"object": constant("list"), "data": {"type": "array", "items": reference("Model")}})
     return {
         **requests,
-        "Error": answers.error(),
-        "Usage": answers.usage(),
-        "ChatCompletion": answers.chat_answer(),
-        "Completion": answers.completion_answer(),
-        "Response": answers.response_answer(),
-        "ResponseUsage": answers.response_usage(),
-        "DeletedResponse": answers.deleted("response"),
-        "InputItemList": answers.input_items(),
-        "Message": answers.message_answer(),
-        "Count": answers.count_answer(),
-        "MessageError": answers.message_error(),
-        "Upload": answers.upload(),
-        "File": answers.file(),
+        "Error": response_schemas.error(),
+        "Usage": response_schemas.usage(),
+        "ChatCompletion": response_schemas.chat_answer(),
+        "Completion": response_schemas.completion_answer(),
+        "Response": response_schemas.response_answer(),
+        "ResponseUsage": response_schemas.response_usage(),
+        "DeletedResponse": response_schemas.deleted("response"),
+        "InputItemList": response_schemas.input_items(),
+        "Message": response_schemas.message_answer(),
+        "Count": response_schemas.count_answer(),
+        "MessageError": response_schemas.message_error(),
+        "Upload": response_schemas.upload(),
+        "File": response_schemas.file(),
         "FileList": page(reference("File")),
-        "DeletedFile": answers.deleted("file"),
-        "Batch": answers.batch(),
+        "DeletedFile": response_schemas.deleted("file"),
+        "Batch": response_schemas.batch(),
         "BatchList": page(reference("Batch")),
-        "EmbeddingList": answers.embedding_answer(),
-        "Tokens": answers.tokenize_answer(),
-        "Detokenized": answers.detokenize_answer(),
-        "Model": answers.model(),
+        "EmbeddingList": response_schemas.embedding_answer(),
+        "Tokens": response_schemas.tokenize_answer(),
+        "Detokenized": response_schemas.detokenize_answer(),
+        "Model": response_schemas.model(),
         "ModelList": models,
-        "Health": answers.health(),
+        "Health": response_schemas.health(),
         "Live": told({"status": constant("ok")}),
+        "Version": told({"version": text()}),
     }

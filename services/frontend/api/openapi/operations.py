@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.api.openapi.shapes import Schema, anything, constant, integer, reference, text, words
+from services.frontend.api.openapi.json_schema import Schema, anything, constant, integer, reference, text, words
 
 JSON = "application/json"
 
@@ -128,6 +128,7 @@ OPERATIONS: Sequence[Operation] = (
     _get("/v1/models/{model}", "getModel", "A model", OTHERS, "Model", parameters={"model": text(least=1)}),
     _get("/health", "health", "Whether requests can be answered; 503 with the reasons if not", OTHERS, "Health",
          errors="Health", is_open=True),
+    _get("/version", "version", "The version of kvmesh", OTHERS, "Version", is_open=True),
     _get("/live", "live", "Whether the process runs", OTHERS, "Live", is_open=True),
     _get("/openapi.json", "openapi", "This description", OTHERS, "", is_open=True),
     _get("/docs", "docs", "This description for people", OTHERS, "", answer_type="text/html", is_open=True),

@@ -6,7 +6,7 @@ from typing import Any
 from kvmesh.core import FinishReason, Usage
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
-from services.frontend.api.blocks import Block, BlockKind
+from services.frontend.api.answer_blocks import Block, BlockKind
 from services.frontend.api.responses.read import AskedResponse
 from services.frontend.pipeline.request import Ending
 

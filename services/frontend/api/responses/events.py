@@ -7,7 +7,7 @@ import orjson
 
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
-from services.frontend.api.blocks import Block, BlockKind, Blocks, Pieces
+from services.frontend.api.answer_blocks import Block, BlockKind, Blocks, Pieces
 from services.frontend.api.http.stream import EventStream
 from services.frontend.api.openai.logprobs import chat_entries
 from services.frontend.api.responses.body import (

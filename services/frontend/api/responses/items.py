@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from services.frontend.api.openai.chat_request import parsed_arguments, template_call
-from services.frontend.api.openai.fields import AnyObject, Body, Ignored, refuse_fields, refused, wrong
+from services.frontend.api.request_body import AnyObject, Body, Ignored, refuse_fields, refused, wrong
 from services.frontend.pipeline.request import content_of, text_of
 
 ITEMS_MAX = 4096

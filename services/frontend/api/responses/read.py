@@ -10,9 +10,25 @@ from msgspec import Meta
 from kvmesh.core import Constraint, ConstraintKind
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.chat_request import TOOLS_MAX, Effort, JsonSchema, ToolName, template_tool
+from services.frontend.api.openai.chat_request import (
+    TOOLS_MAX,
+    Effort,
+    JsonSchema,
+    ToolName,
+    template_advice,
+    template_tool,
+)
 from services.frontend.api.openai.constraints import json_schema
-from services.frontend.api.openai.fields import (
+from services.frontend.api.openai.sampling import (
+    CommonSampling,
+    Logprobs,
+    Priority,
+    ServiceTier,
+    SessionKey,
+    Verbosity,
+    sampling_params,
+)
+from services.frontend.api.request_body import (
     AnyObject,
     Body,
     Count,
@@ -22,7 +38,6 @@ from services.frontend.api.openai.fields import (
     refused,
     wrong,
 )
-from services.frontend.api.openai.sampling import CommonSampling, Logprobs, Priority, SessionKey, sampling_params
 from services.frontend.api.responses.items import ITEMS_MAX, Item, messages_of, stored_items
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
@@ -70,10 +85,7 @@ class ResponseText(Body, kw_only=True):
     """`text`."""
 
     format: ResponseTextFormat | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, refused("not yet", "medium")] = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
+    verbosity: Verbosity | None = None
 
 
 class ResponseReasoning(Body, kw_only=True):
@@ -122,8 +134,10 @@ class ResponseRequest(CommonSampling, kw_only=True):
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
     metadata: StoredMetadata | None = None
-    truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, Meta(description="auto: a prompt that does not fit loses its first tokens.")
+    ] = None
+    service_tier: ServiceTier | None = None
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
     prompt_cache_key: SessionKey | None = None
     priority: Priority | None = None
@@ -183,7 +197,7 @@ class AskedResponse:
             "user": body.user,
             "safety_identifier": body.safety_identifier,
             "prompt_cache_key": body.prompt_cache_key,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "service_tier": "default",
             "instructions": body.instructions,
             "top_logprobs": body.top_logprobs or 0,
@@ -239,8 +253,10 @@ def read_asked(asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], reque
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     tools, tool_choice = _chosen_tools(body)
-    effort = None if body.reasoning is None else body.reasoning.effort
-    arguments = {} if effort is None else {"reasoning_effort": effort}
+    arguments = template_advice(
+        effort=None if body.reasoning is None else body.reasoning.effort,
+        verbosity=None if body.text is None else body.text.verbosity,
+    )
     request = Request(
         request_id=request_id,
         model=body.model_name(),
@@ -259,6 +275,7 @@ def read_asked(asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], reque
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         session_id=body.prompt_cache_key or "",
+        prompt_tokens_kept=-1 if body.truncation == "auto" else None,
         fields={
             "prompt": "input",
             "max_tokens": "max_output_tokens",

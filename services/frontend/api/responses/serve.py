@@ -12,14 +12,14 @@ from aiohttp import web
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
-from services.frontend.api.blocks import BlockOutlet, pieces_for
+from services.frontend.api.answer_blocks import BlockOutlet, pieces_for
+from services.frontend.api.answer_reader import Reading
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import stream_answer
 from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.logprobs import chat_entries
-from services.frontend.api.reading import Reading
 from services.frontend.api.responses.body import begun_body, ended_body, item_body, status_of
 from services.frontend.api.responses.events import ResponseEvents, ResponseStream
 from services.frontend.api.responses.pages import numbered_items, page_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvmesh.clock import Clock
 from kvmesh.telemetry import event_logger
-from services.frontend.api.batches.answer import DrainingError, LineRunner, unrun_result
+from services.frontend.api.batches.line_runner import DrainingError, LineRunner, unrun_result
 from services.frontend.api.batches.lines import Line, LineReader, check_file
 from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.pipeline.pipeline import Pipeline

@@ -13,7 +13,7 @@ from services.frontend.api.batches.file_routes import is_file_id
 from services.frontend.api.batches.lines import CUSTOM_ID_CHARACTERS_MAX
 from services.frontend.api.batches.runner import BatchRunner
 from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.api.openai.fields import Body, read_body
+from services.frontend.api.request_body import Body, read_body
 from services.frontend.api.responses.read import StoredMetadata
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
 from services.frontend.stores.batches import BatchStore

@@ -1,7 +1,7 @@
 """The schemas of what comes back, and of the form of an upload. Those of JSON requests come from their classes."""
 
-from services.frontend.api.batches.answer import ENDPOINTS
-from services.frontend.api.openapi.shapes import (
+from services.frontend.api.batches.line_runner import ENDPOINTS
+from services.frontend.api.openapi.json_schema import (
     Schema,
     anything,
     array,
@@ -127,7 +127,7 @@ def response_answer() -> Schema:
             "temperature": nullable(number(0, 2)), "top_p": nullable(number(0, 1)), "tools": array(anything()),
             "tool_choice": anything(), "parallel_tool_calls": flag(), "text": mapping(anything()),
             "reasoning": mapping(anything()), "max_output_tokens": nullable(integer(1)), "metadata": mapping(text(most=512), most=16),
-            "truncation": constant("disabled"), "service_tier": constant("default"), "top_logprobs": integer(0),
+            "truncation": words("auto", "disabled"), "service_tier": constant("default"), "top_logprobs": integer(0),
             "max_tool_calls": {"type": "null"}, "user": maybe_text, "safety_identifier": maybe_text,
             "prompt_cache_key": maybe_text,
         },

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvmesh.core import TokenLogprob
-from services.frontend.api.reading import Reading
+from services.frontend.api.answer_reader import Reading
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
 from services.frontend.pipeline.request import Ending
 
