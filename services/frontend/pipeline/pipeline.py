@@ -18,6 +18,7 @@ from kvmesh.errors import (
 from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
+from services.frontend.access.caller import Caller
 from services.frontend.access.settings import AccessSettings
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models
@@ -94,16 +95,17 @@ class Pipeline:
             self._idle.clear()
             await self._idle.wait()
 
-    async def prepare(self, request: Request, *, began_s: float) -> Prepared:
+    async def prepare(self, request: Request, *, caller: Caller, began_s: float) -> Prepared:
         """Checks and tokenises a request. Raises errors of the client before the request takes any resource of the mesh."""
         self._check_room()
-        self.access.check(request)
+        self.access.check(request, caller)
         model = self.models.find(request.model)
         request = with_tool_constraint(request, model.text.selection.tools)
         check_request(request, model, self.settings)
         token_ids = await tokens_of(request, model, self.settings)
         hashes = await hashes_of(token_ids, request, model)
-        return prepare(request, model, token_ids, hashes, attempt_timeout_s=self._timeout_s(request, began_s))
+        timeout_s = self._timeout_s(request, began_s)
+        return prepare(request, model, token_ids, hashes, caller=caller, attempt_timeout_s=timeout_s)
 
     async def run(self, prepared: Prepared, outlet: AnswerSink, *, began_s: float) -> RequestResult:
         """Runs a request to its end; the sink receives the answer. `began_s`: when the client's request arrived.
@@ -122,6 +124,7 @@ class Pipeline:
         self._admit(request_id)
         try:
             permit = self.access.enter(
+                prepared.caller,
                 prompt_tokens=prepared.ask.prompt_tokens,
                 output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
             )
@@ -130,28 +133,33 @@ class Pipeline:
                     return await self._run(run, prepared, began_s)
                 return await self._run_traced(run, prepared, began_s)
             finally:
-                self.access.leave(permit, run.spent(), request_id=request_id, model=prepared.model.name)
+                self.access.leave(
+                    permit, run.spent(), caller=prepared.caller, request_id=request_id, model=prepared.model.name
+                )
         finally:
             self._in_flight.discard(request_id)
             if not self._in_flight:
                 self._idle.set()
 
-    async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
+    async def embed(self, request: EmbedRequest, *, caller: Caller, began_s: float) -> EmbedResult:
         """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
         asked = request.asked
-        self.access.check(asked)
+        self.access.check(asked, caller)
         model = self.models.find(asked.model)
         self._admit(asked.request_id)
         try:
             with self._tracing.span("embed", parent=asked.traceparent or None):
                 deadline_s = began_s + self._limit_s(asked)
                 inputs = await self._embedder.tokens(request, model)
-                permit, usage = self.access.enter(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0), Usage()
+                usage = Usage()
+                permit = self.access.enter(caller, prompt_tokens=sum(map(len, inputs)), output_tokens_max=0)
                 try:
-                    result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
+                    result = await self._embedder.run(
+                        request, model, inputs, tenant=caller.tenant, deadline_s=deadline_s
+                    )
                     usage = result.usage
                 finally:
-                    self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
+                    self.access.leave(permit, usage, caller=caller, request_id=asked.request_id, model=model.name)
             self.metrics.prompt_tokens.of(model.name).value += result.usage.prompt_tokens
             return result
         finally:
